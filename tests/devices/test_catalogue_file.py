@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.devices import catalogue as catalogue_file
 from stoker.devices.catalogue import builtin_catalogue, catalogue, load_catalogue, read_catalogue
 
 DOCUMENT = json.loads(files("stoker.devices").joinpath("catalogue.json").read_text(encoding="utf-8"))
@@ -151,8 +150,8 @@ def test_the_users_file_is_found(tmp_path, monkeypatch):
     row = {**next(one for one in DOCUMENT["devices"] if one["name"] == "l4"), "title": "My L4"}
     (tmp_path / "mine.json").write_text(json.dumps({"devices": [row]}))
     monkeypatch.setenv("STOKER_CATALOGUE", str(tmp_path / "mine.json"))
-    monkeypatch.setattr(catalogue_file, "catalogue", catalogue.__wrapped__)
-    assert catalogue_file.catalogue().find("l4")[0].title == "My L4"
+    read = catalogue.__wrapped__  # without its cache
+    assert read().find("l4")[0].title == "My L4"
     monkeypatch.delenv("STOKER_CATALOGUE")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert catalogue_file.catalogue() == builtin_catalogue()
+    assert read() == builtin_catalogue()

@@ -1,6 +1,6 @@
-"""Data sources that load nothing until their samples are asked for; torch is imported then as well.
+"""Data sources, which read nothing until their samples are requested.
 
-Names are loaded on first use, since most sources need NumPy to be described and the simplest do not.
+Names are imported on first use, so that NumPy and torch load only with the sources that need them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "arrays": ("ArraySource", "Field"),
-    "choosing": ("images",),
-    "fashion": ("fashion_mnist",),
-    "files.folders": ("image_folder",),
     "files.huggingface": ("huggingface",),
+    "files.image_files": ("image_folder",),
     "files.source": ("IndexedSource", "Splits"),
     "files.tables": ("csv", "jsonl", "parquet"),
     "files.tfrecord": ("tfrecord",),
     "files.webdataset": ("webdataset",),
-    "handwritten": ("digits",),
+    "image_datasets": ("digits", "fashion_mnist", "images"),
     "packed_source": ("PackedSource", "packed"),
     "stdlib_text": ("python_source",),
     "streams": ("StreamSource", "shuffled", "stream"),

@@ -1,8 +1,8 @@
-"""A source of samples held as arrays: known before it is loaded, loaded once, read by index.
+"""Sources whose samples are held as arrays: described without loading them, loaded once, read by index.
 
-A source is described (name, length, fields, fingerprint) without reading its content, so that planning costs nothing.
-`arrays()` loads it, in the dtype it is stored in; `prepare` turns a batch of that into what a model takes, on whatever
-device the batch is on. Augmentation goes between the two, so it works on the small stored dtype.
+Name, length, fields and fingerprint are known without reading the content, so that planning costs nothing. `arrays()`
+loads it in the stored dtype; `prepare` turns a batch of it into the model's input, on the batch's device. Augmentation
+goes between the two, on the small stored dtype.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ITEM_BYTES = {"uint8": 1, "int64": 8, "float32": 4}
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of a sample as it is stored, before `prepare`: `shape` without the batch dimension.
+    """One stored entry of a sample, before `prepare`: `shape` without the batch dimension.
 
-    `dtype` is spelt as torch spells it: "uint8", "int64" or "float32".
+    `dtype` is torch's name: "uint8", "int64" or "float32".
     """
 
     name: str
@@ -39,7 +39,7 @@ class Field:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this entry of one sample."""
+        """Size of this entry of one sample [bytes]."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
@@ -49,9 +49,9 @@ class ArraySource(ABC):
     Attributes:
         name: the source and its part, as in "fashion_mnist/train".
         fields: the entries of one sample.
-        num_classes: how many values the labels take, from 0; None where samples have no labels.
-        note: something the user should be told about this choice of data, in one line.
-        classes: what the values of the labels are called, in order; empty where they have no names.
+        num_classes: number of values of the labels, from 0; None where samples have no labels.
+        note: a line for the user about this choice of data.
+        classes: names of the labels' values, in order; empty where they have none.
     """
 
     classes: tuple[str, ...] = ()
@@ -72,21 +72,21 @@ class ArraySource(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """What identifies the content and its division, without loading it."""
+        """Identity of the content and its division, without loading it."""
 
     @abstractmethod
     def prepare(self, batch: Arrays) -> Arrays:
-        """A raw batch [B, ...] as a model takes it, on the batch's device; the raw batch stays as it is."""
+        """The model's input from a raw batch [B, ...], on the batch's device; the raw batch is not changed."""
 
     @abstractmethod
     def _load(self) -> Arrays:
         """All samples, one array for each of `fields`; called once."""
 
     def arrays(self) -> Arrays:
-        """All samples as stored, first dimension samples; loaded on first use, then kept.
+        """All samples as stored, samples in the first dimension; loaded on first use, then kept.
 
         Raises:
-            BadJob: the content is missing, damaged or not what it should be.
+            BadJob: the content is missing, damaged or not the published one.
         """
         if self._loaded is None:
             self._loaded = self._load()
@@ -101,15 +101,15 @@ class ArraySource(ABC):
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"{self.name} has {length:,} samples, there is no sample {index}")
-        at = index % length
-        prepared = self.prepare(tuple(array[at : at + 1] for array in self.arrays()))
+        index %= length
+        prepared = self.prepare(tuple(array[index : index + 1] for array in self.arrays()))
         return tuple(entry[0] for entry in prepared)
 
     def subset(self, start: int, stop: int) -> ArraySource:
         """Samples start..stop (stop excluded) as a source of their own; nothing is loaded or copied.
 
         Raises:
-            BadJob: the range does not lie within the source.
+            BadJob: the range is not within the source.
         """
         return Slice(self, start, stop)
 
@@ -146,15 +146,15 @@ class Slice(ArraySource):
 
 
 def standardised(values: torch.Tensor, *, mean: float, std: float) -> torch.Tensor:
-    """`values` as float32, `mean` taken off and divided by `std` (both in units of the values); a new tensor."""
+    """(`values` - `mean`) / `std` as float32 (both in units of the values); a new tensor."""
     import torch
 
-    # One new tensor, then in place: 512 images of 28 × 28 took 75 µs on a core of a CPU. With a second tensor they took
-    # 1.3 ms in two of three processes, whose allocator gave the memory back to the system each time.
+    # One new tensor, then in place: 512 images of 28 × 28 took 75 µs on a CPU core. With a second tensor they took
+    # 1.3 ms in two of three processes, whose allocator returned the memory to the system each time.
     return values.to(torch.float32, copy=True).mul_(1 / std).sub_(mean / std)
 
 
 def digest_of(*parts: object) -> str:
-    """The SHA-256 of the parts' texts, as "sha256:…"; no part may hold a line break."""
+    """SHA-256 of the parts' texts, as "sha256:…"; parts must not contain line breaks."""
     text = "\n".join(map(str, parts))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

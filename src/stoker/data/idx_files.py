@@ -1,12 +1,10 @@
-"""Reading idx files of unsigned bytes, gzipped or not, and only if their content is the one published.
+"""Published idx files of unsigned bytes: where they are, how they are downloaded, verified and read.
 
 An idx file is four bytes 0, 0, 8 (unsigned byte), number of dimensions; each dimension as a big-endian 32-bit integer;
-then the values, last dimension fastest. A file is identified by the SHA-256 of all that *uncompressed*: packagers
-compress anew, and some keep the files unpacked.
+then the values, last dimension fastest. A file is identified by the SHA-256 of its *uncompressed* content, because
+packagers compress it again or unpack it.
 
 Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File formats".
-
-Where the files of a data set are: folders looked through in order, and a public home to download from.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class IdxFile:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole file, uncompressed."""
+        """Size of the file, uncompressed [bytes]."""
         return len(self.header) + math.prod(self.shape)
 
 
@@ -75,8 +73,13 @@ def verified(stored: bytes, expected: IdxFile, *, where: str, remedy: str) -> by
     Raises:
         BadJob: it is truncated, damaged, of another kind or shape, or of another content.
     """
+    at_most = expected.num_bytes + 1  # one byte more shows that a file is too long
     try:
-        content = _uncompressed(stored, at_most=expected.num_bytes)
+        if stored.startswith(_GZIP_MAGIC):
+            with gzip.GzipFile(fileobj=io.BytesIO(stored)) as stream:
+                content = stream.read(at_most)
+        else:
+            content = stored[:at_most]
     except EOFError as problem:
         raise BadJob(
             f"{where} is truncated: its gzip stream stops after {len(stored):,} bytes of file", remedy=remedy
@@ -89,16 +92,8 @@ def verified(stored: bytes, expected: IdxFile, *, where: str, remedy: str) -> by
     return content
 
 
-def _uncompressed(stored: bytes, *, at_most: int) -> bytes:
-    """The content, one byte over `at_most` bytes at most: enough to see that a file is too long."""
-    if not stored.startswith(_GZIP_MAGIC):
-        return stored[: at_most + 1]
-    with gzip.GzipFile(fileobj=io.BytesIO(stored)) as stream:
-        return stream.read(at_most + 1)
-
-
 def _difference(content: bytes, expected: IdxFile) -> str | None:
-    """In what the content is not the one expected, the most telling first; None if it is."""
+    """How the content differs from the expected file, the plainest reason first; None if it does not."""
     header = expected.header
     if content[:4] != header[:4]:
         return f"is no idx file of its kind: it starts with {content[:4].hex(' ')!r}, wanted {header[:4].hex(' ')!r}"
@@ -119,12 +114,12 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 _TOLERANCE_BYTES = 2**16
-"""What a gzip file may have over its content, which is all that its size is checked against while it is fetched."""
+"""A download may be this much larger than the uncompressed content [bytes], for the header of gzip."""
 
 
 @dataclass(frozen=True)
 class DownloadPatience:
-    """How long a download may keep quiet, and how long it may take altogether [s]."""
+    """Longest pause, and longest duration, of a download [s]."""
 
     silence_s: float = 30.0
     total_s: float = 900.0
@@ -134,8 +129,8 @@ class DownloadPatience:
 class DatasetFolders:
     """Folders that may hold a data set's files, in order of preference; downloads from `home` go to `cache`.
 
-    A folder counts if it holds all files that are asked for, each gzipped or not. `home` is a URL without a final
-    slash; the files there are gzipped. `remedy` says how a user gets the files otherwise.
+    A folder counts if it holds all requested files, each gzipped or not. `home` is a URL without a final slash; the
+    files there are gzipped. `remedy` says how a user gets the files otherwise.
     """
 
     folders: tuple[Path, ...]
@@ -152,37 +147,34 @@ class DatasetFolders:
         return None
 
     def download(self, files: Sequence[IdxFile], patience: DownloadPatience) -> None:
-        """Fetch the files that the cache lacks; each appears there whole and verified, or not at all.
+        """Download the files that the cache lacks; each appears there complete and verified, or not at all.
 
         Raises:
             BadJob: the home cannot be reached in time, sends something else, or the cache cannot be written.
         """
         for file in files:
             if _present(self.cache, file.name) is None:
-                self._download(file, patience)
+                from stoker.data.http_download import fetch  # what it imports takes longer than all the rest here
 
-    def _download(self, file: IdxFile, patience: DownloadPatience) -> None:
-        from stoker.data.http_download import fetch  # what it imports takes longer than all the rest here
-
-        url = f"{self.home}/{file.name}.gz"
-        at_most = file.num_bytes + _TOLERANCE_BYTES
-        try:
-            stored = fetch(url, at_most_bytes=at_most, silence_s=patience.silence_s, total_s=patience.total_s)
-        except OSError as problem:
-            looked = ", ".join(str(folder) for folder in self.folders)
-            raise BadJob(
-                f"{file.name} (or .gz) is in none of {looked}; and {url} gave {problem}", remedy=self.remedy
-            ) from problem
-        verified(stored, file, where=f"what {url} sent", remedy=f"Nothing of it was kept. {self.remedy}")
-        path = self.cache / f"{file.name}.gz"
-        try:
-            self.cache.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise BadJob(
-                f"the folder {self.cache} for downloads cannot be made: {problem.strerror or problem}",
-                remedy=f"Set STOKER_CACHE to a folder that can be written. {self.remedy}",
-            ) from problem
-        write_atomic(path, stored, what=f"the download {path.name}", error=BadJob)
+                url = f"{self.home}/{file.name}.gz"
+                at_most = file.num_bytes + _TOLERANCE_BYTES
+                try:
+                    stored = fetch(url, at_most_bytes=at_most, silence_s=patience.silence_s, total_s=patience.total_s)
+                except OSError as problem:
+                    looked = ", ".join(str(folder) for folder in self.folders)
+                    raise BadJob(
+                        f"{file.name} (or .gz) is in none of {looked}; and {url} gave {problem}", remedy=self.remedy
+                    ) from problem
+                verified(stored, file, where=f"what {url} sent", remedy=f"Nothing of it was kept. {self.remedy}")
+                path = self.cache / f"{file.name}.gz"
+                try:
+                    self.cache.mkdir(parents=True, exist_ok=True)
+                except OSError as problem:
+                    raise BadJob(
+                        f"the folder {self.cache} for downloads cannot be made: {problem.strerror or problem}",
+                        remedy=f"Set STOKER_CACHE to a folder that can be written. {self.remedy}",
+                    ) from problem
+                write_atomic(path, stored, what=f"the download {path.name}", error=BadJob)
 
 
 def dataset_folders(
@@ -195,7 +187,7 @@ def dataset_folders(
     remedy: str,
     environ: Mapping[str, str] = os.environ,
 ) -> DatasetFolders:
-    """Where `dataset` may be: `root`, `$STOKER_DATA` (itself, or `below` it), Stoker's cache, `installed`.
+    """Folders that may hold `dataset`: `root`, `$STOKER_DATA` (itself, or `below` it), Stoker's cache, `installed`.
 
     Reads the environment but no disk.
     """
@@ -209,7 +201,7 @@ def dataset_folders(
 
 
 def _present(folder: Path, name: str) -> Path | None:
-    """The file in the folder, unpacked rather than gzipped where both are there."""
+    """The file in the folder, unpacked rather than gzipped if both exist."""
     try:
         return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     except OSError:  # a folder one may not look into holds nothing for us

@@ -1,20 +1,15 @@
-"""Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28 × 28 grey pixels, 10 classes.
+"""Image data sets for a first run: Fashion-MNIST, and the UCI handwritten digits, which are inside the package.
 
-Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-Algorithms", arXiv:1708.07747. The digests are of the uncompressed files. Compressed again as published, they have the
-MD5 sums listed in that project's README, so Debian's copy, the unpacked files and the originals are one content.
+`images()` gives Fashion-MNIST if it is here or can be downloaded, else the digits.
 
-The UCI handwritten digits, inside the package: 1,797 images of 8 × 8 pixels of 0 to 16, 10 classes.
+Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28 × 28 grey pixels, 10 classes. Source: H. Xiao,
+K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+arXiv:1708.07747. Our digests are of the uncompressed files, whose MD5 sums, compressed as published, are in its README.
 
-How they are divided: samples are ordered by label, then by SHA-256 of "stoker digits {index}"; every fifth, from the
-first on, is for testing. That is 360 for testing with 35 to 37 of each class, and 1,437 for training; each part keeps
-the original order. The same writers are in both parts, so the accuracy is that on known hands, as it is in most texts
-that use this set.
-
+Digits: 1,797 images of 8 × 8 pixels of 0 to 16, 10 classes. Samples are ordered by label, then by SHA-256 of "stoker
+digits {index}"; every fifth is for testing: 360 samples, 35 to 37 of each class. Both parts have the same writers.
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository,
-doi:10.24432/C50P49, the test part, CC BY 4.0; see digits.credit.txt beside this file.
-
-Images on every machine: Fashion-MNIST where it can be had, the embedded digits where it cannot.
+doi:10.24432/C50P49, the test part, CC BY 4.0; see digits.credit.txt.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -35,36 +31,24 @@ if TYPE_CHECKING:
 
 FASHION_MNIST_FILES: dict[SplitName, tuple[IdxFile, IdxFile]] = {
     "train": (
-        IdxFile(
-            "train-images-idx3-ubyte",
-            (60_000, 28, 28),
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte",
-            (60_000,),
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        ),
+        IdxFile("train-images-idx3-ubyte", (60_000, 28, 28),
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+        IdxFile("train-labels-idx1-ubyte", (60_000,),
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
     ),
     "test": (
-        IdxFile(
-            "t10k-images-idx3-ubyte",
-            (10_000, 28, 28),
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte",
-            (10_000,),
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
+        IdxFile("t10k-images-idx3-ubyte", (10_000, 28, 28),
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+        IdxFile("t10k-labels-idx1-ubyte", (10_000,),
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
     ),
-}
+}  # fmt: skip
 """Images and labels of each part."""
 
 FASHION_MNIST_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-"""What labels 0 to 9 mean, as the project's README lists them."""
+"""Names of labels 0 to 9 in the project's README."""
 
 _FASHION_MEAN, _FASHION_STD = 72.9404, 90.0212
 """Of the training images' pixels, in units of 0 to 255 (0.2860 and 0.3530 of 255)."""
@@ -97,14 +81,14 @@ class FashionMnist(ArraySource):
         return digest_of(self.name, self._images.sha256, self._labels.sha256)
 
     def is_here(self) -> bool:
-        """Whether the files are on this machine, so that loading needs no network; their content is not checked."""
+        """True if the files are on this machine, so that loading needs no network; their content is not checked."""
         return self._find() is not None
 
     def download(self, patience: DownloadPatience | None = None) -> None:
-        """Fetch the files into Stoker's cache, unless they are on this machine already.
+        """Download the files into Stoker's cache, unless they are on this machine already.
 
         Raises:
-            BadJob: they cannot be had in time, are not what was published, or cannot be written.
+            BadJob: the download fails or is too slow, is not what was published, or cannot be written.
         """
         if not self.is_here():
             self._places.download((self._images, self._labels), patience or DownloadPatience())
@@ -119,9 +103,10 @@ class FashionMnist(ArraySource):
         found = self._find()
         assert found is not None, "a download that succeeds leaves the files in the cache, which is one of the folders"
         images, labels = (
-            read_idx(path, file, remedy=_mend(path))
+            read_idx(path, file, remedy=f"Replace {path} (apt install dataset-fashion-mnist has the files), or delete "
+                     "it: Stoker then looks on, and downloads what it finds nowhere.")
             for path, file in zip(found, (self._images, self._labels), strict=True)
-        )
+        )  # fmt: skip
         return images.unsqueeze(1), labels.long()
 
     def _find(self) -> tuple[Path, ...] | None:
@@ -131,10 +116,10 @@ class FashionMnist(ArraySource):
 def fashion_mnist(root: str | Path | None = None) -> tuple[FashionMnist, FashionMnist]:
     """The training and test part of Fashion-MNIST; constructing them reads no file and no network.
 
-    On first use the files are taken from the first of these folders that has them, gzipped or not: `root`;
-    `$STOKER_DATA`, or `fashion-mnist` or `FashionMNIST/raw` below it; Stoker's cache; where Debian's package
-    dataset-fashion-mnist puts them. If none has, they are downloaded into the cache (31 MB). Content that is not what
-    was published is an error, and a file that is there is never replaced.
+    On first use the files are read from the first of these folders that has them, gzipped or not: `root`;
+    `$STOKER_DATA`, or `fashion-mnist` or `FashionMNIST/raw` below it; Stoker's cache; the folder of Debian's package
+    dataset-fashion-mnist. If none has, they are downloaded into the cache (31 MB). Content that differs from the
+    published one is an error; existing files are never replaced.
 
     Args:
         root: a folder to look in first.
@@ -151,13 +136,6 @@ def fashion_mnist(root: str | Path | None = None) -> tuple[FashionMnist, Fashion
         remedy=_REMEDY,
     )
     return FashionMnist("train", places), FashionMnist("test", places)
-
-
-def _mend(path: Path) -> str:
-    return (
-        f"Replace {path} (apt install dataset-fashion-mnist has the files), "
-        "or delete it: Stoker then looks on, and downloads what it finds nowhere."
-    )
 
 
 _DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
@@ -194,8 +172,6 @@ class Digits(ArraySource):
         return standardised(images, mean=_DIGITS_MEAN, std=_DIGITS_STD), labels
 
     def _load(self) -> Arrays:
-        from importlib import resources
-
         import torch
 
         rows = _digit_rows((resources.files("stoker.data") / "digits.csv.gz").read_bytes())
@@ -246,8 +222,8 @@ _SHORT_PATIENCE = DownloadPatience(silence_s=5.0, total_s=60.0)
 def images() -> tuple[ArraySource, ArraySource]:
     """Training and test images: Fashion-MNIST if its files are on this machine or can be downloaded now, else digits.
 
-    If the files are missing, one download is tried; a home that is silent for 5 s, or needs more than 60 s for a file,
-    counts as out of reach. Where the digits stand in, `note` of both parts says so.
+    If the files are missing, one download is tried; a server that is silent for 5 s, or needs more than 60 s for a
+    file, counts as out of reach. If the digits are used instead, `note` of both parts says so.
     """
     return _images_of(fashion_mnist(), _SHORT_PATIENCE)
 

@@ -1,17 +1,13 @@
-"""What is on disk of a packed dataset, as records: the manifest of the whole, and what each shard holds.
+"""The files of a packed dataset: a manifest, and shards that hold samples as arrays and are read by rows.
 
-Samples as bytes: what a sample is made of, its entries as arrays of a fixed type, and back.
+A sample is a tensor, an array or a number, or nested tuples, lists and dicts of these. One layout describes all
+samples: shapes may differ between samples, types and numbers of dimensions may not. A shard holds one block for each
+entry of a sample, with the rows of all its samples one after the other.
 
-A sample is a tensor, an array or a number, or tuples, lists and dicts of these, one in the other. Its form is stated
-once for all samples; shapes may differ from sample to sample, types and numbers of dimensions may not.
-
-Shards of a packed dataset: made of samples, and read by rows where they lie.
-
-A shard holds one block for each entry of a sample, the rows of all its samples one after the other. The rows of a batch
-are announced to the system first, which then fetches them from the disk side by side, and read in the order they lie
-in, straight into the batch. Files are read, not mapped: on Linux 6 with ext4, a mapped file left 0.9 MB of pages in the
-process for each image of 12 KB, and took three times as long; and a file that is cut off under a mapping kills the
-process, where reading it raises.
+The rows of a batch are announced to the system first, which then reads them from the disk in parallel; they are read in
+file order, straight into the batch. Files are read, not mapped: on Linux 6 with ext4, a mapped file left 0.9 MB of
+pages in the process for each image of 12 KB, and took three times as long; and a mapped file that is cut off kills the
+process, where a read raises.
 """
 
 from __future__ import annotations
@@ -43,15 +39,15 @@ SHARDS = "shard-*.bin"
 _QUIET_BYTES = 2**30
 """Less than this is read in a second or so, without a word."""
 ALIGNMENT = 64
-"""Where blocks begin in a shard [bytes]: rows of any type can be read in place."""
+"""Alignment of blocks in a shard [bytes]: rows of any type can be read in place."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One entry of all samples of a shard: `offset` [bytes], and its shape for each sample if that is one for all.
+    """One entry of all samples of a shard, from `offset` [bytes]; `shape` is the shape in every sample.
 
-    Else `shape` is None: `shapes` [n, dims] and `ends` [n], both int64, lie at these offsets; a sample's values begin
-    where those before it end [bytes from `offset`].
+    `shape` is None if shapes differ: then `shapes` and `ends` are the offsets of int64 arrays [n, dims] and [n], and a
+    sample's values begin at the end of those before it [bytes from `offset`].
     """
 
     offset: int
@@ -73,11 +69,11 @@ class Shard:
 
     @property
     def file_name(self) -> str:
-        """What its file is called."""
+        """Name of its file."""
         return f"shard-{self.number:06d}.bin"
 
     def is_there(self, folder: Path) -> bool:
-        """Whether its file has the size it should have."""
+        """True if its file exists with the recorded size."""
         try:
             return (folder / self.file_name).stat().st_size == self.num_bytes
         except FileNotFoundError:
@@ -86,7 +82,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Header:
-    """What was packed: `source` is its fingerprint, `form` and `entries` (dtype, dimensions) its samples' layout."""
+    """The packed dataset: `source` is its fingerprint, `form` and `entries` (dtype, dimensions) its samples' layout."""
 
     schema: ClassVar[int] = 1
     source: str
@@ -97,7 +93,7 @@ class Header:
 
     @property
     def num_shards(self) -> int:
-        """Files that all samples take."""
+        """Number of files [shards]."""
         return -(-self.length // self.rows_per_shard)
 
 
@@ -117,7 +113,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes on disk [bytes]."""
+        """Size on disk [bytes]."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
@@ -144,7 +140,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def not_whole(folder: Path, shards: Iterable[Shard], tell: Callable[[str], None]) -> tuple[list[Shard], list[Shard]]:
-    """Shards whose file is not there with its size, and those whose content is another than was packed.
+    """Shards whose file is missing or has another size, and those whose content differs from what was packed.
 
     Raises:
         BadJob: a file cannot be read.
@@ -236,8 +232,13 @@ def _filled(form: JSON, entries: Sequence[Any]) -> Any:
 def _array_of(value: Any, what: str) -> Array:
     """An entry as an array; images of PIL channels first, as models take them."""
     if hasattr(value, "detach"):  # a tensor
-        value = _of_tensor(value, what)
-    elif hasattr(value, "getbands"):
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as problem:
+            raise BadJob(
+                f"{what} is a tensor of {value.dtype}, which NumPy has no type for", remedy="Convert it to float32."
+            ) from problem
+    elif hasattr(value, "getbands"):  # an image of PIL
         if value.mode.startswith("P"):
             raise BadJob(
                 f"{what} is an image with a palette: its numbers are places in that, and no colours",
@@ -253,16 +254,6 @@ def _array_of(value: Any, what: str) -> Array:
         )
     # As PyTorch's collate function makes batches of them: whole numbers in 64 bits, as NumPy has them by itself.
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
-
-
-def _of_tensor(tensor: Any, what: str) -> Array:
-    try:
-        array: Array = tensor.detach().cpu().numpy()
-    except TypeError as problem:
-        raise BadJob(
-            f"{what} is a tensor of {tensor.dtype}, which NumPy has no type for", remedy="Convert it to float32."
-        ) from problem
-    return array
 
 
 def _spelled_form(layout: SampleLayout) -> str:
@@ -310,7 +301,8 @@ class Shards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._entries = manifest.header.entries
-        self._shapes = [_common_shape(manifest, entry) for entry in range(len(self._entries))]
+        shapes = [{shard.blocks[entry].shape for shard in manifest.shards} for entry in range(len(self._entries))]
+        self._shapes = [found.pop() if len(found) == 1 else None for found in shapes]
         self._files = _Files([folder / shard.file_name for shard in manifest.shards])
         self._kept: OrderedDict[tuple[int, int], Array] = OrderedDict()
         self._kept_bytes = 0
@@ -390,7 +382,7 @@ class Shards:
         return found
 
     def _array(self, number: int, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-        """An array that lies in a file."""
+        """An array in a file."""
         out = np.empty(shape, np.dtype(dtype))
         self._files.read_into(number, offset, out.reshape(-1).view(np.uint8).data)
         return out
@@ -403,7 +395,7 @@ class _Files(OpenFiles):
     """A process may usually have 1,024 files open."""
 
     def announce(self, number: int, offset: int, num_bytes: int) -> None:
-        """Have the system fetch a stretch from the disk, without waiting for it."""
+        """Ask the system to read a range from the disk, without waiting for it."""
         if not hasattr(os, "posix_fadvise"):
             return
         try:
@@ -433,8 +425,3 @@ def _unreadable(path: Path, problem: OSError) -> BadJob:
         f"{path} cannot be read: {problem.strerror or problem}",
         remedy="Run the same command again: what is missing there is packed again.",
     )
-
-
-def _common_shape(manifest: Manifest, entry: int) -> tuple[int, ...] | None:
-    shapes = {shard.blocks[entry].shape for shard in manifest.shards}
-    return shapes.pop() if len(shapes) == 1 else None

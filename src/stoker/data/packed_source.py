@@ -1,11 +1,10 @@
 """A dataset decoded once, kept on disk in packed form, and read from there without decoding.
 
-What: samples of any indexed source, as arrays in a few large files; how they are read is told in `packed_shards`.
-Use when: decoding takes longer than training waits for, and all samples do not fit into memory. Costs: their decoded
-size on disk, and the time to decode each of them once. Does not combine with: random draws in the dataset itself, which
-would be drawn once for all epochs; they belong into Job(augment=…).
-
-What tells a dataset that is to be packed from another one, before its samples are read.
+What: samples of any indexed source, as arrays in a few large files (see `packed_format`).
+Use when: decoding slows training down, and the decoded samples do not fit into memory.
+Costs: their decoded size on disk, and the time to decode each of them once.
+Does not combine with: random draws in the dataset itself, which would be drawn once for all epochs; they belong into
+Job(augment=…).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -49,7 +49,7 @@ class PackedSource(IndexedSource):
     Args:
         dataset: see `packed`.
         path: the folder; None: one of its own in Stoker's cache.
-        version: tells versions of the dataset apart.
+        version: distinguishes versions of the dataset.
         shard_bytes: size of a file, about; None: 64 to 256 MiB.
         tell: is given lines about the progress of packing.
     """
@@ -63,15 +63,31 @@ class PackedSource(IndexedSource):
         shard_bytes: int | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        classes, target = getattr(dataset, "classes", ()), getattr(dataset, "target", None)  # of anybody's data set
+        is_arrays = isinstance(dataset, tuple | Mapping)
+        classes, target = getattr(dataset, "classes", ()), getattr(dataset, "target", None)  # of any type
         super().__init__(
-            _name_of(dataset), classes=tuple(classes) if isinstance(classes, list | tuple) else (),
+            "arrays" if is_arrays else str(getattr(dataset, "name", None) or type(dataset).__name__),
+            classes=tuple(classes) if isinstance(classes, list | tuple) else (),
             target=target if isinstance(target, str | int) else None,
         )  # fmt: skip
         self.dataset = dataset
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
-        self._length = _length_of(dataset)
+        if is_arrays:
+            lengths = {len(array) for array in (dataset.values() if isinstance(dataset, Mapping) else dataset)}
+            if len(lengths) != 1:
+                raise BadJob(f"the arrays to pack have different numbers of samples: {sorted(lengths)}")
+            (length,) = lengths
+        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            length = len(dataset)
+        else:
+            raise BadJob(
+                f"stoker.data.packed takes samples by number, and a {type(dataset).__name__} has none",
+                remedy="Give a dataset with __len__ and __getitem__, or arrays.",
+            )
+        if length == 0:
+            raise BadJob("the dataset to pack has no samples", remedy="Give at least one sample.")
+        self._length = length
 
     def __len__(self) -> int:
         """Number of samples, without reading any."""
@@ -90,7 +106,7 @@ class PackedSource(IndexedSource):
 
     @property
     def folder(self) -> Path:
-        """Where it is packed, or will be."""
+        """The folder it is packed in, or will be."""
         if self._given is not None:
             return self._given
         word = re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-").lower() or "dataset"
@@ -98,12 +114,12 @@ class PackedSource(IndexedSource):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes on disk [bytes]; packs it if it is not yet."""
+        """Size on disk [bytes]; packs it if it is not yet."""
         return self._shards.manifest.num_bytes
 
     @property
     def estimated_bytes(self) -> int:
-        """What it takes on disk [bytes], from a few samples; nothing is packed."""
+        """Size on disk [bytes], estimated from a few samples; nothing is packed."""
         return self._probed.num_bytes
 
     def sample(self, index: int) -> Any:
@@ -114,7 +130,7 @@ class PackedSource(IndexedSource):
         return layout.filled([torch.from_numpy(shards.one(entry, index)) for entry in range(len(layout.entries))])
 
     def sample_id(self, index: int) -> str:
-        """What the dataset calls it, or its number."""
+        """Its name in the dataset, or its number."""
         named = getattr(self.dataset, "sample_id", None)
         return f"{index:08d}" if named is None else str(named(index))
 
@@ -160,7 +176,7 @@ class PackedSource(IndexedSource):
 
     @cached_property
     def _shards(self) -> Shards:
-        """What is packed, whole."""
+        """The complete packed dataset."""
         probed = self._probed
         folder = self.folder
         size = self._shard_bytes or min(max(_LEAST_SHARD, probed.num_bytes // _SHARDS), _MOST_SHARD)
@@ -176,7 +192,7 @@ class PackedSource(IndexedSource):
 
 
 class _Probed:
-    """What a few samples tell of a dataset: their layout, the size of all, and whether it is the one that was packed.
+    """Layout, size and identity of the dataset, found from a few samples.
 
     Raises:
         BadJob: samples cannot be packed, or differ from one reading to the next.
@@ -211,23 +227,22 @@ def packed(
 ) -> PackedSource:
     """`dataset` decoded once into files that are then read in its place.
 
-    Packing begins when samples are first asked for (by training, but also by `stoker plan`), reads every sample once,
-    and goes on where it was left if it is killed. Beforehand the room on the disk is looked at. A folder holds one
-    dataset: if another one is there, or another version, that is packed anew. It is known by what the dataset states of
-    itself (`fingerprint`) or holds in memory, its class and the source of that, its length, `version`, and 16 of its
-    samples.
+    Packing begins when samples are first requested (by training, but also by `stoker plan`), reads every sample once,
+    and continues where it stopped if it is killed. Free disk space is checked first. A folder holds one dataset:
+    another one, or another version, replaces it. A dataset is identified by what it states (`fingerprint`) or holds in
+    memory, its class and that class's source code, its length, `version`, and 16 of its samples.
 
     Args:
         dataset: a source of `stoker.data`, a map-style dataset, or a tuple or dict of arrays. Samples are numbers,
             tensors, arrays and images, or tuples, lists and dicts of these.
         path: the folder for it (default: one in Stoker's cache, which may be deleted).
-        version: anything that tells versions of the dataset apart, where those 16 samples may not.
+        version: anything that distinguishes versions of the dataset, where those 16 samples may not.
         shard_bytes: size of a file, about (default: 64 to 256 MiB).
         tell: is given lines about the progress (default: they go to standard error).
 
     Raises:
-        BadJob: `dataset` has no length or no samples by number. The same error tells, when it is first read, of samples
-            that cannot be packed, and of a disk that is full.
+        BadJob: `dataset` has no length or no samples by number. Samples that cannot be packed, and a full disk, raise
+            it when the dataset is first read.
 
     >>> import tempfile
     >>> pictures = [(np.full((3, 2, 2), i, dtype=np.uint8), i % 10) for i in range(100)]
@@ -240,30 +255,6 @@ def packed(
     # Absolute from the start: a job may be made in one folder and its data be read in another.
     folder = None if path is None else Path(path).expanduser().absolute()
     return PackedSource(dataset, folder, version=version, shard_bytes=shard_bytes, tell=tell)
-
-
-def _name_of(dataset: Any) -> str:
-    if isinstance(dataset, tuple | Mapping):
-        return "arrays"
-    return str(getattr(dataset, "name", None) or type(dataset).__name__)
-
-
-def _length_of(dataset: Any) -> int:
-    if isinstance(dataset, tuple | Mapping):
-        lengths = {len(array) for array in (dataset.values() if isinstance(dataset, Mapping) else dataset)}
-        if len(lengths) != 1:
-            raise BadJob(f"the arrays to pack have different numbers of samples: {sorted(lengths)}")
-        (length,) = lengths
-    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        length = len(dataset)
-    else:
-        raise BadJob(
-            f"stoker.data.packed takes samples by number, and a {type(dataset).__name__} has none",
-            remedy="Give a dataset with __len__ and __getitem__, or arrays.",
-        )
-    if length == 0:
-        raise BadJob("the dataset to pack has no samples", remedy="Give at least one sample.")
-    return length
 
 
 def _reader_of(dataset: Any) -> Callable[[int], Any]:
@@ -290,7 +281,7 @@ def _on_standard_error(line: str) -> None:
 _WHOLE_BYTES = 2**30
 _ROWS = 4096
 _CONTENT = ("tensors", "data", "targets", "samples", "indices", "dataset")
-"""What PyTorch's and torchvision's datasets call what they hold in memory, or are made around."""
+"""Attributes of PyTorch's and torchvision's datasets that hold data in memory, or an inner dataset."""
 
 
 def identity_of(dataset: Any) -> str:
@@ -321,24 +312,13 @@ def _add_all(state: _Hash, entries: Iterable[tuple[Any, Any]]) -> None:
         elif name == "tensors" and isinstance(value, tuple):
             _add_all(state, enumerate(value))
         elif hasattr(value, "__array__") and hasattr(value, "shape"):
-            _add_array(state, value)
+            array = np.asanyarray(value)
+            state.update(f"{array.dtype}{array.shape}".encode())
+            mapped = getattr(array, "filename", None)
+            if mapped is not None and os.path.exists(mapped):  # noqa: PTH110 - a name of any type that NumPy was given
+                state.update(f"{os.stat(mapped).st_mtime_ns}".encode())  # noqa: PTH116 - likewise
+            is_whole = array.ndim == 0 or (mapped is None and array.nbytes <= _WHOLE_BYTES)
+            state.update((array if is_whole else array[:: max(1, len(array) // _ROWS)]).tobytes())
         elif isinstance(value, list | tuple | range):
-            state.update(_as_text(value).encode())
-
-
-def _add_array(state: _Hash, given: Any) -> None:
-    array = np.asanyarray(given)
-    state.update(f"{array.dtype}{array.shape}".encode())
-    mapped = getattr(array, "filename", None)
-    if mapped is not None and os.path.exists(mapped):  # noqa: PTH110 - a name of any type that NumPy was given
-        state.update(f"{os.stat(mapped).st_mtime_ns}".encode())  # noqa: PTH116 - likewise
-    is_whole = array.ndim == 0 or (mapped is None and array.nbytes <= _WHOLE_BYTES)
-    state.update((array if is_whole else array[:: max(1, len(array) // _ROWS)]).tobytes())
-
-
-def _as_text(values: list[Any] | tuple[Any, ...] | range) -> str:
-    """Plain values as JSON; nothing of others, whose text may differ from one process to the next."""
-    try:
-        return json.dumps(list(values))
-    except (TypeError, ValueError):
-        return ""
+            with suppress(TypeError, ValueError):  # only plain values: others may print differently in each process
+                state.update(json.dumps(list(value)).encode())

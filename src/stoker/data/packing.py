@@ -1,8 +1,8 @@
-"""Packing a dataset: every sample read once, in order, into shards; continued where it was left, or begun anew.
+"""Packing a dataset: every sample is read once, in order, into shards; a killed process continues where it stopped.
 
-Each shard is written aside, put in its place at once and noted in a journal, so that a process that is killed loses one
-shard at most. The manifest comes last: without it there is no packed dataset. A full disk leaves nothing behind. One
-process packs at a time; others wait, and then find it done.
+Each shard is written under a temporary name, renamed and noted in a journal, so that a killed process loses one shard
+at most. The manifest comes last: without it there is no packed dataset. A full disk leaves nothing behind. One process
+packs at a time; others wait, and then find it done.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _LINES = 20
 
 @dataclass(frozen=True)
 class PackingTask:
-    """What is to be packed, and how.
+    """A dataset to pack.
 
     Attributes:
         name: of the dataset, for messages.
-        header: what the manifest will say of it.
+        header: the manifest's header.
         layout: of its samples.
         read: sample `index`.
-        num_bytes: what all of it will take, about.
-        tell: is given lines about the progress.
+        num_bytes: estimated size of all of it [bytes].
+        tell: called with lines about the progress.
     """
 
     name: str
@@ -64,9 +64,9 @@ class PackingTask:
 
 
 def opened(folder: Path, packing: PackingTask) -> Manifest:
-    """The manifest of what is packed in `folder`, once all of it is there; packs what is missing or damaged.
+    """The manifest of the dataset packed in `folder`; packs what is missing or damaged.
 
-    What is whole is only read: it may be another user's, or on a file system that is mounted read-only.
+    A complete dataset is only read: it may be another user's, or on a file system that is mounted read-only.
 
     Raises:
         BadJob: the folder holds something else, samples differ in form, or the disk is full or cannot be written.
@@ -84,7 +84,7 @@ def opened(folder: Path, packing: PackingTask) -> Manifest:
             _clear(folder)
             found = None
         if found is not None and not any(not_whole(folder, found.shards, packing.tell)):
-            return found  # another process packed it meanwhile
+            return found  # another process packed it
         return _built(folder, packing, () if found is None else found.shards)
 
 
@@ -93,10 +93,22 @@ def _built(folder: Path, packing: PackingTask, recorded: Sequence[Shard]) -> Man
     with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
         remove_leftovers(folder)
     known = {shard.number: shard for shard in recorded or _journaled(folder, packing.header)}
-    _remove_damaged(folder, packing, not_whole(folder, known.values(), packing.tell)[1])
+    damaged = not_whole(folder, known.values(), packing.tell)[1]
+    if damaged:
+        names = ", ".join(shard.file_name for shard in damaged[:3])
+        packing.tell(f"{len(damaged)} files of {packing.name} in {folder} are damaged ({names}): packing them again")
+    with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
+        for shard in damaged:
+            disk().remove_file(folder / shard.file_name)
     there = {number: shard for number, shard in known.items() if shard.is_there(folder)}
     missing = [number for number in range(packing.header.num_shards) if number not in there]
-    _require_room(folder, packing, len(missing))
+    needed = packing.num_bytes * len(missing) // max(1, packing.header.num_shards)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise BadJob(
+            f"packing {packing.name} takes about {format_bytes(needed)}, and {format_bytes(free)} are free at {folder}",
+            remedy="Free some space, or give a path on another disk: stoker.data.packed(dataset, path=…).",
+        )
     if not (folder / JOURNAL).exists():
         append_line(folder / JOURNAL, dumps(packing.header, indent=None), error=BadJob)
         for shard in there.values():
@@ -105,41 +117,36 @@ def _built(folder: Path, packing: PackingTask, recorded: Sequence[Shard]) -> Man
         for done, number in enumerate(missing):
             if done % max(1, len(missing) // _LINES) == 0:
                 packing.tell(f"packing {packing.name} in {folder}: {len(there)} of {packing.header.num_shards} files")
-            there[number] = _packed(folder, packing, number)
-            _require_same(folder, known.get(number), there[number])
+            first = number * packing.header.rows_per_shard
+            last = min(first + packing.header.rows_per_shard, packing.header.length)
+            samples = [_read(packing, index) for index in range(first, last)]
+            shard, content = shard_of(number, samples)
+            what = f"file {number + 1} of the packed {packing.name}"
+            write_atomic(folder / shard.file_name, content, what=what, error=BadJob)
+            append_line(folder / JOURNAL, dumps(shard, indent=None), error=BadJob)
+            there[number] = shard
+            if number in known and known[number] != there[number]:
+                raise BadJob(
+                    f"{folder / there[number].file_name} was lost, and packed again it has other content than before: "
+                    "the dataset has changed, or draws at random",
+                    remedy=f"Delete {folder}: all of it is packed again.",
+                )
         manifest = Manifest(packing.header, tuple(there[number] for number in sorted(there))).with_checksum()
         write_atomic(folder / MANIFEST, dumps(manifest, indent=None), what="the manifest", error=BadJob)
         packing.tell(f"packed {packing.name} in {folder}: {format_bytes(manifest.num_bytes)}")
     except StokerError as problem:
         if getattr(problem.__cause__, "errno", None) in _FULL:
             _clear(folder)
-            raise _full(folder, packing) from problem
+            free = shutil.disk_usage(folder).free
+            raise BadJob(
+                f"the disk is full: packing {packing.name} takes about {format_bytes(packing.num_bytes)}; what had "
+                f"been packed is removed again, and {format_bytes(free)} are free at {folder}",
+                remedy="Free some space, or give a path on another disk: stoker.data.packed(dataset, path=…).",
+            ) from problem
         raise
     with suppress(OSError):
         (folder / JOURNAL).unlink()
     return manifest
-
-
-def _remove_damaged(folder: Path, packing: PackingTask, damaged: Sequence[Shard]) -> None:
-    """Take files away whose content is another than was packed; they are packed again."""
-    if damaged:
-        names = ", ".join(shard.file_name for shard in damaged[:3])
-        packing.tell(f"{len(damaged)} files of {packing.name} in {folder} are damaged ({names}): packing them again")
-    with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
-        for shard in damaged:
-            disk().remove_file(folder / shard.file_name)
-
-
-def _packed(folder: Path, packing: PackingTask, number: int) -> Shard:
-    """Read the samples of shard `number`, write them and note it."""
-    first = number * packing.header.rows_per_shard
-    last = min(first + packing.header.rows_per_shard, packing.header.length)
-    samples = [_read(packing, index) for index in range(first, last)]
-    shard, content = shard_of(number, samples)
-    what = f"file {number + 1} of the packed {packing.name}"
-    write_atomic(folder / shard.file_name, content, what=what, error=BadJob)
-    append_line(folder / JOURNAL, dumps(shard, indent=None), error=BadJob)
-    return shard
 
 
 def _read(packing: PackingTask, index: int) -> list[Array]:
@@ -166,11 +173,7 @@ def _journaled(folder: Path, header: Header) -> list[Shard]:
 
 
 def _require_own(folder: Path) -> None:
-    """Refuse a folder in which there is something that is no packed dataset.
-
-    Raises:
-        BadJob: there is.
-    """
+    """Raise BadJob if the folder holds something other than a packed dataset."""
     if folder.exists() and not folder.is_dir():
         raise BadJob(f"{folder} is a file, and a packed dataset is a folder", remedy="Give another path.")
     if not folder.exists() or any((folder / name).exists() for name in (MANIFEST, JOURNAL, LOCK)):
@@ -180,44 +183,6 @@ def _require_own(folder: Path) -> None:
             f"{folder} holds {', '.join(sorted(others)[:3])}, and no packed dataset",
             remedy="Give an empty folder, or one that is not there yet.",
         )
-
-
-def _require_room(folder: Path, packing: PackingTask, missing: int) -> None:
-    """Refuse to begin what the disk has no room for.
-
-    Raises:
-        BadJob: it has not.
-    """
-    needed = packing.num_bytes * missing // max(1, packing.header.num_shards)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise BadJob(
-            f"packing {packing.name} takes about {format_bytes(needed)}, and {format_bytes(free)} are free at {folder}",
-            remedy="Free some space, or give a path on another disk: stoker.data.packed(dataset, path=…).",
-        )
-
-
-def _require_same(folder: Path, recorded: Shard | None, packed: Shard) -> None:
-    """Refuse to put samples of today beside those of another day.
-
-    Raises:
-        BadJob: a file that had been lost has other content than it had.
-    """
-    if recorded is not None and recorded != packed:
-        raise BadJob(
-            f"{folder / packed.file_name} was lost, and packed again it has other content than before: the dataset has "
-            "changed, or draws at random",
-            remedy=f"Delete {folder}: all of it is packed again.",
-        )
-
-
-def _full(folder: Path, packing: PackingTask) -> BadJob:
-    free = shutil.disk_usage(folder).free
-    return BadJob(
-        f"the disk is full: packing {packing.name} takes about {format_bytes(packing.num_bytes)}; what had been packed "
-        f"is removed again, and {format_bytes(free)} are free at {folder}",
-        remedy="Free some space, or give a path on another disk: stoker.data.packed(dataset, path=…).",
-    )
 
 
 def _clear(folder: Path) -> None:

@@ -1,11 +1,9 @@
 """The source code of the interpreter's own standard library, as bytes: real text on every machine, without a network.
 
-The text is all .py files of the library in the order of their paths, one after the other, without its tests, what is
-installed beside it, what is generated when Python is built (it differs between machines), and links. Sample i is bytes
-[i*T, (i+1)*T) of its part and the same a byte later as the target; the last 10 % of the bytes are for testing, so at
-most one file is cut between the parts. The text, and therefore the fingerprint, depends on the Python version.
-
-Shapes: B samples, T bytes of context.
+The text is all .py files of the library in the order of their paths, without tests, installed packages, files generated
+when Python is built (they differ between machines), and links. Sample i is bytes [i*T, (i+1)*T) of its part, and its
+target the same a byte later; the last 10 % of the bytes are for testing. The text, and therefore the fingerprint,
+depends on the Python version. Shapes: B samples, T bytes of context.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ class SourceFile:
 
 
 class Corpus:
-    """The library's text: its files and length from their sizes alone, its bytes when asked for; each found once.
+    """The library's text: files and length are found without reading them, `text` is read on first use.
 
-    Not checked: that a file whose size stayed the same between the two has also kept its content.
+    Not checked: that a file that kept its size has also kept its content.
     """
 
     def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
@@ -65,7 +63,7 @@ class Corpus:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Length of the text, the limit applied."""
+        """Length of the text, up to the limit [bytes]."""
         whole = sum(file.num_bytes for file in self.files)
         return whole if self.limit_bytes is None else min(whole, self.limit_bytes)
 
@@ -82,23 +80,20 @@ class Corpus:
         for file in self.files:
             if len(text) >= self.num_bytes:
                 break
-            text += self._read(file)
+            path = self.root / file.path
+            try:
+                content = path.read_bytes()
+            except OSError as problem:
+                raise BadJob(
+                    f"{path} cannot be read: {problem.strerror}", remedy="Run the same command again."
+                ) from problem
+            if len(content) != file.num_bytes:
+                raise BadJob(
+                    f"{path} had {file.num_bytes:,} bytes a moment ago and has {len(content):,} now",
+                    remedy="Run the same command again once nothing changes this Python.",
+                )
+            text += content
         return torch.frombuffer(text, dtype=torch.uint8)[: self.num_bytes]
-
-    def _read(self, file: SourceFile) -> bytes:
-        path = self.root / file.path
-        try:
-            content = path.read_bytes()
-        except OSError as problem:
-            raise BadJob(
-                f"{path} cannot be read: {problem.strerror}", remedy="Run the same command again."
-            ) from problem
-        if len(content) != file.num_bytes:
-            raise BadJob(
-                f"{path} had {file.num_bytes:,} bytes a moment ago and has {len(content):,} now",
-                remedy="Run the same command again once nothing changes this Python.",
-            )
-        return content
 
 
 @final

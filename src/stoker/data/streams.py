@@ -1,4 +1,4 @@
-"""A stream with what Stoker has to know of it: how long it is, and in which blocks it is shuffled."""
+"""A stream with its length and the blocks it is shuffled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.errors import BadJob
 
 @dataclass(frozen=True, eq=False)
 class StreamSource:
-    """Samples that are read one after the other; see `stream` and `shuffled`."""
+    """Samples read one after the other; see `stream` and `shuffled`."""
 
     source: Any
     length: int | None = None
@@ -33,8 +33,8 @@ def stream(source: Any, *, length: int | None = None) -> StreamSource:
     """A stream of `length` samples an epoch, for a source that does not say how many it has.
 
     Args:
-        source: an object whose `__iter__` begins anew each time, such as an IterableDataset.
-        length: samples in an epoch; what the source has beyond them is not read.
+        source: an object whose `__iter__` starts over each time, such as an IterableDataset.
+        length: samples in an epoch; any beyond them are not read.
 
     Raises:
         BadJob: `source` can be read only once, or `length` is no positive whole number.
@@ -48,7 +48,7 @@ def shuffled(source: Any, *, buffer: int, length: int | None = None) -> StreamSo
     Blocks follow one another, and each is held in memory; a sample moves by fewer than `buffer` places.
 
     Args:
-        source: an object whose `__iter__` begins anew each time.
+        source: an object whose `__iter__` starts over each time.
         buffer: samples in a block.
         length: samples in an epoch, where the source does not say.
 

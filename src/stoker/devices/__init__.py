@@ -1,6 +1,6 @@
-"""Hardware as data: what is attached here, what the catalogue knows, what an hour costs, and what `--on` means.
+"""Hardware as data: attached devices, the catalogue, prices, carbon, and the devices that `--on` means.
 
-Never imports torch: a machine is described, and a plan made for it, without loading anything heavy.
+Never imports torch: describing a machine and planning for it load nothing heavy.
 """
 
 from stoker.devices.carbon import PUE_DATA_CENTRE, PUE_HERE, Grid, grid_of, grids
@@ -12,38 +12,9 @@ from stoker.devices.places import Place, find_devices, planned_devices, resolve_
 from stoker.devices.prices import PriceList, cheapest, price_list
 
 __all__ = [
-    "COLUMNS",
-    "PUE_DATA_CENTRE",
-    "PUE_HERE",
-    "Catalogue",
-    "CatalogueEntry",
-    "Cell",
-    "Citation",
-    "Column",
-    "CpuLoad",
-    "CpuSample",
-    "DeviceKind",
-    "DeviceSurvey",
-    "Grid",
-    "Place",
-    "PriceList",
-    "TorchBuild",
-    "attached_cpu",
-    "attached_devices",
-    "cache_key",
-    "catalogue",
-    "cheapest",
-    "device_of",
-    "find_devices",
-    "grid_of",
-    "grids",
-    "hardware_of",
-    "installed_torch",
-    "load_between",
-    "planned_devices",
-    "price_list",
-    "resolve_place",
-    "sample_cpu",
-    "survey",
-    "watch_cpu",
+    "COLUMNS", "PUE_DATA_CENTRE", "PUE_HERE", "Catalogue", "CatalogueEntry", "Cell", "Citation", "Column", "CpuLoad",
+    "CpuSample", "DeviceKind", "DeviceSurvey", "Grid", "Place", "PriceList", "TorchBuild", "attached_cpu",
+    "attached_devices", "cache_key", "catalogue", "cheapest", "device_of", "find_devices", "grid_of", "grids",
+    "hardware_of", "installed_torch", "load_between", "planned_devices", "price_list", "resolve_place", "sample_cpu",
+    "survey", "watch_cpu",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""What a kilowatt-hour of a grid emits, and what a building takes on top of what its machines draw.
+"""Carbon intensity of power grids, and power usage effectiveness of buildings.
 
-Figures are in `grid.json`, each with its source. Emissions are over the life cycle of the plants, a country's average
-over a year: at a given hour, or under a contract for clean power, they differ.
+Figures are in `grid.json`, each with its source. Emissions cover the life cycle of the plants, averaged over a country
+and a year; they differ by hour and by contract.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from importlib.resources import files
 from stoker.errors import BadJob, nearest
 
 PUE_DATA_CENTRE = 1.54
-"""Power usage effectiveness: what a data centre draws for each watt of its machines [fraction].
+"""Power usage effectiveness: power of a data centre over power of its machines [1].
 
 Source: Uptime Institute, Global Data Center Survey 2025 (weighted average; 1.56 in 2024). The largest operators report
 about 1.1 for their newest sites.
 """
 
 PUE_HERE = 1.0
-"""The same for a machine that is here, of whose building nothing is known: its own energy alone."""
+"""The same for this machine, whose building is not known: its own energy only [1]."""
 
 WORLD = "world"
 
@@ -39,18 +39,18 @@ class Grid:
 
 @functools.cache
 def grids() -> tuple[Grid, ...]:
-    """Every grid that is known, the world's average first."""
+    """All known grids, the world's average first."""
     document = json.loads(files("stoker.devices").joinpath("grid.json").read_text(encoding="utf-8"))
     return tuple(Grid(source=document["sources"][row.pop("source")], **row) for row in document["grids"])
 
 
 def grid_of(code: str = WORLD) -> Grid:
-    """The grid with that code, capitals or not.
+    """The grid with that code, in any case.
 
     Raises:
-        BadJob: there is none; the nearest code is told.
+        BadJob: there is none; the remedy names the nearest code.
     """
-    found = next((grid for grid in grids() if grid.code == code.lower()), None)
-    if found is None:
-        raise BadJob(f"There is no grid {code!r}.", remedy=nearest(code.lower(), [grid.code for grid in grids()]))
-    return found
+    by_code = {grid.code: grid for grid in grids()}
+    if code.lower() not in by_code:
+        raise BadJob(f"There is no grid {code!r}.", remedy=nearest(code.lower(), list(by_code)))
+    return by_code[code.lower()]

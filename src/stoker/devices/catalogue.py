@@ -1,16 +1,12 @@
-"""The catalogue: what is said of devices, each figure with its source and the date it was compared with it.
+"""The catalogue of device models: figures of datasheets, each with its source and the date it was compared with it.
 
-The figures are in `catalogue.json`, as they are printed so that a reader can hold them beside the datasheet; this file
-turns them into bytes, bytes/s and FLOP/s. A user's own rows come on top, see `catalogue_file.py`. To add a device, add
-a row; to add a column, name it in `COLUMNS`. Rates are dense: figures printed for structured sparsity are halved, and
-the cell's note says so. What nobody wrote down is left out, and is then unknown.
+Figures are in `catalogue.json` as printed in the datasheet; this file turns them into bytes, bytes/s and FLOP/s. To add
+a device, add a row; to add a column, name it in `COLUMNS`. Rates are dense: figures printed for structured sparsity are
+halved, and the cell's note says so. Unknown figures are left out.
 
-Where a user's own rows are looked for: of the catalogue, of prices.
-
-Catalogues as JSON: the built-in one, which must be right in every cell, and a user's, of which good rows are used.
-
-A file is an object with `sources` (by key: title, publisher) and `devices` (rows with name, title, kind, aliases,
-driver_names and cells, a cell being `[value, source key, ISO date]` or the same with a note).
+A catalogue file is an object with `sources` (by key: title, publisher) and `devices` (rows with name, title, kind,
+aliases, driver_names and cells, a cell being `[value, source key, ISO date]` or the same with a note). A user's file
+adds rows to the built-in ones; its bad rows are left out and reported.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ from stoker.records import Device
 from stoker.units import GIB, MIB, format_bytes
 
 DeviceKind = Literal["cuda", "rocm", "tpu", "cpu"]
-"""What runs on a device: `cuda` NVIDIA's GPUs, `rocm` AMD's, `tpu` Google's; `cpu` is one socket."""
+"""`cuda` for NVIDIA's GPUs, `rocm` for AMD's, `tpu` for Google's TPUs; `cpu` is one socket."""
 
 KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 LEAST_USABLE = 0.93
-"""Share of a device's memory a driver surely offers [fraction], for rows where its figure is not known.
+"""Share of a device's memory that a driver surely offers [0 to 1], for rows without the driver's figure.
 
 Below the smallest share among rows where it is known: 275,040 of 294,912 MiB (0.933) on a B300, whose printed gigabytes
 are decimal, and 46,068 of 49,152 MiB (0.937) on an L40S, whose error correction takes the rest.
@@ -45,10 +41,7 @@ are decimal, and 46,068 of 49,152 MiB (0.937) on an L40S, whose error correction
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds: its name for people and its unit; `low` to `high` are believable.
-
-    `needed_by` are the kinds of devices that must have it.
-    """
+    """Title, unit and plausible range of a column, and the kinds of devices that must have it."""
 
     title: str
     unit: str
@@ -79,16 +72,16 @@ COLUMNS: Mapping[str, Column] = {
     "link_gb_per_s": Column("links to its neighbours, both ways", "GB/s", 10, 1e4),
     "pcie_gb_per_s": Column("PCI Express, one way", "GB/s", 1, 1000),
 }
-"""Every column there is. Vendors write GB of memory for GiB, mostly; `memory_reported_mib` is what the driver offers.
+"""All columns. Vendors mostly write GB of memory for GiB; `memory_reported_mib` is the driver's figure.
 
 `idle_w` is read with no process on the device: a process that only holds a CUDA context costs 26 to 66 W more (S. S.
-Vadari, arXiv:2605.23918). `link_gb_per_s` is the sum over all links of NVLink or the like, both directions.
+Vadari, arXiv:2605.23918). `link_gb_per_s` is the sum over all links such as NVLink, both directions.
 """
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A document: its title as printed, and who published it."""
+    """A document: its printed title and its publisher."""
 
     title: str
     publisher: str
@@ -96,7 +89,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure, in the unit of its column, where it is from, and the day it was last compared with that."""
+    """One figure in its column's unit, its source, and the day it was last compared with the source."""
 
     value: float
     source: Citation
@@ -106,7 +99,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A device model. `name` is its word for `--on`, `driver_names` what the driver calls it, `cells` by column."""
+    """A device model: its `name` for `--on`, its names in drivers, and its figures by column."""
 
     name: str
     title: str
@@ -116,29 +109,29 @@ class CatalogueEntry:
     cells: Mapping[str, Cell]
 
     def value(self, column: str) -> float | None:
-        """A figure in its column's unit; None where it is not known."""
+        """A figure in its column's unit; None if not known."""
         cell = self.cells.get(column)
         return None if cell is None else cell.value
 
     @property
     def can_be_planned(self) -> bool:
-        """Whether time can be forecast for it. For the others there is no time model: memory is all that is known."""
+        """True if there is a time model for its kind; for others only memory is known."""
         return self.kind in ("cuda", "cpu")
 
     @property
     def memory_bytes(self) -> int:
-        """Memory by the datasheet [bytes]; a process gets some per cent less, see `usable_memory_bytes`."""
+        """Memory by the datasheet [bytes]; `usable_memory_bytes` is some per cent less."""
         return int(self.cells["memory_gib"].value * GIB)
 
     @property
     def reported_memory_bytes(self) -> int | None:
-        """Memory the driver offers [bytes]; None where nobody wrote it down."""
+        """Memory the driver offers [bytes]; None if not known."""
         reported = self.value("memory_reported_mib")
         return None if reported is None else int(reported * MIB)
 
     @property
     def usable_memory_bytes(self) -> int:
-        """Memory to plan with [bytes]: what the driver offers, or `LEAST_USABLE` of the datasheet's."""
+        """Memory to plan with [bytes]: the driver's figure, or `LEAST_USABLE` of the datasheet's."""
         return self.reported_memory_bytes or int(self.memory_bytes * LEAST_USABLE)
 
     @property
@@ -182,34 +175,34 @@ class CatalogueEntry:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All device models that are known; `problems` says in words which rows could not be used, and why."""
+    """All known device models; `problems` says which rows could not be used, and why."""
 
     entries: tuple[CatalogueEntry, ...]
     problems: tuple[str, ...] = ()
 
     def find(self, word: str) -> tuple[CatalogueEntry, ...]:
-        """The models a word may mean; several where an alias such as `a100` leaves the memory open.
+        """The models a word may mean; several if an alias such as `a100` leaves the memory open.
 
-        Capitals, spaces and dashes are the same to it, as are the vendor's name and a `g` or `gb` after the memory.
+        Case, spaces, dashes, the vendor's name and a `g` or `gb` after the memory do not matter.
 
         >>> from stoker.devices import catalogue
         >>> [entry.name for entry in catalogue().find("A100-80GB")], [e.name for e in catalogue().find("RTX 4090")]
         (['a100-80'], ['rtx-4090'])
         """
-        for wanted in (normalized_name(word), _without_units(normalized_name(word))):
-            for names in (_names, _aliases):
-                if found := tuple(entry for entry in self.entries if wanted in names(entry)):
-                    return found
+        for name in (normalized_name(word), re.sub(r"(?<=\d)gb?$", "", normalized_name(word))):
+            named = tuple(entry for entry in self.entries if name == normalized_name(entry.name))
+            if found := named or tuple(e for e in self.entries if name in map(normalized_name, e.aliases)):
+                return found
         return ()
 
     def called(self, model: str) -> CatalogueEntry | None:
-        """The entry whose driver calls it `model`; None where the model is not known."""
+        """The entry with that name in drivers; None if the model is not known."""
         return next((entry for entry in self.entries if model in entry.driver_names), None)
 
     def describing(self, device: Device) -> CatalogueEntry | None:
-        """The entry of an attached device, by the name its driver gives; None where the model is not known.
+        """The entry of an attached device, by its driver's name; None if the model is not known.
 
-        A CPU is described only where all its cores may be used: of a part of it, the figures say nothing.
+        A CPU has one only if all its cores may be used: the figures say nothing about a part of it.
         """
         entry = self.called(device.model)
         return None if entry and entry.cores and device.cores < entry.cores else entry
@@ -227,58 +220,40 @@ class Catalogue:
 
 
 def normalized_name(word: str) -> str:
-    """A device's word without what people write differently: capitals, spaces, dashes, the vendor's name.
+    """A device's name without case, spaces, dashes and the vendor's name, which people write differently.
 
-    >>> squeezed("NVIDIA GeForce RTX 4090")
+    >>> normalized_name("NVIDIA GeForce RTX 4090")
     'rtx4090'
     """
     return re.sub(r"nvidia|geforce|tesla|instinct|[^a-z0-9]", "", word.lower())
 
 
-def _without_units(squeezed_word: str) -> str:
-    """`a10080gb` as `a10080`."""
-    return re.sub(r"(?<=\d)gb?$", "", squeezed_word)
-
-
-def _names(entry: CatalogueEntry) -> tuple[str, ...]:
-    return (normalized_name(entry.name),)
-
-
-def _aliases(entry: CatalogueEntry) -> tuple[str, ...]:
-    return tuple(normalized_name(alias) for alias in entry.aliases)
-
-
 def user_file(variable: str, *names: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file a user keeps own rows in; None where there is none.
+    """The file with a user's own rows; None if there is none.
 
     Args:
         variable: the environment variable that may name it; a file it names need not exist.
-        names: what it is called in the configuration directory (`stoker` in `$XDG_CONFIG_HOME` or in `~/.config`), in
-            the order in which they are looked for.
+        names: its possible names in the configuration directory (`stoker` in `$XDG_CONFIG_HOME` or in `~/.config`), in
+            order.
         environ: the environment.
 
     Source: XDG Base Directory Specification 0.8: a relative `$XDG_CONFIG_HOME` is ignored.
     """
     if given := environ.get(variable):
         return Path(given).expanduser()
-    root = _configuration_root(environ)
-    return None if root is None else next((root / name for name in names if (root / name).is_file()), None)
-
-
-def _configuration_root(environ: Mapping[str, str]) -> Path | None:
-    """Stoker's configuration directory; None for a user without a home."""
-    xdg = Path(environ.get("XDG_CONFIG_HOME", ""))
-    if xdg.is_absolute():
-        return xdg / "stoker"
-    home = environ.get("HOME")
-    return Path(home) / ".config" / "stoker" if home else None
+    xdg, home = Path(environ.get("XDG_CONFIG_HOME", "")), environ.get("HOME")
+    if not xdg.is_absolute():
+        if not home:
+            return None
+        xdg = Path(home) / ".config"
+    return next((xdg / "stoker" / name for name in names if (xdg / "stoker" / name).is_file()), None)
 
 
 @functools.cache
 def catalogue() -> Catalogue:
-    """The built-in catalogue and the user's own rows on top, read once.
+    """The built-in catalogue with the user's own rows, read once.
 
-    The user's are in the file `$STOKER_CATALOGUE`, or in `devices.json` of the configuration directory.
+    These are in the file `$STOKER_CATALOGUE`, or in `devices.json` of the configuration directory.
     """
     path = user_file("STOKER_CATALOGUE", "devices.json")
     return builtin_catalogue() if path is None else read_catalogue(path, builtin_catalogue())
@@ -286,7 +261,7 @@ def catalogue() -> Catalogue:
 
 @functools.cache
 def builtin_catalogue() -> Catalogue:
-    """The catalogue that comes with Stoker."""
+    """Stoker's own catalogue."""
     return load_catalogue(files("stoker.devices").joinpath("catalogue.json").read_text(encoding="utf-8"))
 
 
@@ -294,7 +269,7 @@ def load_catalogue(text: str) -> Catalogue:
     """A catalogue from JSON text.
 
     Raises:
-        ValueError: the first thing that does not fit, naming the device and the column.
+        ValueError: the first fault, with its device and column.
     """
     entries, problems = _read_rows(json.loads(text), "catalogue", {})
     problems = (*problems, *_clashes(entries, "catalogue"))
@@ -304,7 +279,7 @@ def load_catalogue(text: str) -> Catalogue:
 
 
 def read_catalogue(path: Path, builtin: Catalogue) -> Catalogue:
-    """The built-in catalogue with a user's rows: those that do not fit are left out and named in `problems`.
+    """The built-in catalogue with a user's rows; bad rows are left out and named in `problems`.
 
     A row may use the sources of the built-in file by their keys. A row of a built-in name replaces that row.
     """
@@ -336,7 +311,7 @@ def _sources(document: Mapping[str, Any]) -> dict[str, Citation]:
 def _read_rows(
     document: Mapping[str, Any], where: str, more_sources: Mapping[str, Citation]
 ) -> tuple[tuple[CatalogueEntry, ...], tuple[str, ...]]:
-    """The rows that fit, and what is wrong with the others."""
+    """The good rows, and what is wrong with the others."""
     entries, problems = [], []
     try:
         sources = {**more_sources, **_sources(document)}
@@ -392,7 +367,7 @@ def _strings(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _cell(where: str, column: str, cell: object, sources: Mapping[str, Citation]) -> Cell:
-    """One cell, checked: a known column, a believable number, a known source, a date."""
+    """One cell, checked: a known column, a plausible number, a known source, a date."""
     if column not in COLUMNS:
         raise ValueError(f"{where}: no such column. {nearest(column, COLUMNS)}")
     if not (isinstance(cell, list) and len(cell) in (3, 4)):

@@ -1,16 +1,12 @@
-"""What a container or a batch system lets this process use: limits of Linux control groups, versions 1 and 2.
+"""The CPU as a device: model, usable cores and memory, native dtypes; and its load by other processes.
 
-Source: Linux kernel documentation, "Control Group v2" (`cpu.max`, `memory.max`), "CFS Bandwidth Control" and "Memory
-Resource Controller" (version 1: `cpu.cfs_quota_us`, `memory.limit_in_bytes`).
+Cores and memory are limited by the control groups of containers and batch systems, versions 1 and 2. Load by others
+makes measurements on this machine untrustworthy.
 
-The CPU as a device: its model, the cores and memory this process may use, the dtypes it multiplies natively.
-
-Flags and what they mean. x86: Intel 64 and IA-32 Architectures Software Developer's Manual, and AMD64 Architecture
-Programmer's Manual. Arm: Linux kernel documentation, "ARM64 ELF hwcaps".
-
-How busy the CPU is with other people's work: what makes a measurement on this machine untrustworthy.
-
-Source: proc(5), `/proc/stat`: time spent in each state, in ticks of 1/sysconf(_SC_CLK_TCK) s, for each logical CPU.
+Sources: Linux kernel documentation, "Control Group v2" (`cpu.max`, `memory.max`), "CFS Bandwidth Control" and "Memory
+Resource Controller" (version 1: `cpu.cfs_quota_us`, `memory.limit_in_bytes`). Flags: Intel 64 and IA-32 Architectures
+Software Developer's Manual; AMD64 Architecture Programmer's Manual; Linux kernel documentation, "ARM64 ELF hwcaps".
+Load: proc(5), `/proc/stat`: time in each state for each logical CPU, in ticks of 1/sysconf(_SC_CLK_TCK) s.
 """
 
 from __future__ import annotations
@@ -33,18 +29,18 @@ _NO_LIMIT_BYTES = 2**60
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """The tightest limits on this process, None where unlimited: CPU time [CPUs, maybe 1.5] and memory."""
+    """The tightest limits on this process, None if unlimited: CPU time [CPUs, such as 1.5] and memory [bytes]."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
 
 
 def read_limits(membership: str, root: Path) -> CgroupLimits:
-    """The limits that hold for a process, its own group's and those of all groups around it.
+    """The limits on a process by its own group and all parent groups.
 
     Args:
         membership: content of `/proc/self/cgroup`; inside a container its paths may be the host's, and are then absent.
-        root: where control groups are mounted, normally `/sys/fs/cgroup`.
+        root: mount point of control groups, normally `/sys/fs/cgroup`.
     """
     quotas: list[float] = []
     memories: list[int] = []
@@ -60,7 +56,7 @@ def read_limits(membership: str, root: Path) -> CgroupLimits:
 
 
 def _group_directories(membership: str, root: Path) -> Iterator[Path]:
-    """Every directory of a group the process is in, and of the groups around it; they may be absent."""
+    """Directories of the process's groups and of their parents; they may be absent."""
     for line in membership.splitlines():
         fields = line.split(":", 2)
         if len(fields) != 3:
@@ -77,7 +73,7 @@ def _group_directories(membership: str, root: Path) -> Iterator[Path]:
 
 
 def _cpu_quota(directory: Path) -> float | None:
-    """CPU time a group may use per second of wall time, in CPUs; None where it is not limited or not said."""
+    """CPU time a group may use per second of wall time [CPUs]; None if not limited."""
     words = _text(directory / "cpu.max").split()
     if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
         return int(words[0]) / int(words[1])
@@ -86,13 +82,13 @@ def _cpu_quota(directory: Path) -> float | None:
 
 
 def _number(path: Path) -> int | None:
-    """The non-negative whole number in a file; None for `max`, `-1` or a file that is not there."""
+    """The non-negative integer in a file; None for `max`, `-1` or a missing file."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def _text(path: Path) -> str:
-    """The content of a file, empty where it cannot be read: a controller that is not mounted sets no limit."""
+    """The content of a file of the kernel's; empty if it cannot be read, as on systems without it."""
     try:
         return path.read_text()
     except OSError:
@@ -104,7 +100,7 @@ FLAGS_OF_FAST_DTYPES: dict[str, frozenset[str]] = {
     "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
     "int8": frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}),
 }
-"""Any one of these flags in `/proc/cpuinfo` means a native dot-product or multiply-add instruction for the dtype."""
+"""Any of these flags in `/proc/cpuinfo` means a native dot-product or multiply-add instruction for the dtype."""
 
 _ARM_MODELS = {
     ("0x41", "0xd0c"): "Arm Neoverse N1",
@@ -121,113 +117,82 @@ def describe_cpu(
     """The CPU as this process may use it.
 
     Args:
-        cpuinfo: content of `/proc/cpuinfo`; empty where there is none, and then only fp32 is known to be fast.
+        cpuinfo: content of `/proc/cpuinfo`; if empty, only fp32 counts as fast.
         affinity: numbers of the logical CPUs the process may run on.
-        physical_bytes: the machine's memory; 0 where unknown.
-        limits: the container's or batch system's.
-        otherwise: name of the model where `cpuinfo` does not tell.
+        physical_bytes: the machine's memory [bytes]; 0 if unknown.
+        limits: of the container or batch system.
+        otherwise: name of the model if `cpuinfo` does not say.
 
     Returns:
         A device with as many cores as threads can compute at once without sharing one: SMT siblings count once, and
-        half a CPU of quota is not a core. `memory_bytes` is 0 where unknown.
+        half a CPU of quota is not a core. `memory_bytes` is 0 if unknown.
     """
-    processors = _processors(cpuinfo)
+    processors: list[dict[str, str]] = []
+    for line in cpuinfo.splitlines():
+        key, colon, value = (part.strip() for part in line.partition(":"))
+        if key == "processor":
+            processors.append({})
+        if colon and processors:
+            processors[-1][key] = value
+    first = processors[0] if processors else {}
+    arm = _ARM_MODELS.get((first.get("CPU implementer", ""), first.get("CPU part", "")), "")
+    flags = [frozenset((cpu.get("flags") or cpu.get("Features") or "").split()) for cpu in processors]
+    reduced = [dtype for dtype, marks in FLAGS_OF_FAST_DTYPES.items() if flags and all(marks & own for own in flags)]
+    core_of = {
+        int(cpu["processor"]): (cpu["physical id"], cpu["core id"])
+        for cpu in processors if "physical id" in cpu and "core id" in cpu
+    }  # fmt: skip
+    num_cores = len({core_of.get(number, number) for number in affinity})
+    quota = num_cores if limits.cpus is None else math.floor(limits.cpus)
     return Device(
         name="cpu",
         kind="cpu",
-        model=_model(processors) or otherwise or "unknown",
-        cores=_usable_cores(processors, affinity, limits.cpus),
+        model=" ".join(first.get("model name", arm).split()) or otherwise or "unknown",
+        cores=max(1, min(num_cores, quota)),
         memory_bytes=min(physical_bytes, limits.memory_bytes or physical_bytes),
-        fast_dtypes=("fp32", *_reduced_dtypes(processors)),
+        fast_dtypes=("fp32", *reduced),
     )
 
 
 def attached_cpu() -> Device:
     """The CPU of this machine, now."""
     return describe_cpu(
-        cpuinfo=_read("/proc/cpuinfo"),
+        cpuinfo=_text(Path("/proc/cpuinfo")),
         affinity=usable_cpus(),
         physical_bytes=_physical_bytes(),
-        limits=read_limits(_read("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
+        limits=read_limits(_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup")),
         otherwise=platform.processor() or platform.machine(),
     )
 
 
 def usable_cpus() -> frozenset[int]:
-    """Numbers of the logical CPUs this process may run on; all of them where the system cannot tell."""
+    """Numbers of the logical CPUs this process may run on; all of them if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _processors(cpuinfo: str) -> list[dict[str, str]]:
-    """One dictionary for each logical CPU of `/proc/cpuinfo`."""
-    found: list[dict[str, str]] = []
-    for line in cpuinfo.splitlines():
-        key, colon, value = (part.strip() for part in line.partition(":"))
-        if key == "processor":
-            found.append({})
-        if colon and found:
-            found[-1][key] = value
-    return found
-
-
-def _model(processors: list[dict[str, str]]) -> str:
-    """The model's name; empty where it is not told."""
-    first = processors[0] if processors else {}
-    arm = _ARM_MODELS.get((first.get("CPU implementer", ""), first.get("CPU part", "")), "")
-    return " ".join(first.get("model name", arm).split())
-
-
-def _reduced_dtypes(processors: list[dict[str, str]]) -> tuple[str, ...]:
-    """The dtypes below fp32 that every one of the CPUs multiplies natively."""
-    flags = [frozenset((cpu.get("flags") or cpu.get("Features") or "").split()) for cpu in processors]
-    return tuple(
-        dtype for dtype, marks in FLAGS_OF_FAST_DTYPES.items() if flags and all(marks & of_one for of_one in flags)
-    )
-
-
-def _usable_cores(processors: list[dict[str, str]], affinity: Collection[int], quota: float | None) -> int:
-    """Cores that can compute at once: distinct ones within the affinity, cut to whole CPUs of the quota, at least 1."""
-    place = {
-        int(cpu["processor"]): (cpu["physical id"], cpu["core id"])
-        for cpu in processors
-        if "physical id" in cpu and "core id" in cpu
-    }
-    cores = {place.get(number, number) for number in affinity}
-    return max(1, min(len(cores), math.floor(quota) if quota is not None else len(cores)))
-
-
 def _physical_bytes() -> int:
-    """Memory of the machine; 0 where the system does not tell."""
+    """Memory of the machine [bytes]; 0 if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
 
 
-def _read(path: str) -> str:
-    """The content of a file of the kernel's, empty on systems that have none."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 MOST_OTHERS, MOST_STOLEN = 0.10, 0.05
-"""Fractions above which measurements are not to be trusted: a thread that waits for a core holds up all the others, so
-that a neighbour on half of two cores was seen to slow products of matrices 2 to 10 times."""
-
+"""Fractions above which measurements are not trusted [0 to 1]: a thread that waits for a core delays all the others. A
+neighbour on half of two cores slowed matrix products 2 to 10 times."""
 
 PARTLY_BUSY = 0.4
-"""A neighbour that uses less than this share of a core leaves it to us; one that competes with us for it gets half."""
+"""A neighbour that uses less than this share of a core leaves it to us [0 to 1]; one that competes gets half."""
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Times since start-up on the CPUs this process may use [CPU-seconds]: busy, stolen by the host, and in all.
+    """Times since start-up on the CPUs this process may use [CPU-seconds]: busy, stolen by the host, and total.
 
-    `own_s` is what this process, its workers and the children it has waited for used [CPU-seconds].
+    `own_s` was used by this process, its workers and the children it has waited for [CPU-seconds].
     """
 
     busy_s: float
@@ -238,19 +203,19 @@ class CpuSample:
 
 @dataclass(frozen=True)
 class CpuLoad:
-    """Fractions [0 to 1] of the usable CPUs' time that went to other processes here, and to the host's other guests."""
+    """Fractions of the usable CPUs' time used by other processes here, and by the host's other guests [0 to 1]."""
 
     others: float
     stolen: float
 
     @property
     def is_quiet(self) -> bool:
-        """Whether what is measured under this load may be kept: `others` up to 10 %, `stolen` up to 5 %."""
+        """True if measurements under this load may be kept: `others` up to 10 %, `stolen` up to 5 %."""
         return self.others <= MOST_OTHERS and self.stolen <= MOST_STOLEN
 
 
 def parse_stat(stat: str, cpus: Collection[int], *, ticks_per_s: int, own_s: float) -> CpuSample | None:
-    """A sample from the text of `/proc/stat`, of the CPUs numbered in `cpus`; None if none of them is listed."""
+    """A sample from the text of `/proc/stat` for the CPUs numbered in `cpus`; None if none of them is listed."""
     busy = stolen = total = 0
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -267,7 +232,7 @@ def parse_stat(stat: str, cpus: Collection[int], *, ticks_per_s: int, own_s: flo
 
 
 def load_between(before: CpuSample, after: CpuSample) -> CpuLoad:
-    """What others used of the CPUs between two samples; ticks are coarse, so a tenth of a second or more apart."""
+    """Load by others between two samples; ticks are coarse, so take them at least 0.1 s from each other."""
     total = after.total_s - before.total_s
     if total <= 0:
         return CpuLoad(0.0, 0.0)
@@ -278,7 +243,7 @@ def load_between(before: CpuSample, after: CpuSample) -> CpuLoad:
 
 
 def others_cores(before: CpuSample, after: CpuSample, elapsed_s: float) -> float:
-    """CPUs that others, the host's other guests among them, used on average in the `elapsed_s` seconds between."""
+    """Average load by other processes and guests in the `elapsed_s` seconds between two samples [CPUs]."""
     if elapsed_s <= 0:
         return 0.0
     load = load_between(before, after)
@@ -286,7 +251,7 @@ def others_cores(before: CpuSample, after: CpuSample, elapsed_s: float) -> float
 
 
 def free_cores(cpus: float, others: float) -> int:
-    """How many threads find a core each, of `cpus` CPUs of which other processes use `others`; at least 1.
+    """Number of threads that get a core each [cores], of `cpus` CPUs of which other processes use `others`; at least 1.
 
     >>> free_cores(2, 0.3), free_cores(2, 1.8), free_cores(8, 3.5)
     (2, 1, 4)
@@ -303,11 +268,14 @@ def sample_cpu() -> CpuSample | None:
     spent = os.times()
     own_s = spent.user + spent.system + spent.children_user + spent.children_system
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return parse_stat(stat, usable_cpus(), ticks_per_s=ticks_per_s, own_s=own_s + _children_ticks() / ticks_per_s)
+    for child in multiprocessing.active_children():  # such as loader workers
+        with contextlib.suppress(OSError):  # it has ended
+            own_s += ticks_of(Path(f"/proc/{child.pid}/stat").read_text()) / ticks_per_s
+    return parse_stat(stat, usable_cpus(), ticks_per_s=ticks_per_s, own_s=own_s)
 
 
 def ticks_of(stat: str) -> int:
-    """User and system time in the text of `/proc/PID/stat`, with that of children waited for [ticks].
+    """User and system time in the text of `/proc/PID/stat`, including children waited for [ticks].
 
     >>> ticks_of("7 (a (very) odd name) S 1 7 7 0 -1 4194304 100 0 0 0 30 4 2 1 20 0")
     37
@@ -316,17 +284,8 @@ def ticks_of(stat: str) -> int:
     return sum(map(int, fields[11:15]))
 
 
-def _children_ticks() -> int:
-    """What running children that Python's multiprocessing started have used, such as loader workers."""
-    total = 0
-    for child in multiprocessing.active_children():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            total += ticks_of(Path(f"/proc/{child.pid}/stat").read_text())
-    return total
-
-
 def watch_cpu(duration_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> CpuLoad | None:
-    """What others use of the CPUs during the next `duration_s` seconds; None on systems that do not tell."""
+    """Load by others during the next `duration_s` seconds; None on systems without `/proc/stat`."""
     before = sample_cpu()
     sleep(duration_s)
     after = sample_cpu()

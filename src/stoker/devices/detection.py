@@ -1,7 +1,4 @@
-"""Which PyTorch is installed, without importing it: its version, and whether it was built for CUDA.
-
-What is attached to this machine, best first.
-"""
+"""The devices attached to this machine, best first; and the installed PyTorch, found without importing it."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ class TorchBuild:
     cuda: str | None
 
     def __str__(self) -> str:
-        """As people write it: `2.13.0+cpu (no CUDA)`."""
+        """Version and CUDA release: `2.13.0+cpu (no CUDA)`."""
         return f"{self.version} ({f'CUDA {self.cuda}' if self.cuda else 'no CUDA'})"
 
 
 def installed_torch() -> TorchBuild | None:
-    """The PyTorch an `import torch` would load; None where there is none that can be read."""
+    """The PyTorch that `import torch` would load; None if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -40,7 +37,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def parse_torch_version(text: str) -> TorchBuild | None:
-    r"""The build told by the text of PyTorch's own `torch/version.py`; None if it tells no version.
+    r"""The build in the text of PyTorch's own `torch/version.py`; None if it has no version.
 
     >>> parse_torch_version("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'")
     TorchBuild(version='2.13.0+cu130', cuda='13.0')
@@ -52,14 +49,14 @@ def parse_torch_version(text: str) -> TorchBuild | None:
 
 @dataclass(frozen=True)
 class DeviceSurvey:
-    """The devices of a machine, best first, and what stood in the way of using or seeing more, in words."""
+    """The devices of a machine, best first, and problems with using or finding more."""
 
     devices: tuple[Device, ...]
     problems: tuple[str, ...] = ()
 
     @property
     def usable(self) -> tuple[Device, ...]:
-        """Those that PyTorch can use: the CPU, and the GPUs before it."""
+        """The devices that PyTorch can use: the CPU, and the GPUs before it."""
         kinds = [device.kind for device in self.devices]
         return self.devices[: kinds.index("cpu") + 1]
 
@@ -70,19 +67,19 @@ def attached_devices() -> tuple[Device, ...]:
 
 
 def survey() -> DeviceSurvey:
-    """Look at this machine: at most one call of `nvidia-smi`, otherwise files of the kernel's."""
+    """Survey this machine, by at most one call of `nvidia-smi` and files of the kernel."""
     gpus, problem = attached_gpus()
     return rank(attached_cpu(), gpus, installed_torch(), problem)
 
 
 def rank(cpu: Device, gpus: Sequence[Device], torch: TorchBuild | None, problem: str | None = None) -> DeviceSurvey:
-    """Put devices in the order in which a job would want them.
+    """Order devices by preference for a job.
 
     Args:
         cpu: the CPU.
         gpus: GPUs in CUDA's order, which is kept.
-        torch: the installed PyTorch; without CUDA in it, GPUs come after the CPU, because no job could run on them.
-        problem: what went wrong in looking for GPUs.
+        torch: the installed PyTorch; without CUDA, GPUs come after the CPU, because no job can run on them.
+        problem: a problem with finding GPUs.
     """
     problems: tuple[str, ...] = (problem,) if problem else ()
     if not gpus:

@@ -1,7 +1,4 @@
-"""What forecasts rest on, for a device that is attached and for one of the catalogue.
-
-What makes two devices the same device, as far as measured speed goes.
-"""
+"""Figures for forecasts, for an attached device or one of the catalogue; and the cache key of measurements."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ _REDUCED = ("bf16", "fp16", "int8")
 
 
 def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None) -> Hardware:
-    """A device's figures for forecasts; what the catalogue does not know is None or left out.
+    """A device's figures for forecasts; unknown ones are None or left out.
 
-    Of a CPU of which this process may use only some cores, rates and watts are the cores' share; its memory bandwidth,
-    which neighbours share in unknown parts, is not known. `Hardware.benchmark` is for the caller to fill in.
+    If this process may use only some cores of a CPU, rates and watts are the cores' share; the memory bandwidth, shared
+    with neighbours, is then unknown. The caller fills in `Hardware.benchmark`.
 
     Args:
-        device: an attached device, looked up by the name its driver gives, or an entry of the catalogue.
+        device: an attached device, looked up by its driver's name, or an entry of the catalogue.
         known: the catalogue; the user's if None.
 
     Raises:
-        NoDevice: an entry for which there is no time model; see `CatalogueEntry.can_be_planned`.
+        NoDevice: there is no time model for the entry; see `CatalogueEntry.can_be_planned`.
     """
     if isinstance(device, CatalogueEntry):
         return _figures(device_of(device), device)
@@ -39,34 +36,30 @@ def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None)
 
 
 def device_of(entry: CatalogueEntry) -> Device:
-    """The device to plan for where an entry's model is not attached; its memory is `usable_memory_bytes`.
+    """The device to plan for if an entry's model is not attached; its memory is `usable_memory_bytes`.
 
     Raises:
         NoDevice: there is no time model for it.
     """
     if entry.kind == "cuda":
-        return Device(
-            name=entry.name, kind="cuda", model=entry.driver_names[0] if entry.driver_names else entry.title,
-            cores=entry.multiprocessors or 0, memory_bytes=entry.usable_memory_bytes,
-            fast_dtypes=fast_dtypes_of_capability(entry.compute_capability or ""),
-        )  # fmt: skip
-    if entry.kind == "cpu":
-        return Device(
-            name=entry.name, kind="cpu", model=entry.driver_names[0] if entry.driver_names else entry.title,
-            cores=entry.cores or 1, memory_bytes=entry.usable_memory_bytes,
-            fast_dtypes=("fp32", *(dtype for dtype in _REDUCED if dtype in entry.dense_flops)),
-        )  # fmt: skip
-    raise NoDevice(
-        f"{entry.title} cannot be planned for: there is no time model for {_VENDORS[entry.kind]} yet.",
-        remedy=f"`stoker devices {entry.name}` shows what is known of it.",
-    )
-
-
-_VENDORS = {"rocm": "AMD's GPUs", "tpu": "TPUs", "cuda": "NVIDIA's GPUs", "cpu": "CPUs"}
+        cores, fast_dtypes = entry.multiprocessors or 0, fast_dtypes_of_capability(entry.compute_capability or "")
+    elif entry.kind == "cpu":
+        cores = entry.cores or 1
+        fast_dtypes = ("fp32", *(dtype for dtype in _REDUCED if dtype in entry.dense_flops))
+    else:
+        vendor = "AMD's GPUs" if entry.kind == "rocm" else "TPUs"
+        raise NoDevice(
+            f"{entry.title} cannot be planned for: there is no time model for {vendor} yet.",
+            remedy=f"`stoker devices {entry.name}` shows what is known of it.",
+        )
+    return Device(
+        name=entry.name, kind=entry.kind, model=entry.driver_names[0] if entry.driver_names else entry.title,
+        cores=cores, memory_bytes=entry.usable_memory_bytes, fast_dtypes=fast_dtypes,
+    )  # fmt: skip
 
 
 def _figures(device: Device, entry: CatalogueEntry) -> Hardware:
-    """What an entry says of a device of that model."""
+    """An entry's figures for a device of that model, scaled to its usable cores."""
     share = min(1.0, device.cores / entry.cores) if entry.cores else 1.0
     is_whole = share == 1.0
     power, idle, l2, pcie = (entry.value(name) for name in ("power_w", "idle_w", "l2_mib", "pcie_gb_per_s"))
@@ -84,24 +77,17 @@ def _figures(device: Device, entry: CatalogueEntry) -> Hardware:
 
 
 def cache_key(device: Device, torch_version: str) -> str:
-    """Name under which measurements of `device` are kept, fit for a file name: `cuda-nvidia-h200-1f2e3d4c5b6a`.
+    """Key of the measurements of `device`, usable as a file name: `cuda-nvidia-h200-1f2e3d4c5b6a`.
 
-    It changes with the model, which of several GPUs it is, usable cores, fast dtypes, driver and PyTorch; not with the
-    bytes of memory, which differ from boot to boot. Two machines with one home directory and the same CPU model share
-    a key: virtual machines whose model is a family name may really differ.
+    It depends on the model, the GPU's index, usable cores, fast dtypes, driver and PyTorch; not on the bytes of memory,
+    which differ from boot to boot. Machines with one home directory and the same CPU model share a key, although
+    virtual machines whose model is a family name may differ.
 
     Args:
-        device: what was measured.
-        torch_version: as `torch.__version__` gives it, build suffix included.
+        device: the measured device.
+        torch_version: `torch.__version__`, including the build suffix.
     """
-    speed = [
-        device.kind,
-        device.index,
-        device.model,
-        device.cores,
-        list(device.fast_dtypes),
-        device.driver,
-        torch_version,
-    ]
+    speed = [device.kind, device.index, device.model, device.cores, list(device.fast_dtypes), device.driver,
+             torch_version]  # fmt: skip
     slug = re.sub(r"[^a-z0-9]+", "-", device.model.lower()).strip("-")[:48] or "unknown"
     return f"{device.kind}-{slug}-{digest(speed)[:12]}"

@@ -1,13 +1,11 @@
-"""Links between devices of a model that need not be here: from the catalogue, by the formulas of rings.
+"""Costs of collectives between devices of a model, from the catalogue's figures, by the formulas of rings.
 
-Times are those of a ring over n devices, each of which sends to the next: an all-reduce moves 2 (n-1)/n of the tensor
-through every link in 2 (n-1) steps, an all-gather and a reduce-scatter (n-1)/n in n-1, an all-to-all likewise.
+In a ring over n devices each sends to the next: an all-reduce moves 2 (n-1)/n of the tensor through every link in
+2 (n-1) steps, an all-gather and a reduce-scatter (n-1)/n in n-1, as does an all-to-all.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
 International Journal of High Performance Computing Applications 19(1), 2005, sections 4.1 to 4.5; NVIDIA's nccl-tests,
-doc/PERFORMANCE.md. Trees and switches that add up on their way (NVLink SHARP) are faster for short or long messages;
-the interval is to hold them.
-
-What links reach of their datasheet, and what starting takes, are judgements: nothing here measures them.
+doc/PERFORMANCE.md. Trees and in-network reductions (NVLink SHARP) are faster for short or long messages; the interval
+covers them. The share of the datasheet's rate that links reach, and start-up times, are estimates, not measured.
 """
 
 from __future__ import annotations
@@ -15,30 +13,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.devices.catalogue import CatalogueEntry
-from stoker.records import Basis
 from stoker.records.hardware import LinkCost, Links
 
 NODE_DEVICES = 8
-"""Devices of a node, as in every server of NVIDIA's HGX and DGX lines since 2017."""
+"""Number of devices in a node, as in NVIDIA's HGX and DGX servers since 2017."""
 
 _START_S = 1e-5
-"""Until a collective's kernel runs on all devices of a node [s]."""
+"""Time until a collective's kernel runs on all devices of a node [s]."""
 _OVERLAP = 0.9
-"""Of a collective that runs beside arithmetic: its copies take a few multiprocessors."""
+"""Share of a collective that overlaps with arithmetic [0 to 1]: its copies take a few multiprocessors."""
 _USUAL_PCIE = 15.75
-"""One way, of a device whose row does not say [GB/s]: PCIe 3.0 x16."""
+"""Default rate of PCI Express, one way [GB/s]: 3.0 x16."""
 _NETWORK_GB_PER_S = 12.5
-"""Between nodes, for each device, where nobody knows: 100 Gbit/s, a tenth of what the best clusters have."""
+"""Default rate between nodes for each device [GB/s]: 100 Gbit/s, a tenth of the best clusters'."""
 _BRIDGED = 2
-"""Devices that a bridge joins."""
+"""Number of devices joined by a bridge."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What joins neighbours: one direction's rate [bytes/s], what a step takes [s], and how sure that is (a factor).
+    """A link between neighbours: rate one way [bytes/s], time of a step [s], and uncertainty (a factor).
 
-    `pooled` is how many devices' network cards carry a ring from one node to the next: NCCL opens a ring over each.
-    What one device sends to another, or to all others, goes through its own card.
+    `pooled` counts the network cards that carry a ring from one node to the next: NCCL opens a ring over each. Data
+    from one device to another, or to all others, goes through its own card.
     """
 
     name: str
@@ -50,30 +47,28 @@ class Wire:
 
 
 def catalogue_links(entry: CatalogueEntry | None, size: int, stride: int = 1) -> Links:
-    """What `size` devices of a model reach together.
+    """The links between `size` devices of a model.
 
     Args:
-        entry: the model; None where it is not known.
-        size: how many work together, at least 1.
-        stride: the distance between one and the next in the order of all devices, `NODE_DEVICES` of which are a node.
+        entry: the model; None if not known.
+        size: number of devices, at least 1.
+        stride: distance between neighbours in the order of all devices, `NODE_DEVICES` of which are a node.
     """
     wire = _wire(entry, size, stride)
     return Links(
-        name=wire.name, world_size=size, costs=ring_costs(wire, size), basis=_basis(wire), spread=wire.spread,
-        overlap=_OVERLAP, note=wire.note,
+        name=wire.name, world_size=size, costs=ring_costs(wire, size),
+        basis="unknown" if wire.note else "datasheet", spread=wire.spread, overlap=_OVERLAP, note=wire.note,
     )  # fmt: skip
 
 
 def ring_costs(wire: Wire, size: int) -> tuple[LinkCost, ...]:
-    """Times of collectives over a ring of `size` devices; see this module for the source."""
+    """Costs of collectives over a ring of `size` devices; see this module for the source."""
     steps, share = size - 1, (size - 1) / size
     own_s = 1 / wire.bytes_per_s
     once_s = own_s / wire.pooled
     half_s = _START_S + steps * wire.hop_s if steps else 0.0
     return (
-        LinkCost(
-            collective="all-reduce", alpha_s=half_s + steps * wire.hop_s, beta_s_per_byte=2 * share * once_s
-        ),
+        LinkCost(collective="all-reduce", alpha_s=half_s + steps * wire.hop_s, beta_s_per_byte=2 * share * once_s),
         LinkCost(collective="all-gather", alpha_s=half_s, beta_s_per_byte=share * once_s),
         LinkCost(collective="reduce-scatter", alpha_s=half_s, beta_s_per_byte=share * once_s),
         LinkCost(collective="all-to-all", alpha_s=half_s, beta_s_per_byte=share * own_s),
@@ -82,9 +77,9 @@ def ring_costs(wire: Wire, size: int) -> tuple[LinkCost, ...]:
 
 
 def _wire(entry: CatalogueEntry | None, size: int, stride: int) -> Wire:
-    if (size - 1) * stride >= NODE_DEVICES or (entry is not None and entry.kind == "cpu"):
+    is_cpu = entry is not None and entry.kind == "cpu"
+    if (size - 1) * stride >= NODE_DEVICES or is_cpu:
         rate = f"{_NETWORK_GB_PER_S:g} GB/s each way"
-        is_cpu = entry is not None and entry.kind == "cpu"
         return Wire(
             "network", _NETWORK_GB_PER_S * 1e9 * 0.8, 5e-6, 3.0,
             f"the network between nodes of {NODE_DEVICES} is not known: {rate} for each device is assumed",
@@ -99,12 +94,8 @@ def _wire(entry: CatalogueEntry | None, size: int, stride: int) -> Wire:
     return Wire("PCI Express", (pcie or _USUAL_PCIE) * 1e9 * 0.5, 3e-6, 2.0, said)
 
 
-def _basis(wire: Wire) -> Basis:
-    return "datasheet" if not wire.note else "unknown"
-
-
 def unmeasured_links(size: int) -> Links:
-    """What processes on one CPU reach over gloo, where nobody measured it.
+    """The links of processes on one CPU over gloo, if not measured.
 
     From two processes on two cores of one x86-64 machine: 0.3 ms for 4 bytes, 30 ms for 40 MB; wide on either side.
     """

@@ -1,10 +1,9 @@
-"""How this process has its memory from the system: applying a plan's malloc setting, and what it takes now.
+"""A plan's malloc setting applied to this process, and the memory that it uses now.
 
-With the GNU C library, a request from some size on is mapped from the system and goes back to it when freed; that size
-grows as large blocks are freed, to 32 MiB, after which most tensors stay in the heap, whose free end still goes back to
-the system from 64 MiB on. `mapped` fixes the size at 64 KiB: what is freed is gone at once. `retained` maps
-nothing and gives nothing back: what was had once is had for good. Costs: each page of a mapped tensor is had anew,
-zeroed by the system, each time one is made; what is retained has holes. How much either is: docs/log.md.
+The GNU C library maps requests above a threshold from the system, and returns them when freed; the threshold grows to
+32 MiB as large blocks are freed. Then most tensors stay in the heap, whose free end is returned from 64 MiB on.
+`mapped` fixes the threshold at 64 KiB: freed memory is returned at once. `retained` maps and returns nothing. Costs:
+the system zeroes each page of a new mapped tensor; the retained heap is fragmented. See docs/log.md for measurements.
 
 Source: mallopt(3), `M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`, `M_MMAP_MAX`; glibc's malloc/malloc.c.
 """
@@ -20,15 +19,13 @@ from stoker.records import Malloc
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Numbers of malloc's parameters, from malloc.h."""
 MAPPED_FROM = 64 << 10
-"""`mapped` maps requests of at least so many bytes."""
+"""Threshold of `mapped` [bytes]."""
 _MOST_MAPPINGS = 60_000
-"""Mapped blocks at a time; the kernel allows a process 65,530 mappings (`vm.max_map_count`)."""
+"""Most mapped blocks at a time; the kernel allows a process 65,530 mappings (`vm.max_map_count`)."""
 _SETTLED_THRESHOLD = 32 << 20
-"""Where the moving threshold ends up once a block so large was freed; it cannot be made to move again."""
-
-
+"""Largest value of the moving threshold [bytes]; once fixed, it cannot be made to move again."""
 _MOST = 2**31 - 1
-"""mallopt takes no larger number: the heap's free end may grow to 2 GiB before it goes back."""
+"""Largest argument of mallopt: the heap's free end may grow to 2 GiB before it is returned."""
 
 _SETTINGS: dict[Malloc, tuple[tuple[int, int], ...]] = {
     "retained": ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _MOST)),
@@ -41,13 +38,12 @@ _setting: Malloc = "default"
 
 
 def apply_malloc(setting: Malloc) -> str | None:
-    """Set how this process has its memory from now on; blocks already there stay where they are.
+    """Apply a setting to later allocations; existing blocks stay where they are.
 
-    There is no way back to a threshold that moves: `default` after another setting sets the value at which it settles,
-    and is nothing to do at first.
+    A moving threshold cannot be restored: `default` after another setting sets its final value.
 
     Returns:
-        None where it is done; else why it cannot be, and nothing has changed.
+        None on success; else the reason, and nothing has changed.
     """
     global _setting  # noqa: PLW0603 - the library's state is the process's own, and cannot be read back
     if setting == _setting:
@@ -64,13 +60,13 @@ def apply_malloc(setting: Malloc) -> str | None:
 
 
 def give_back() -> None:
-    """Return to the system what malloc holds and nobody uses; elsewhere than under glibc, nothing."""
+    """Return malloc's unused memory to the system; does nothing without glibc."""
     if _problem() is None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:
-    """What this process has of the machine's memory now [bytes]; 0 where the system does not tell."""
+    """Resident memory of this process [bytes]; 0 if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -79,7 +75,7 @@ def resident_bytes() -> int:
 
 
 def _problem() -> str | None:
-    """Why malloc cannot be set here; None where it can."""
+    """Why malloc cannot be set here, or None."""
     try:
         version = os.confstr("CS_GNU_LIBC_VERSION")
     except (AttributeError, ValueError, OSError):

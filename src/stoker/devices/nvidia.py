@@ -1,7 +1,7 @@
 """NVIDIA GPUs as devices, from one call of `nvidia-smi`.
 
-What is assumed and not checked: `nvidia-smi` numbers GPUs by PCI bus, CUDA by default fastest first; the two agree
-where all GPUs are of one model, or where CUDA_DEVICE_ORDER=PCI_BUS_ID. Slices of a GPU (MIG) are not told apart.
+Assumed and not checked: `nvidia-smi` numbers GPUs by PCI bus, CUDA by default fastest first; the two agree if all GPUs
+are of one model, or if CUDA_DEVICE_ORDER=PCI_BUS_ID. Slices of a GPU (MIG) are not distinguished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.units import MIB
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "driver_version")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
-"""The one question. `compute_cap` needs a driver of 2021 or later, as does every CUDA build of PyTorch >= 2.11."""
+"""The command. `compute_cap` needs a driver of 2021 or later, as does every CUDA build of PyTorch >= 2.11."""
 
 TIMEOUT_S = 10.0
 
@@ -36,14 +36,14 @@ Capabilities", table of data types supported by tensor cores."""
 
 @dataclass(frozen=True)
 class GpuAnswer:
-    """What `nvidia-smi` said: its table, or the problem in words. Neither where the program is absent."""
+    """The output of `nvidia-smi`: its table, or the problem; neither if the program is absent."""
 
     table: str = ""
     problem: str | None = None
 
 
 def ask_nvidia_smi(command: Sequence[str] = QUERY, timeout_s: float = TIMEOUT_S) -> GpuAnswer:
-    """Ask for the GPUs, once; a machine without the program has none, and that is no problem."""
+    """Run `nvidia-smi` once; a machine without the program has no GPUs, which is not a problem."""
     if shutil.which(command[0]) is None:
         return GpuAnswer()
     try:
@@ -64,12 +64,12 @@ def describe_gpus(table: str, visible: str | None = None, known: Catalogue | Non
     Args:
         table: lines of `index, uuid, name, memory [MiB], compute capability, driver`; a line that does not begin
             with a number is a message and not a GPU.
-        visible: value of CUDA_VISIBLE_DEVICES; None where it is not set.
-        known: catalogue the number of multiprocessors is looked up in; the built-in one if None.
+        visible: value of CUDA_VISIBLE_DEVICES; None if not set.
+        known: catalogue with the number of multiprocessors; the user's if None.
 
     Returns:
-        Devices in CUDA's order. `cores` counts multiprocessors, 0 where the catalogue does not know the model;
-        `memory_bytes` is 0 where the driver does not tell.
+        Devices in CUDA's order. `cores` counts multiprocessors, 0 if the catalogue does not have the model;
+        `memory_bytes` is 0 if the driver does not say.
     """
     known = catalogue() if known is None else known
     gpus = [
@@ -82,7 +82,7 @@ def describe_gpus(table: str, visible: str | None = None, known: Catalogue | Non
 
 
 def attached_gpus() -> tuple[tuple[Device, ...], str | None]:
-    """The NVIDIA GPUs of this machine that CUDA shows to this process, and a problem in words if there was one."""
+    """The NVIDIA GPUs of this machine that CUDA shows to this process, and the problem, if any."""
     answer = ask_nvidia_smi()
     return describe_gpus(answer.table, os.environ.get("CUDA_VISIBLE_DEVICES")), answer.problem
 
@@ -118,7 +118,7 @@ def _describe_gpu(row: list[str], known: Catalogue) -> tuple[str, Device]:
 
 
 def _visible(gpus: list[tuple[str, Device]], visible: str | None) -> list[Device]:
-    """The GPUs CUDA shows, in its order: as with CUDA, the list ends at the first entry that names no GPU.
+    """The GPUs that CUDA shows, in its order; as in CUDA, the list ends at the first entry that names no GPU.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """

@@ -1,4 +1,4 @@
-"""Places: what the words of `--on` mean, for running a job here and for planning one anywhere."""
+"""The devices that the words of `--on` mean, for running a job here and for planning one anywhere."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stoker.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A device that can be planned for. `name` is its name in the catalogue, or `cpu`, `cuda:0` if it is here.
+    """A device that can be planned for. `name` is its name in the catalogue, or `cpu`, `cuda:0` if it is attached.
 
-    `entry` is what the catalogue says of its model (None: the model is not known); prices go by its name. `count` is
-    how many of it a job is to be spread over, with one process each, and then stands before the name: `8xh100`. Of a
-    CPU that is here these processes share the cores and the memory; `device` and `hardware` are the whole machine's.
-    `is_limited`: `device.memory_bytes` is what somebody allows of it, not what there is.
+    `entry` is its model in the catalogue (None: not known); prices use its name. `count` is the number of devices of a
+    job, with one process each, and is then part of the name: `8xh100`. On an attached CPU these processes share cores
+    and memory; `device` and `hardware` are the whole machine's. `is_limited`: `device.memory_bytes` is a limit set by
+    the user.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Place:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all processes are on one device: the CPU that is here."""
+        """True if all processes share one device: the attached CPU."""
         return self.is_here and self.device.kind == "cpu"
 
     @property
     def cores_each(self) -> int:
-        """Cores for each process on a CPU that is here, at least one; on anything else those of a device."""
+        """Number of cores for each process [cores]: a share of the attached CPU's, at least one, or a device's own."""
         return max(1, self.device.cores // self.count) if self.is_shared else self.device.cores
 
     @property
@@ -50,12 +50,12 @@ class Place:
         return self.device.memory_bytes // self.count if self.is_shared else self.device.memory_bytes
 
     def limited_to(self, memory_bytes: float | None, threads: int | None = None) -> Place:
-        """The same place with at most so much of its memory to be used, and on a CPU so many threads; None: all.
+        """This place limited to `memory_bytes` [bytes], and on a CPU to `threads`; None: no limit.
 
-        Threads limit `device.cores` alone: `hardware` stays the whole machine's, which its measurements are of.
+        Threads limit only `device.cores`: `hardware` stays the whole machine's, like its measurements.
         """
-        place, there = self, self.device.memory_bytes
-        if memory_bytes is not None and not 0 < there <= memory_bytes:
+        place = self
+        if memory_bytes is not None and not 0 < self.device.memory_bytes <= memory_bytes:
             device = dataclasses.replace(self.device, memory_bytes=int(memory_bytes))
             hardware = dataclasses.replace(self.hardware, device=device)
             place = dataclasses.replace(self, device=device, hardware=hardware, is_limited=True)
@@ -68,17 +68,16 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
     """The attached device a word means.
 
     Args:
-        word: `here` (the best attached device), `cpu`, `cuda`, `cuda:N`, or a name of the catalogue such as `h100`;
-            upper and lower case are the same. `2xhere` and `8xh100` are understood, and refused: see
-            `planned_devices` for those.
-        attached: what is attached, best first; see `attached_devices`.
+        word: `here` (the best attached device), `cpu`, `cuda`, `cuda:N`, or a name of the catalogue such as `h100`, in
+            any case. `2xhere` and `8xh100` are refused: see `planned_devices`.
+        attached: the attached devices, best first; see `attached_devices`.
         known: the catalogue; the user's if None.
 
     Raises:
         NoDevice: the word is unknown, means something that is not attached, or asks for several devices or names them.
     """
     known = catalogue() if known is None else known
-    words = [one.strip() for one in word.split(",") if one.strip()]
+    words = [part.strip() for part in word.split(",") if part.strip()]
     if len(words) > 1:
         raise NoDevice(
             f"{word!r} names {len(words)} devices, where one is wanted.",
@@ -95,18 +94,18 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
 
 
 def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | None = None) -> tuple[Place, ...]:
-    """The devices that words between commas mean, each once, in the order of the words; none of them need be here.
+    """The devices that words between commas mean, each once, in order; none of them need be attached.
 
     Args:
-        words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model of it that can
-            be planned for. An alias that leaves the memory open means all its models. A number before a word is how
-            many devices of it work together: `8xh100,a100-80g,2xhere`; `2x8xh100` are two nodes of eight.
-        attached: what is attached, best first. A model that is attached is planned for as it is here.
+        words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model that can be
+            planned for. An alias that leaves the memory open means all its models. A number before a word is the number
+            of devices: `8xh100,a100-80g,2xhere`; `2x8xh100` are two nodes of eight.
+        attached: the attached devices, best first. An attached model is planned for as it is here.
         known: the catalogue; the user's if None.
 
     Raises:
-        NoDevice: a word is unknown, means an attached device that is not there, more GPUs than are attached, or a
-            device for which there is no time model.
+        NoDevice: a word is unknown, means a local device that is not attached, more GPUs than are attached, or a device
+            without a time model.
     """
     known = catalogue() if known is None else known
     names = [word.strip() for word in words.split(",") if word.strip()]
@@ -123,11 +122,21 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Pl
         places = tuple(_place_of(entry, known) for entry in known.entries if entry.can_be_planned)
         return tuple(_several(place, count) for place in places)
     here = _attached_matches(name, attached, known)
-    alike = [device for device in here if (device.kind, device.model) == (here[0].kind, here[0].model)]
-    if here and (_is_local_word(name) or count <= len(alike)):
-        if here[0].kind != "cpu" and count > len(alike):
-            raise _too_few(word, count, alike)
-        return (_several(_place_here(here[0], known), count),)
+    num_same = sum((device.kind, device.model) == (here[0].kind, here[0].model) for device in here)
+    if here and (_is_local_word(name) or count <= num_same):
+        device = here[0]
+        if device.kind != "cpu" and count > num_same:
+            gpus = f"{num_same} × {device.model}" if num_same > 1 else f"one {device.model}"
+            most = f"`--on {num_same}xhere`" if num_same > 1 else "`--on here`"
+            raise NoDevice(
+                f"{word!r} asks for {count} GPUs; attached: {gpus}.",
+                remedy=f"Use {most}, or `--on {count}xcpu` for {count} processes on this machine's CPU.",
+            )
+        place = Place(
+            name=device.torch_name, device=device, hardware=hardware_of(device, known), is_here=True,
+            entry=known.describing(device),
+        )  # fmt: skip
+        return (_several(place, count),)
     if _is_local_word(name):
         raise _not_attached(name, attached)
     entries = known.find(name)
@@ -137,31 +146,14 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Pl
 
 
 def _several(place: Place, count: int) -> Place:
-    """So many of it."""
+    """The place with `count` devices."""
     return place if count == 1 else dataclasses.replace(place, name=f"{count}x{place.name}", count=count)
-
-
-def _too_few(word: str, count: int, alike: Sequence[Device]) -> NoDevice:
-    """The error: a job spread over GPUs needs one for each process, all of one model."""
-    there = f"{len(alike)} × {alike[0].model}" if len(alike) > 1 else f"one {alike[0].model}"
-    most = f"`--on {len(alike)}xhere`" if len(alike) > 1 else "`--on here`"
-    return NoDevice(
-        f"{word!r} asks for {count} GPUs; attached: {there}.",
-        remedy=f"Use {most}, or `--on {count}xcpu` for {count} processes on this machine's CPU.",
-    )
 
 
 def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:
     return Place(
         name=entry.name, device=device_of(entry), hardware=hardware_of(entry, known), is_here=False, entry=entry
     )
-
-
-def _place_here(device: Device, known: Catalogue) -> Place:
-    return Place(
-        name=device.torch_name, device=device, hardware=hardware_of(device, known), is_here=True,
-        entry=known.describing(device),
-    )  # fmt: skip
 
 
 def _split(word: str) -> tuple[int, str]:
@@ -180,7 +172,7 @@ def _split(word: str) -> tuple[int, str]:
 
 
 def _is_local_word(name: str) -> bool:
-    """Whether a word means an attached device by its nature, not by its model."""
+    """True if a word means an attached device by kind, not by model."""
     return name in ("here", "cpu", "cuda") or re.fullmatch(r"cuda:\d+", name) is not None
 
 
@@ -203,10 +195,10 @@ def _one_attached(name: str, attached: Sequence[Device], known: Catalogue) -> De
 
 
 def find_devices(word: str, known: Catalogue | None = None) -> tuple[CatalogueEntry, ...]:
-    """The models of the catalogue a word means; several where an alias leaves the memory open.
+    """The models of the catalogue a word means; several if an alias leaves the memory open.
 
     Raises:
-        NoDevice: there is none; the nearest names are told.
+        NoDevice: there is none; the remedy has the nearest names.
     """
     known = catalogue() if known is None else known
     if entries := known.find(word):
@@ -215,7 +207,7 @@ def find_devices(word: str, known: Catalogue | None = None) -> tuple[CatalogueEn
 
 
 def _unknown(name: str, attached: Sequence[Device], known: Catalogue) -> NoDevice:
-    """The error: nothing has that name. At most three devices like it are told, not the whole catalogue."""
+    """The error for an unknown name, with at most three similar ones."""
     local = ["here", *(device.torch_name for device in attached)] if attached else []
     words = {word: word for word in local}
     for entry in known.entries:
@@ -228,7 +220,7 @@ def _unknown(name: str, attached: Sequence[Device], known: Catalogue) -> NoDevic
 
 
 def _not_attached(name: str, attached: Sequence[Device], entries: Sequence[CatalogueEntry] = ()) -> NoDevice:
-    """The error: `name` is a device, and none of those that are attached."""
+    """The error for a device that is not attached."""
     what = f"{name} is in the catalogue ({' or '.join(e.in_words() for e in entries)}) but" if entries else name
     here = "; ".join(f"{device.torch_name} = {_device_text(device)}" for device in attached) or "nothing"
     return NoDevice(

@@ -1,13 +1,11 @@
-"""Files of prices, as JSON or CSV: good rows are used, bad ones named.
+"""Prices of an hour of a device: list prices with source and date, which a user's own prices replace.
 
-A row has `device`, `provider` and `usd_per_hour`, and may have `market` (on demand, spot), `region`, `seen_on` (an ISO
-date), `source` and `note`. As CSV they are the header's words, as JSON a list of objects, or an object with `prices`
-and with `sources` that rows name by key.
+The built-in prices are in `prices.json`: published ones for one device with its share of the host, without taxes,
+storage and egress. Prices change every week and by zone; old ones are marked as stale.
 
-What an hour of a device costs: list prices with who said so and when, and a user's own in their place.
-
-The built-in prices are in `prices.json`: what was published for one device with its share of the host, taxes, storage
-and egress left out. Prices move every week and by zone; what is old is marked, and a user's file is the remedy.
+A user's file is JSON or CSV; its bad rows are left out and reported. A row has `device`, `provider` and `usd_per_hour`,
+and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source` and `note`: columns of a CSV with a
+header, or a JSON list of objects, or an object with `prices` and with `sources` that rows name by key.
 """
 
 from __future__ import annotations
@@ -21,21 +19,23 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from stoker.devices.catalogue import Catalogue, builtin_catalogue, catalogue, user_file
 from stoker.errors import nearest
 from stoker.records import Price
 
+Market = Literal["on demand", "spot"]
+
 COLUMNS = ("device", "provider", "usd_per_hour", "market", "region", "seen_on", "source", "note")
 _NEEDED = COLUMNS[:3]
 
 Prices = tuple[tuple[Price, ...], tuple[str, ...]]
-"""Prices, and what is wrong with the other rows, in words."""
+"""Prices, and what is wrong with the other rows."""
 
 
 def read_prices(path: Path, known: Catalogue) -> Prices:
-    """A user's prices, from CSV or JSON by the file's ending."""
+    """A user's prices, from CSV or JSON by the file's suffix."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
@@ -67,14 +67,14 @@ def prices_from_json(text: str, where: str, known: Catalogue) -> Prices:
         return (), (f"{where}: wanted a list of prices, or an object with `prices`.",)
     sources = document.get("sources", {}) if isinstance(document, dict) else {}
     is_usable = isinstance(sources, dict) and all(isinstance(title, str) for title in sources.values())
-    told = () if is_usable else (f"{where}: wanted `sources` as an object of titles by key, found {sources!r}.",)
+    first = () if is_usable else (f"{where}: wanted `sources` as an object of titles by key, found {sources!r}.",)
     numbered = ((f"{where}, price {i}", row) for i, row in enumerate(rows, start=1))
     prices, problems = _read_rows(numbered, sources if is_usable else {}, known)
-    return prices, (*told, *problems)
+    return prices, (*first, *problems)
 
 
 def _read_rows(rows: Iterable[tuple[str, object]], sources: Mapping[str, str], known: Catalogue) -> Prices:
-    """The rows that fit, and what is wrong with the others."""
+    """The good rows, and what is wrong with the others."""
     prices, problems = [], []
     for where, row in rows:
         try:
@@ -88,17 +88,31 @@ def _price(row: object, where: str, sources: Mapping[str, str], known: Catalogue
     """One row, checked."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: wanted an object, found {row!r}")  # noqa: TRY004 - a bad file, not a bad call
-    if None in row:  # where a reader of CSV puts what is beyond the header
+    if None in row:  # Python's CSV reader puts cells beyond the header there
         raise ValueError(f"{where}: has {len(row[None])} more cells than the header; is a comma not in quotes?")
     if unknown := [key for key in row if key not in COLUMNS]:
         raise ValueError(f"{where}: no such column {unknown[0]!r}. {nearest(str(unknown[0]), COLUMNS)}")
-    words = {key: _word(row, key) for key in COLUMNS if key != "usd_per_hour"}
+    words = {key: "" if row.get(key) is None else str(row[key]).strip() for key in COLUMNS if key != "usd_per_hour"}
     if not words["provider"]:
         raise ValueError(f"{where}: column 'provider' is empty")
+    value = row.get("usd_per_hour")
+    try:
+        usd = math.nan if isinstance(value, bool) else float(str(value).strip().lstrip("$"))
+    except ValueError:
+        usd = math.nan
+    if not 0 <= usd <= 1000:
+        raise ValueError(f"{where}, column 'usd_per_hour': wanted 0 to 1000 US dollars, found {value!r}")
+    word = words["device"]
+    entries = known.find(word) if word else ()
+    if not entries:
+        raise ValueError(f"{where}, column 'device': no such device {word!r}; `stoker devices` lists all names.")
+    if len(entries) > 1:
+        names = ", ".join(entry.name for entry in entries)
+        raise ValueError(f"{where}, column 'device': {word!r} may be any of {names}; write one of them.")
     return Price(
-        device=_device(words["device"], where, known),
+        device=entries[0].name,
         provider=words["provider"],
-        usd_per_hour=_amount(row.get("usd_per_hour"), where),
+        usd_per_hour=usd,
         market=_market(words["market"], where),
         source=sources.get(words["source"], words["source"] or "the user's file"),
         seen_on=_day(words["seen_on"], where),
@@ -107,34 +121,7 @@ def _price(row: object, where: str, sources: Mapping[str, str], known: Catalogue
     )
 
 
-def _word(row: Mapping[str, Any], key: str) -> str:
-    value = row.get(key)
-    return "" if value is None else str(value).strip()
-
-
-def _device(word: str, where: str, known: Catalogue) -> str:
-    """The name of the one device a word means."""
-    entries = known.find(word) if word else ()
-    if not entries:
-        raise ValueError(f"{where}, column 'device': no such device {word!r}; `stoker devices` lists all names.")
-    if len(entries) > 1:
-        names = ", ".join(entry.name for entry in entries)
-        raise ValueError(f"{where}, column 'device': {word!r} may be any of {names}; write one of them.")
-    return entries[0].name
-
-
-def _amount(value: object, where: str) -> float:
-    """US dollars an hour."""
-    try:
-        usd = math.nan if isinstance(value, bool) else float(str(value).strip().lstrip("$"))
-    except ValueError:
-        usd = math.nan
-    if not 0 <= usd <= 1000:
-        raise ValueError(f"{where}, column 'usd_per_hour': wanted 0 to 1000 US dollars, found {value!r}")
-    return usd
-
-
-def _market(word: str, where: str) -> Literal["on demand", "spot"]:
+def _market(word: str, where: str) -> Market:
     match word.lower().replace("-", " "):
         case "" | "on demand":
             return "on demand"
@@ -152,8 +139,6 @@ def _day(word: str, where: str) -> str | None:
         raise ValueError(f"{where}, column 'seen_on': wanted a date such as 2026-11-21, found {word!r}") from problem
 
 
-Market = Literal["on demand", "spot"]
-
 STALE_AFTER = timedelta(days=180)
 """Age from which a price is marked: between October 2025 and March 2026 the rent of an H100 rose by 40 % (SemiAnalysis,
 quoted by CompuX, "GPU pricing trends in 2026")."""
@@ -161,36 +146,36 @@ quoted by CompuX, "GPU pricing trends in 2026")."""
 
 @dataclass(frozen=True)
 class PriceList:
-    """Prices, and in words which rows of a user's file could not be used."""
+    """Prices, and which rows of a user's file could not be used."""
 
     prices: tuple[Price, ...]
     problems: tuple[str, ...] = ()
 
     def of(self, device: str | None = None, market: Market | None = None) -> tuple[Price, ...]:
-        """Prices by device, those of one device from cheap to dear.
+        """Prices by device, for each in ascending order.
 
         Args:
             device: name of the catalogue; every device's if None.
-            market: `on demand`, or `spot`, which may be taken back at any time; both if None.
+            market: `on demand`, or `spot`, which the provider may end at any time; both if None.
         """
         chosen = (p for p in self.prices if device in (None, p.device) and market in (None, p.market))
         return tuple(sorted(chosen, key=lambda price: (price.device, price.usd_per_hour, price.provider)))
 
     def cheapest(self, device: str, market: Market = "on demand") -> Price | None:
-        """The lowest price that is not stale, the lowest stale one where all are, None where nobody offers it."""
+        """The lowest price that is not stale, else the lowest stale one; None if there are none."""
         offers = self.of(device, market)
         return next((price for price in offers if not price.is_stale), offers[0] if offers else None)
 
 
 def price_list(today: date, known: Catalogue | None = None) -> PriceList:
-    """The built-in prices and the user's, marked where they are stale on that day.
+    """The built-in prices and the user's, marked if they are stale on that day.
 
-    The user's are in the file `$STOKER_PRICES`, or in `prices.csv` or `prices.json` of the configuration directory: a
-    device it names is priced by it alone.
+    The user's are in the file `$STOKER_PRICES`, or in `prices.csv` or `prices.json` of the configuration directory;
+    they replace the built-in prices of the devices they name.
 
     Args:
-        today: the day prices are looked at.
-        known: the catalogue that device names are looked up in; the user's if None.
+        today: the day that staleness refers to.
+        known: the catalogue with the devices' names; the user's if None.
     """
     known = catalogue() if known is None else known
     path = user_file("STOKER_PRICES", "prices.csv", "prices.json")
@@ -201,7 +186,7 @@ def price_list(today: date, known: Catalogue | None = None) -> PriceList:
 
 
 def cheapest(device: str, market: Market = "on demand", *, today: date | None = None) -> Price | None:
-    """The lowest price of a device, as in `PriceList.cheapest`, on a day or on this one."""
+    """The lowest price of a device, as in `PriceList.cheapest`, on a day; default today."""
     return _price_list(today or date.today()).cheapest(device, market)  # noqa: DTZ011 - the user's day
 
 
@@ -215,13 +200,13 @@ def marked(prices: Iterable[Price], today: date) -> tuple[Price, ...]:
 
 
 def age_days(price: Price, today: date) -> int | None:
-    """Days since a price was seen; None where its source has no date."""
+    """Days since a price was seen [days]; None if its source has no date."""
     return None if price.seen_on is None else (today - date.fromisoformat(price.seen_on)).days
 
 
 @functools.cache
 def builtin_prices() -> tuple[Price, ...]:
-    """The prices that come with Stoker, as they were seen: none is marked."""
+    """Stoker's own prices, not marked as stale."""
     text = files("stoker.devices").joinpath("prices.json").read_text(encoding="utf-8")
     prices, problems = prices_from_json(text, "prices", builtin_catalogue())
     if problems:

@@ -1,4 +1,4 @@
-"""What is wrong with a data set: read once or twice, never changed."""
+"""`stoker data check`: faults of a data set, which is read once or twice and never changed."""
 
 from importlib.util import find_spec
 
@@ -8,12 +8,7 @@ for _module in ("pyarrow", "PIL"):
     if find_spec(_module) is None:
         raise BadJob(f"{_module} is not installed", remedy="pip install 'stoker[data]'")
 
-from stoker.inspecting.data_kinds import check  # noqa: E402 - likewise
-from stoker.inspecting.findings import (  # noqa: E402 - after what they need is known to be there
-    Checked,
-    CheckOptions,
-    Tell,
-    clean_list,
-)
+from stoker.inspecting.data_kinds import check  # noqa: E402 - after the check for what it needs
+from stoker.inspecting.findings import Checked, CheckOptions, Tell, clean_list  # noqa: E402 - likewise
 
 __all__ = ["CheckOptions", "Checked", "Tell", "check", "clean_list"]

@@ -1,4 +1,4 @@
-"""`stoker data check`: what is wrong with a data set, as a document, a page, and a list of what to leave out."""
+"""The verb `stoker data check`: the faults of a data set as a document, a page, and a list of samples to leave out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.store.files import make_directories, write_atomic
 CHECK_FILE, CLEAN_FILE, PAGE_FILE = "check.json", "clean.json", "report.html"
 
 _THUMBNAIL = 112
-"""Pixels of the longer side of a picture in the page; small ones are enlarged by whole factors."""
+"""Longer side of a picture in the page [pixels]; small ones are enlarged by whole factors."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def check_data(
     drop_suspects: bool = False,
     tell: Tell = lambda _what, _done, _total: None,
 ) -> CheckedData:
-    """Find what is wrong with a data set; it is only read.
+    """Find the faults of a data set, which is only read.
 
     Args:
         path: a folder of images or texts, a table, shards of WebDataset, IDX or NumPy files.
@@ -50,58 +50,48 @@ def check_data(
         against: other data sets, whose samples must not be in this one.
         out: directory for `check.json`, `clean.json` and `report.html`; not within `path`.
         drop_suspects: leave suspects out as well.
-        tell: is told how far it is.
+        tell: called with the progress.
 
     Raises:
-        BadJob: there is nothing to check, an option does not fit, `out` cannot be made, or nothing would be left.
+        BadJob: there is nothing to check, an option is invalid, `out` cannot be made, or no sample would be left.
         RunFailed: a process that decodes died.
     """
-    asked = options or CheckOptions()
+    options = options or CheckOptions()
     source, began = Path(path), time.monotonic()
-    if out is not None:
-        _check_outside(Path(out), source)
-        _make(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:  # before the check, which may take hours
+        if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+            what = f"{folder} is within {source}"
+            raise BadJob(what, remedy="Choose a directory elsewhere: the data are not touched.")
+        try:
+            make_directories(folder)
+        except OSError as error:
+            what = f"{folder} cannot be made: {error.strerror or error}"
+            raise BadJob(what, remedy="Choose another directory.") from error
+        if not folder.is_dir():
+            raise BadJob(f"{folder} is a file", remedy="Choose a directory.")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    found = check(source, [Path(one) for one in against], asked, workers=asked.workers or len(usable_cpus()), tell=tell)
+    workers = options.workers or len(usable_cpus())
+    checked = check(source, list(map(Path, against)), options, workers=workers, tell=tell)
     document = DataCheck(
-        source=str(path), kind=found.kind, made_at=made_at, took_s=round(time.monotonic() - began, 3),
-        against=tuple(map(str, against)), splits=found.splits, columns=found.columns, findings=found.findings,
-        notes=found.notes, settings=to_json(asked),
+        source=str(path), kind=checked.kind, made_at=made_at, took_s=round(time.monotonic() - began, 3),
+        against=tuple(map(str, against)), splits=checked.splits, columns=checked.columns, findings=checked.findings,
+        notes=checked.notes, settings=to_json(options),
     )  # fmt: skip
-    listed = clean_list(document, drop_suspects=drop_suspects)
-    # A list is used wherever training runs, and there a relative path would be of another folder.
-    checked = CheckedData(document, dataclasses.replace(listed, source=str(source.expanduser().absolute())))
-    if out is not None:
-        _write(Path(out), checked, found)
-    return checked
+    # Absolute, because the list is also used where training runs, in another working directory.
+    clean = dataclasses.replace(clean_list(document, drop_suspects=drop_suspects),
+                                source=str(source.expanduser().absolute()))  # fmt: skip
+    if folder is not None:  # the page first, the list that training uses last
+        pictures = {name: picture for name in pictured(document) if (picture := _thumbnail(checked, name))}
+        write_atomic(folder / PAGE_FILE, render_data_page(document, clean, pictures))
+        write_atomic(folder / CHECK_FILE, dumps(document))
+        write_atomic(folder / CLEAN_FILE, dumps(clean))
+    return CheckedData(document, clean)
 
 
-def _check_outside(out: Path, source: Path) -> None:
-    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
-        raise BadJob(f"{out} is within {source}", remedy="Choose a directory elsewhere: the data are not touched.")
-
-
-def _make(out: Path) -> None:
-    """Make the directory before anything is looked at, which may take hours."""
-    try:
-        make_directories(out)
-    except OSError as error:
-        raise BadJob(f"{out} cannot be made: {error.strerror or error}", remedy="Choose another directory.") from error
-    if not out.is_dir():
-        raise BadJob(f"{out} is a file", remedy="Choose a directory.")
-
-
-def _write(out: Path, checked: CheckedData, found: Checked) -> None:
-    """The page first, the list that is to be used last."""
-    pictures = {name: picture for name in pictured(checked.check) if (picture := _thumbnail(found, name))}
-    write_atomic(out / PAGE_FILE, render_data_page(checked.check, checked.clean, pictures))
-    write_atomic(out / CHECK_FILE, dumps(checked.check))
-    write_atomic(out / CLEAN_FILE, dumps(checked.clean))
-
-
-def _thumbnail(found: Checked, name: str) -> str:
+def _thumbnail(checked: Checked, name: str) -> str:
     """A picture as a data URI; empty for a sample without pixels."""
-    image = found.picture(name)
+    image = checked.picture(name)
     if image is None:
         return ""
     if max(image.size) > _THUMBNAIL:

@@ -1,12 +1,9 @@
-"""One check of one data set, whatever its kind.
-
-What a path holds: told from names and first bytes, never guessed from content.
-"""
+"""The kind of a data set, from file names and first bytes, and the check for that kind."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,39 +26,34 @@ from stoker.records.data_check import DataKind, Finding
 
 
 def check(path: Path, against: Sequence[Path], options: CheckOptions, *, workers: int, tell: Tell) -> Checked:
-    """Find what is wrong with the data at `path`, and what of it is also in `against`.
+    """Find the faults of the data at `path`, and samples that are also in `against`.
 
     Args:
         path: a file or a folder; it is only read.
-        against: other data sets, of the same sort (with pixels, or of rows).
+        against: other data sets of the same sort (with pixels, or of rows).
         options: what to look for.
-        workers: processes that decode.
-        tell: is told how far it is.
+        workers: number of processes that decode.
+        tell: called with the progress.
 
     Raises:
-        BadJob: there is nothing to check, or an option does not fit.
-        RunFailed: a process that decodes died.
+        BadJob: there is nothing to check, or an option is invalid.
+        RunFailed: a decoding process died.
     """
-    found = find(path)
-    others = [(str(one), find(one)) for one in against]
-    if isinstance(found, FoundImages):
+    ours = find(path)
+    others = [(str(other), find(other)) for other in against]
+    if any(type(other) is not type(ours) for _, other in others):
+        names = ", ".join(name for name, _ in others)
+        raise BadJob(f"{path} cannot be held against {names}: one of them has pixels, the other rows")
+    if isinstance(ours, FoundImages):
         pictures = [(name, other) for name, other in others if isinstance(other, FoundImages)]
-        _require_same_kind(len(pictures), others, path)
-        return check_pictures(found, pictures, options, workers, tell)
+        return check_pictures(ours, pictures, options, workers, tell)
     tables = [
         ForeignTable(table, f"{name}/{table.name}" if table.name else name)
         for name, other in others if isinstance(other, FoundTables) for table in other.tables
     ]  # fmt: skip
-    _require_same_kind(sum(isinstance(other, FoundTables) for _, other in others), others, path)
-    checked = check_tables(found.kind, found.tables, tables, options, tell)
-    early = [*found.findings, *class_findings((), found.empty_classes)]
+    checked = check_tables(ours.kind, ours.tables, tables, options, tell)
+    early = [*ours.findings, *class_findings((), ours.empty_classes)]
     return replace(checked, findings=in_order([*early, *checked.findings]))
-
-
-def _require_same_kind(same: int, others: Sequence[tuple[str, object]], path: Path) -> None:
-    if same < len(others):
-        raise BadJob(f"{path} cannot be held against {', '.join(name for name, _ in others)}: one of them has pixels, "
-                     "the other rows")  # fmt: skip
 
 
 _TABLES: dict[str, Callable[[Path, str, str], TableSource]] = {
@@ -78,7 +70,7 @@ _READABLE = (
 
 @dataclass(frozen=True)
 class FoundTables:
-    """Tables, classes without a file (split, class), and what was amiss on the way."""
+    """Tables, classes without a file (split, class), and faults found while listing them."""
 
     kind: DataKind
     tables: tuple[TableSource, ...]
@@ -89,10 +81,10 @@ class FoundTables:
 def find(path: Path) -> FoundImages | FoundTables:
     """The samples of a file or a folder.
 
-    A folder is what most speaks for: images if it has any, else shards, IDX files, NumPy files, tables, texts.
+    A folder's kind is the first of these that it has: images, shards, IDX files, NumPy files, tables, texts.
 
     Raises:
-        BadJob: there is nothing, or nothing that is known.
+        BadJob: the path does not exist, or holds nothing of a known kind.
     """
     if not path.exists():
         raise BadJob(f"{path} is not there")
@@ -109,8 +101,7 @@ def _of_file(path: Path) -> FoundImages | FoundTables:
         return find_numpy(path, [path])
     stems = list(idx_pairs([path]))
     if stems:
-        beside = [one for one in path.parent.iterdir() if stems[0] in one.name]
-        return find_idx(path, beside)
+        return find_idx(path, [other for other in path.parent.iterdir() if stems[0] in other.name])
     if path.name.endswith((".tar.gz", ".tgz", ".tar.zst")):
         raise BadJob(f"{path} is a compressed shard", remedy="Unpack it to .tar: keys are read where they lie.")
     raise BadJob(f"{path} is of no kind that is known", remedy=_READABLE)
@@ -118,6 +109,7 @@ def _of_file(path: Path) -> FoundImages | FoundTables:
 
 def _of_folder(root: Path) -> FoundImages | FoundTables:
     files = [root / name for name in files_below(root)]
+    tables: list[TableSource] = []
     suffixes = Counter(path.suffix.lower() for path in files)
     if suffixes.keys() & SUFFIXES:
         return find_images(root)
@@ -128,26 +120,18 @@ def _of_folder(root: Path) -> FoundImages | FoundTables:
     if suffixes.keys() & _NUMPY:
         return find_numpy(root, [path for path in files if path.suffix.lower() in _NUMPY])
     if suffixes.keys() & _TABLES.keys():
-        return FoundTables("table", tuple(_tables(root, files)))
+        for path in files:
+            if make := _TABLES.get(path.suffix.lower()):
+                inside = path.parent.name if path.parent != root else ""
+                tables.append(make(path, path.relative_to(root).as_posix(), split_of(inside) or split_of(path.stem)))
+        return FoundTables("table", tuple(tables))
     if suffixes[".txt"]:
-        return _texts(root)
+        listing = list_classes(root, _TEXT)
+        for split in dict.fromkeys(split for split, _ in listing.files):
+            samples = sorted((name, label) for (where, label), names in listing.files.items() if where == split
+                             for name in names)  # fmt: skip
+            names, labels = zip(*samples, strict=True)
+            tables.append(TextTable(root, split, names, labels))
+        return FoundTables("text", tuple(tables), listing.empty_classes)
     kinds = ", ".join(suffix or "without ending" for suffix, _ in suffixes.most_common(5))
     raise BadJob(f"{root} holds nothing that is known{f': {kinds}' if kinds else ''}", remedy=_READABLE)
-
-
-def _tables(root: Path, files: Iterable[Path]) -> Iterable[TableSource]:
-    for path in files:
-        if make := _TABLES.get(path.suffix.lower()):
-            inside = path.parent.name if path.parent != root else ""
-            yield make(path, path.relative_to(root).as_posix(), split_of(inside) or split_of(path.stem))
-
-
-def _texts(root: Path) -> FoundTables:
-    listing = list_classes(root, _TEXT)
-    tables: list[TableSource] = []
-    for split in dict.fromkeys(split for split, _ in listing.files):
-        samples = sorted((name, label) for (where, label), names in listing.files.items() if where == split
-                         for name in names)  # fmt: skip
-        names, labels = zip(*samples, strict=True)
-        tables.append(TextTable(root, split, names, labels))
-    return FoundTables("text", tuple(tables), listing.empty_classes)

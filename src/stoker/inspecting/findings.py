@@ -1,13 +1,4 @@
-"""What a check hands over: what it found, and where to see it.
-
-How a data set is checked.
-
-Names of splits, as people write them.
-
-What the number of samples of each class tells; of pictures and of tables alike.
-
-Rows of equal content, by their digests.
-"""
+"""The options and the result of a check, and what checks of pictures and of tables share: splits, classes, groups."""
 
 from __future__ import annotations
 
@@ -27,18 +18,18 @@ if TYPE_CHECKING:
 
 
 Tell = Callable[[str, int, int], None]
-"""Is told what is being done, how many of it are done, and of how many; 0 where that is not known."""
+"""Called with the current step, the number done, and the total, which is 0 if unknown."""
 
 ImageLoader = Callable[[str], "Image.Image | None"]
-"""The sample of that name in RGB; None where it has no pixels."""
+"""The sample of that name in RGB; None if it has no pixels."""
 
 _KEPT: frozenset[str] = frozenset({"extension", "foreign"})
-"""Faults of a name: such samples can be read."""
+"""Faults of a file's name: such samples are usable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The findings of one check, before anyone has said when it was made."""
+    """The result of one check, without date and settings."""
 
     kind: DataKind
     splits: tuple[SplitFacts, ...]
@@ -49,7 +40,7 @@ class Checked:
 
 
 def clean_list(check: DataCheck, *, drop_suspects: bool = False) -> CleanList:
-    """The samples to leave out: what cannot be read, what is wrong or counts twice; suspects if that is asked for.
+    """The samples to leave out: unreadable, faulty and repeated ones, and suspects with `drop_suspects`.
 
     Raises:
         BadJob: nothing would be left.
@@ -71,24 +62,24 @@ def clean_list(check: DataCheck, *, drop_suspects: bool = False) -> CleanList:
 
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The gravest first; within a kind, by how far out, then in the order of the source."""
+    """Findings by gravity, fault, and descending measure; equal ones stay in the order of the source."""
     order: Mapping[str, int] = {"corrupt": 0, "fault": 1, "suspect": 2, "note": 3}
-    return tuple(sorted(findings, key=lambda one: (order[one.gravity], one.fault, -(one.measure or 0.0))))
+    return tuple(sorted(findings, key=lambda finding: (order[finding.gravity], finding.fault, -(finding.measure or 0))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What `stoker data check` may be told.
+    """Options of `stoker data check`.
 
     Attributes:
-        target: the column of a table to be predicted; found by its name where it is empty (see `tables.roles`).
-        text: columns whose values are prose; such are told from their length as well.
-        ignore: columns that two rows need not share to count as the same.
-        near: whether to look for near duplicates.
-        labels: whether to hold labels against those of neighbours.
-        least_correlation: how alike the pixels of near duplicates are (Pearson's r, after decoding both).
-        most_z: how far out a number is no outlier yet, in robust standard deviations.
-        workers: processes that decode; 0 is as many as the process may use cores.
+        target: the column of a table to be predicted; if empty, found by name (see `roles_of`).
+        text: columns of prose; others are recognised by their length.
+        ignore: columns in which equal rows may differ.
+        near: look for near duplicates.
+        labels: compare labels with those of neighbours.
+        least_correlation: least Pearson's r of the decoded pixels of near duplicates.
+        most_z: distance up to which a number is no outlier [robust standard deviations].
+        workers: number of processes that decode; 0 is one for each usable core.
     """
 
     target: str = ""
@@ -106,21 +97,21 @@ SPLITS = {
     "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "eval": "valid", "holdout": "valid",
     "test": "test", "testing": "test", "t10k": "test",
 }  # fmt: skip
-"""What a folder or the first or last word of a file's name says: the split."""
+"""The split for the name of a folder, or the first or last word of a file's name."""
 
 AGAINST = "against"
-"""The split of another data set that this one is held against."""
+"""The split of another data set that this one is compared with."""
 
 _RANK = {"train": 0, "": 0, "valid": 1, "test": 2, AGAINST: 3}
 
 
 def rank(split: str) -> int:
-    """Of two splits with one content, the one with the lower rank gives its copy up: training before what measures."""
+    """Order in which splits give up a shared sample [rank]: training (0) before those that measure, then `AGAINST`."""
     return _RANK.get(split, 1)
 
 
 def split_of(name: str) -> str:
-    """The split that the name of a file tells: `train-0001.tar`, `cifar_test.csv`; empty where it tells none.
+    """The split in the name of a file: `train-0001.tar`, `cifar_test.csv`; empty if there is none.
 
     >>> [split_of(name) for name in ("train-0001", "x_test", "t10k-images-idx3-ubyte", "flowers")]
     ['train', 'test', 'test', '']
@@ -131,48 +122,40 @@ def split_of(name: str) -> str:
 
 
 def are_splits(folders: Iterable[str]) -> bool:
-    """Whether folders of these names are splits, not classes: all of them, and at least two or one that says train."""
+    """True if folders of these names are splits, not classes: all of them, at least two or one for training."""
     named = [SPLITS.get(name.lower(), "") for name in folders]
     return bool(named) and all(named) and (len(set(named)) > 1 or "train" in named)
 
 
 MOST_IMBALANCE = 10.0
-"""Samples of the largest class over those of the smallest, above which it is told."""
+"""Samples of the largest class over those of the smallest, from which imbalance is reported [1]."""
 
 
 def class_findings(splits: Sequence[SplitFacts], empty: Iterable[tuple[str, str]] = ()) -> Iterator[Finding]:
-    """Classes without a sample, far from balance, or in a split that measures and not in the one that trains."""
+    """Classes that have no sample, are far from balance, or are missing from training."""
     for split, name in empty:
         yield Finding(fault="empty-class", gravity="fault", where=_place(split, name), detail="has no sample")
     ours = [facts for facts in splits if facts.name != AGAINST]
     for facts in ours:
-        if len(facts.classes) > 1 and _ratio(facts.classes) >= MOST_IMBALANCE:
-            least, *_, most = sorted(facts.classes, key=facts.classes.__getitem__)
-            yield Finding(
-                fault="imbalance", gravity="note", where=facts.name, measure=round(_ratio(facts.classes), 2),
-                detail=f"{most} has {facts.classes[most]:,} samples, {least} has {facts.classes[least]:,}",
-            )  # fmt: skip
-    yield from _unknown(ours)
+        counts = sorted(facts.classes.items(), key=lambda item: item[1])
+        if len(counts) < 2:
+            continue
+        (least, fewest), (most, largest) = counts[0], counts[-1]
+        ratio = largest / max(1, fewest)
+        if ratio >= MOST_IMBALANCE:
+            yield Finding(fault="imbalance", gravity="note", where=facts.name, measure=round(ratio, 2),
+                          detail=f"{most} has {largest:,} samples, {least} has {fewest:,}")  # fmt: skip
+    known = {name for facts in ours if rank(facts.name) == 0 for name in facts.classes}
+    for facts in ours:
+        for name, count in facts.classes.items():
+            if known and rank(facts.name) > 0 and name not in known:
+                detail = f"{count:,} samples of a class that training does not have"
+                yield Finding(fault="unknown-class", gravity="fault", where=_place(facts.name, name), detail=detail)
 
 
 def in_order_of_use(splits: Iterable[SplitFacts]) -> tuple[SplitFacts, ...]:
-    """The split that trains first, then those that measure."""
-    return tuple(sorted(splits, key=lambda one: rank(one.name)))
-
-
-def _unknown(splits: Sequence[SplitFacts]) -> Iterator[Finding]:
-    training = [facts for facts in splits if rank(facts.name) == 0 and facts.classes]
-    known = {name for facts in training for name in facts.classes}
-    for facts in splits:
-        if training and rank(facts.name) > 0:
-            for name in facts.classes:
-                if name not in known:
-                    detail = f"{facts.classes[name]:,} samples of a class that training does not have"
-                    yield Finding(fault="unknown-class", gravity="fault", where=_place(facts.name, name), detail=detail)
-
-
-def _ratio(classes: dict[str, int]) -> float:
-    return max(classes.values()) / max(1, min(classes.values()))
+    """The training split first, then those that measure."""
+    return tuple(sorted(splits, key=lambda split: rank(split.name)))
 
 
 def _place(split: str, name: str) -> str:
@@ -180,7 +163,7 @@ def _place(split: str, name: str) -> str:
 
 
 def groups_of(contents_NB: NDArray[np.uint8]) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """The first row of each content, in order; and the rows, in order, of each content that is there more than once.
+    """The first row of each content, in order; and the rows, in order, of each repeated content.
 
     Args:
         contents_NB: a digest [B bytes] a row.

@@ -1,17 +1,14 @@
-"""Everything that is looked for in data with pixels, in order.
+"""The check of data with pixels: repeated pictures, odd ones, near duplicates, and labels.
 
-Equal pixels: duplicates within a split, leaks between splits, and one picture under two labels.
-
-Pictures unlike the rest in how they are stored: another mode, another size or shape, or of one colour.
+Equal pixels are duplicates within a split, leaks between splits, or contradictions if their labels differ. Odd pictures
+have another mode, size or shape than the rest, or show one colour.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +19,6 @@ from stoker.inspecting.findings import (
     AGAINST,
     Checked,
     CheckOptions,
-    ImageLoader,
     Tell,
     class_findings,
     groups_of,
@@ -39,18 +35,18 @@ from stoker.records.data_check import Fault, Finding
 
 @dataclass(frozen=True)
 class ForeignUnit:
-    """A unit of another data set: it is of the split `against`, and its samples are named after that data set."""
+    """A unit of another data set: its split is `against`, and its samples are named after that data set."""
 
     unit: SampleUnit
     source: str
     split: str = AGAINST
 
     def __len__(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return len(self.unit)
 
     def item(self, index: int) -> StoredSample:
-        """One of them."""
+        """Sample `index`."""
         item = self.unit.item(index)
         return replace(item, id=f"{self.source}/{item.id}")
 
@@ -58,78 +54,69 @@ class ForeignUnit:
 def check_pictures(
     found: FoundImages, against: Sequence[tuple[str, FoundImages]], options: CheckOptions, workers: int, tell: Tell
 ) -> Checked:
-    """Decode all samples, and hold them against each other.
+    """Decode all samples and compare them.
 
     Raises:
         BadJob: there is nothing to check.
-        RunFailed: a process that decodes died.
+        RunFailed: a decoding process died.
     """
     others = [ForeignUnit(unit, source) for source, other in against for unit in other.units]
     if not found.units and not found.findings and not found.empty_classes:
         raise BadJob("There is no image to check")
     seen = survey([*found.units, *others], workers, tell)
-    findings = [*found.findings, *(one for one in seen.findings if one.where != AGAINST)]
+    findings = [*found.findings, *(finding for finding in seen.findings if finding.where != AGAINST)]
     facts = seen.facts()
-    findings += [*class_findings(facts, found.empty_classes), *_unlabelled(seen), *copies(seen), *outliers(seen)]
+    findings += class_findings(facts, found.empty_classes)
+    for row in (seen.labels < 0).nonzero()[0].tolist() if seen.classes else ():
+        if seen.split_name(row) != AGAINST:
+            findings.append(Finding(fault="unlabelled", gravity="fault", id=seen.ids[row], where=seen.split_name(row),
+                                    detail="has no label, others have one"))  # fmt: skip
+    findings += [*copies(seen), *outliers(seen)]
     notes = [f"{len(seen):,} samples were decoded to their end; equal pixels are told by their SHA-256"]
     explained = {finding.id for finding in findings if finding.fault in {"duplicate", "leak", "contradiction"}}
     if options.near:
         near = near_pairs(seen, options.least_correlation, tell)
-        findings += [one for one in near_findings(seen, near.pairs) if one.where != AGAINST and one.id not in explained]
+        findings += [finding for finding in near_findings(seen, near.pairs)
+                     if finding.where != AGAINST and finding.id not in explained]  # fmt: skip
         notes.append(near.note())
     if options.labels:
         accused, note = suspects(seen, tell)
-        findings += [one for one in accused if one.id not in explained]
+        findings += [finding for finding in accused if finding.id not in explained]
         notes.append(note)
-    ours = in_order_of_use(one for one in facts if one.name != AGAINST)
-    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=_seen(seen))
-
-
-def _unlabelled(seen: ImageSurvey) -> Iterator[Finding]:
-    """Samples without a label, where others have one."""
-    if not seen.classes:
-        return
-    for row in (seen.labels < 0).nonzero()[0].tolist():
-        if seen.split_name(row) != AGAINST:
-            yield Finding(fault="unlabelled", gravity="fault", id=seen.ids[row], where=seen.split_name(row),
-                          detail="has no label, others have one")  # fmt: skip
-
-
-def _seen(seen: ImageSurvey) -> ImageLoader:
-    """Pictures by the names of their samples."""
+    ours = in_order_of_use(split for split in facts if split.name != AGAINST)
     rows: dict[str, int] = {}
 
     def picture(name: str) -> Image.Image | None:
         if not rows:
-            rows.update({one: row for row, one in enumerate(seen.ids)})
+            rows.update({sample: row for row, sample in enumerate(seen.ids)})
         try:
             return seen.picture(rows[name]) if name in rows else None
         except Unreadable:
             return None
 
-    return picture
+    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=picture)
 
 
 _MOST_NAMED_COPIES = 5
 
 
 def copies(survey: ImageSurvey) -> Iterator[Finding]:
-    """What is wrong with pictures that are there more than once; those of the other data set are not told of."""
+    """Findings about repeated pictures, except those of the other data set."""
+
+    def order(row: int) -> tuple[int, int, bool, int]:
+        """The first copy is kept: of the split that measures, then one with a label, then the first."""
+        return -rank(survey.split_name(row)), int(survey.splits[row]), survey.label(row) is None, row
+
     _, groups = groups_of(survey.signatures["content"])
     for group in groups:
-        rows = sorted(group.tolist(), key=functools.partial(_place, survey))
+        rows = sorted(group.tolist(), key=order)
         labels = {survey.label(row) for row in rows} - {None}
-        told = _contradictions(survey, rows) if len(labels) > 1 else _repetitions(survey, rows)
-        yield from (finding for finding in told if finding.where != AGAINST)
-
-
-def _place(survey: ImageSurvey, row: int) -> tuple[int, int, bool, int]:
-    """Which copy is kept: of the split that measures, with a label where one has it, then the first."""
-    return -rank(survey.split_name(row)), int(survey.splits[row]), survey.label(row) is None, row
+        findings = _contradictions(survey, rows) if len(labels) > 1 else _repetitions(survey, rows)
+        yield from (finding for finding in findings if finding.where != AGAINST)
 
 
 def _contradictions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
-    """Every copy: which of them has the right label is not known."""
+    """Every copy, because the right label is not known."""
     labels = " and ".join(sorted({str(survey.label(row)) for row in rows}))
     for row in rows:
         others = tuple(survey.ids[other] for other in rows if other != row)[:_MOST_NAMED_COPIES]
@@ -152,38 +139,27 @@ def _repetitions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
 
 
 _MOST = 0.9
-"""Share of the pictures that have to agree for the others to be odd."""
+"""Share of the pictures that have to agree for the others to be odd [0 to 1]."""
 
 _MOST_Z = 6.0
 _LEAST_DEVIATION = 0.05
-"""Of the logarithm of area or aspect: pictures that hardly vary are not outliers for five per cent."""
+"""Least robust deviation of the logarithm of area or aspect: five per cent makes no outlier in uniform pictures."""
 
 _LEAST_SPREAD = 2
 
 
 def outliers(survey: ImageSurvey) -> Iterator[Finding]:
-    """Every odd picture; of the other data set none."""
+    """Every odd picture, except those of the other data set."""
     foreign = [code for code, name in enumerate(survey.split_names) if name == AGAINST]
     rows = np.flatnonzero(~np.isin(survey.splits, foreign))
     if not len(rows):
         return
     signatures = survey.signatures[rows]
-    yield from _odd_modes(survey, rows, signatures)
-    yield from _odd_sizes(survey, rows, signatures)
-    for row in rows[signatures["spread"] <= _LEAST_SPREAD].tolist():
-        yield _suspect(survey, row, "blank", "shows one colour", float(survey.signatures["spread"][row]))
-
-
-def _odd_modes(survey: ImageSurvey, rows: NDArray[np.int64], signatures: NDArray[Any]) -> Iterator[Finding]:
-    (usual, count), *_ = Counter(signatures["mode"].tolist()).most_common(1)
-    if count < _MOST * len(rows):
-        return
-    for row in rows[signatures["mode"] != usual].tolist():
-        mode = MODES[survey.signatures["mode"][row]]
-        yield _suspect(survey, row, "mode", f"is {mode}; {count / len(rows):.1%} are {MODES[usual]}")
-
-
-def _odd_sizes(survey: ImageSurvey, rows: NDArray[np.int64], signatures: NDArray[Any]) -> Iterator[Finding]:
+    (usual_mode, count), *_ = Counter(signatures["mode"].tolist()).most_common(1)
+    if count >= _MOST * len(rows):
+        for row in rows[signatures["mode"] != usual_mode].tolist():
+            mode = MODES[survey.signatures["mode"][row]]
+            yield _suspect(survey, row, "mode", f"is {mode}; {count / len(rows):.1%} are {MODES[usual_mode]}")
     sizes = Counter(zip(signatures["width"].tolist(), signatures["height"].tolist(), strict=True))
     (usual, count), *_ = sizes.most_common(1)
     width, height = signatures["width"].astype(np.float64), signatures["height"].astype(np.float64)
@@ -199,6 +175,8 @@ def _odd_sizes(survey: ImageSurvey, rows: NDArray[np.int64], signatures: NDArray
     for place in np.flatnonzero(odd).tolist():
         detail = f"has {signatures['width'][place]} × {signatures['height'][place]} pixels; {rest}"
         yield _suspect(survey, int(rows[place]), "shape", detail, float(scores[place]))
+    for row in rows[signatures["spread"] <= _LEAST_SPREAD].tolist():
+        yield _suspect(survey, row, "blank", "shows one colour", float(survey.signatures["spread"][row]))
 
 
 def _robust_z(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,19 +1,12 @@
-"""From what is stored to pixels, every byte of it decoded; and what is wrong where that fails.
+"""The survey of a data set's pictures: each is decoded completely, once, on every core, into a signature of 354 bytes.
 
-Hashes of what a picture looks like.
-
-What: pHash, 64 bits: the signs of the 8 × 8 lowest frequencies (discrete cosine transform, type II) of the picture at
-    32 × 32 grey pixels, against the median of those that are not the mean.
+What: a signature has the SHA-256 of the pixels, small copies, and a 64-bit pHash: the signs of the 8 × 8 lowest
+    frequencies (discrete cosine transform, type II) of the picture at 32 × 32 grey pixels, relative to the median of
+    those that are not the mean. Signatures go to a temporary file and are mapped.
 Use when: pictures that were stored again, scaled or brightened should be found. Such copies differ in few bits; other
-    pictures in about half of them, where pictures vary enough.
-Does not find: what was mirrored, turned, or cut to another part.
+    pictures in about half of them.
+Does not find: pictures that were mirrored, rotated, or cropped.
 Source: C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010, section 3.2.1.
-
-What is kept of each picture: 354 bytes, whatever its size.
-
-Signatures of any number of samples: written to a temporary file as they come, then mapped.
-
-All samples with pixels, decoded once, on every core: what every check of pictures stands on.
 """
 
 from __future__ import annotations
@@ -45,7 +38,7 @@ _SAME_FORMAT = {"MPO": "JPEG", "DIB": "BMP"}
 
 
 class Unreadable(ValueError):
-    """A sample without pixels; `fault` is what it counts as."""
+    """A sample without pixels, and its kind of fault."""
 
     def __init__(self, fault: Fault, detail: str) -> None:
         super().__init__(detail)
@@ -54,9 +47,9 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """A decoded image: upright, in the mode it is stored in; `misnamed` says of what format it really is.
+    """A decoded image, upright, in its stored mode; `misnamed` is its real format if the suffix promises another.
 
-    `values` are what is stored where the image shows less than that: of 16 bits eight, of fractions 256 levels.
+    `values` are the stored numbers if the image of 8 bits does not show all of them, as of 16 bits or fractions.
     """
 
     image: Image.Image
@@ -65,8 +58,12 @@ class DecodedImage:
 
     @property
     def content(self) -> bytes:
-        """SHA-256 of the pixels: equal for equal ones alone."""
-        return digest(self.image) if self.values is None else _digest_of_values(self.values)
+        """SHA-256 of the pixels; of stored values as numbers of any type, where 0 and -0 are equal."""
+        if self.values is None:
+            return digest(self.image)
+        kind = "<f8" if self.values.dtype.kind == "f" else "<i8"
+        numbers = np.ascontiguousarray(self.values.astype(kind)) + 0
+        return hashlib.sha256(f"values {kind} {self.values.shape} ".encode() + numbers.tobytes()).digest()
 
 
 def decode(content: bytes | NDArray[Any], suffix: str = "") -> DecodedImage:
@@ -76,12 +73,18 @@ def decode(content: bytes | NDArray[Any], suffix: str = "") -> DecodedImage:
         Unreadable: it is empty, damaged, cut off, of no known format, larger than Pillow's limit, or not finite.
     """
     if isinstance(content, bytes):
-        return _of_bytes(content, suffix)
+        try:
+            image = loaded(content, is_strict=True)
+        except BadImage as error:
+            raise Unreadable(error.fault, f"cannot be decoded: {error}") from None
+        actual = _SAME_FORMAT.get(image.format or "", image.format or "")
+        promised = _formats().get(suffix, "")
+        return DecodedImage(upright(image), actual if promised and actual != promised else "")
     return DecodedImage(_of_array(content), values=None if _are_levels(content) else content)
 
 
 def digest(image: Image.Image) -> bytes:
-    """SHA-256 of what is seen: equal for equal pixels, whatever format and mode they are stored in.
+    """SHA-256 of what is seen: equal for equal pixels in any format and mode.
 
     Grey, palette and RGB images of 8 bits are compared as RGB, those with transparency as RGBA, deeper ones as stored.
     """
@@ -94,7 +97,7 @@ def digest(image: Image.Image) -> bytes:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB of 8 bits; transparent pixels are white, deeper values are scaled by the largest they can be."""
+    """The image in RGB of 8 bits; transparent pixels become white, deeper values are scaled by their largest value."""
     if image.mode == "RGB":
         return image
     if image.mode in {"I", "F", "I;16", "I;16B", "I;16L"}:
@@ -106,16 +109,6 @@ def as_rgb(image: Image.Image) -> Image.Image:
         upper = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", upper.size, "white"), upper).convert("RGB")
     return image.convert("RGB")
-
-
-def _of_bytes(content: bytes, suffix: str) -> DecodedImage:
-    try:
-        image = loaded(content, is_strict=True)
-    except BadImage as error:
-        raise Unreadable(error.fault, f"cannot be decoded: {error}") from None
-    found = _SAME_FORMAT.get(image.format or "", image.format or "")
-    promised = _formats().get(suffix, "")
-    return DecodedImage(upright(image), found if promised and found != promised else "")
 
 
 def _of_array(pixels: NDArray[Any]) -> Image.Image:
@@ -134,27 +127,20 @@ def _of_array(pixels: NDArray[Any]) -> Image.Image:
 
 
 def _are_levels(pixels: NDArray[Any]) -> bool:
-    """Whether values are whole and between 0 and 255, so that an image of 8 bits shows all of them."""
+    """True if values are whole and between 0 and 255, so that an image of 8 bits shows all of them."""
     if pixels.dtype.kind == "f":
         return False
     return pixels.dtype == np.uint8 or (int(pixels.min(initial=0)) >= 0 and int(pixels.max(initial=0)) <= 255)
 
 
-def _digest_of_values(pixels: NDArray[Any]) -> bytes:
-    """SHA-256 of values as numbers, whatever type stores them; 0 and -0 are one number."""
-    kind = "<f8" if pixels.dtype.kind == "f" else "<i8"
-    numbers = np.ascontiguousarray(pixels.astype(kind)) + 0
-    return hashlib.sha256(f"values {kind} {pixels.shape} ".encode() + numbers.tobytes()).digest()
-
-
 @functools.cache
 def _formats() -> dict[str, str]:
-    """What format an ending promises."""
+    """The format that each suffix promises."""
     return {suffix: _SAME_FORMAT.get(name, name) for suffix, name in Image.registered_extensions().items()}
 
 
 SIDE = 32
-"""Pixels of a side that hashes are made of."""
+"""Side of the picture that hashes are made of [pixels]."""
 
 _KEPT = 8
 
@@ -195,14 +181,14 @@ MODES = (
     "other", "L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "I", "F", "I;16", "I;16B", "I;16L", "YCbCr", "LAB", "HSV",
     "PA", "RGBX",
 )  # fmt: skip
-"""Pillow's names of what a pixel is made of; a signature has the place in this list."""
+"""Pillow's modes; a signature has the index into this list."""
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 @dataclass
 class Signed:
-    """The samples of a unit: names, labels, places in the unit and signatures of those with pixels; and faults."""
+    """A unit's samples with pixels: names, labels, places in the unit and signatures; and findings about the others."""
 
     ids: list[str] = field(default_factory=list)
     labels: list[str | None] = field(default_factory=list)
@@ -227,24 +213,19 @@ def sign(unit: SampleUnit) -> Signed:
             )
             continue
         if picture.misnamed:
-            signed.findings.append(_misnamed(item.id, item.suffix, unit.split, picture))
+            detail = f"is named {item.suffix}, and is {picture.misnamed}"
+            finding = Finding(fault="extension", gravity="fault", id=item.id, where=unit.split, detail=detail)
+            signed.findings.append(finding)
         signed.ids.append(item.id)
         signed.labels.append(item.label)
         signed.places.append(index)
-        rows.append((picture.content, picture.image, _small(picture.image)))
+        reduced = picture.image
+        if reduced.mode in {"L", "RGB"}:  # a cheap first step towards the mean of what a small pixel covers
+            reduced = reduced.reduce(max(1, min(reduced.size) // (4 * SIDE)))
+        small = np.asarray(as_rgb(reduced).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        rows.append((picture.content, picture.image, small))
     signed.signatures = _table(rows)
     return signed
-
-
-def _misnamed(name: str, suffix: str, split: str, picture: DecodedImage) -> Finding:
-    return Finding(fault="extension", gravity="fault", id=name, where=split,
-                   detail=f"is named {suffix}, and is {picture.misnamed}")  # fmt: skip
-
-
-def _small(image: Image.Image) -> NDArray[np.uint8]:
-    """The picture at 32 × 32 in RGB, each pixel the mean of what it covers."""
-    reduced = image.reduce(max(1, min(image.size) // (4 * SIDE))) if image.mode in {"L", "RGB"} else image
-    return np.asarray(as_rgb(reduced).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 def _table(rows: list[tuple[bytes, Image.Image, NDArray[np.uint8]]]) -> NDArray[np.void]:
@@ -265,7 +246,7 @@ def _table(rows: list[tuple[bytes, Image.Image, NDArray[np.uint8]]]) -> NDArray[
 
 
 def _pooled(images_NHWC: NDArray[np.float32], side: int) -> NDArray[np.uint8]:
-    """Means of blocks, `side` of them each way."""
+    """Means of `side` × `side` blocks."""
     num, height, width, channels = images_NHWC.shape
     blocks = images_NHWC.reshape(num, side, height // side, side, width // side, channels)
     pooled: NDArray[np.uint8] = np.rint(blocks.mean(axis=(2, 4))).astype(np.uint8)
@@ -273,7 +254,7 @@ def _pooled(images_NHWC: NDArray[np.float32], side: int) -> NDArray[np.uint8]:
 
 
 class Spool:
-    """Rows of one dtype. The file has no name and goes with the object, whatever happens to the process."""
+    """Rows of one dtype in a file without a name, which vanishes with the object or the process."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -286,7 +267,7 @@ class Spool:
         self._rows += len(rows)
 
     def rows(self) -> NDArray[Any]:
-        """All of them, asked for once, at the end; pages that are not in use leave memory when it is needed."""
+        """All rows, memory-mapped; call it once, at the end."""
         if not self._rows:
             self._file.close()
             return np.empty(0, self._dtype)
@@ -297,18 +278,18 @@ class Spool:
 
 
 _FEWEST_FOR_PROCESSES = 1500
-"""Samples below which starting processes takes longer than decoding."""
+"""Number of samples below which starting processes takes longer than decoding."""
 
 _AHEAD = 4
-"""Units handed out per process: enough to keep it busy, few enough that results do not pile up."""
+"""Units submitted per process: enough to keep it busy, few enough that results do not pile up."""
 
 
 @dataclass(frozen=True)
 class ImageSurvey:
     """Every sample that could be decoded, in the order of its source.
 
-    `labels` and `splits` are places in `classes` and `split_names`, a label is −1 where there is none; `unit` and
-    `place` say where the sample can be read again.
+    `labels` and `splits` are indices into `classes` and `split_names`, −1 for no label; `unit` and `place` say where
+    the sample can be read again.
     """
 
     units: Sequence[SampleUnit]
@@ -323,7 +304,7 @@ class ImageSurvey:
     findings: tuple[Finding, ...]
 
     def __len__(self) -> int:
-        """Samples that could be decoded."""
+        """Number of samples that could be decoded."""
         return len(self.ids)
 
     def split_name(self, row: int) -> str:
@@ -341,21 +322,21 @@ class ImageSurvey:
         return as_rgb(decode(item.content, item.suffix).image)
 
     def facts(self) -> tuple[SplitFacts, ...]:
-        """How many samples of each class each split has."""
-        found = []
+        """Number of samples of each class in each split."""
+        splits = []
         for code, name in enumerate(self.split_names):
             labels = self.labels[self.splits == code]
             counts = np.bincount(labels[labels >= 0], minlength=len(self.classes))
-            classes = {one: int(count) for one, count in zip(self.classes, counts, strict=True) if count}
-            found.append(SplitFacts(name=name, num_samples=len(labels), classes=classes))
-        return tuple(found)
+            classes = {label: int(count) for label, count in zip(self.classes, counts, strict=True) if count}
+            splits.append(SplitFacts(name=name, num_samples=len(labels), classes=classes))
+        return tuple(splits)
 
 
 def survey(units: Sequence[SampleUnit], workers: int, tell: Tell) -> ImageSurvey:
-    """Decode everything.
+    """Decode all samples.
 
     Raises:
-        RunFailed: a process that decodes died.
+        RunFailed: a decoding process died.
     """
     spool, ids = Spool(SIGNATURE), list[str]()
     labels, splits, unit_of, place = (list[NDArray[Any]]() for _ in range(4))
@@ -366,7 +347,7 @@ def survey(units: Sequence[SampleUnit], workers: int, tell: Tell) -> ImageSurvey
     for number, (unit, signed) in enumerate(zip(units, _signed(units, workers, total), strict=True)):
         spool.append(signed.signatures)
         ids += signed.ids
-        codes = [-1 if one is None else classes.setdefault(one, len(classes)) for one in signed.labels]
+        codes = [-1 if label is None else classes.setdefault(label, len(classes)) for label in signed.labels]
         labels.append(np.array(codes, np.int32))
         split = split_codes.setdefault(unit.split, len(split_codes))
         splits.append(np.full(len(signed.ids), split, np.int16))
@@ -375,9 +356,14 @@ def survey(units: Sequence[SampleUnit], workers: int, tell: Tell) -> ImageSurvey
         findings += signed.findings
         done += len(unit)
         tell("decoding", done, total)
-    named, codes_in_order = _in_order_of_names(classes, _joined(labels, np.int32))
+    # Classes in the order of their names, numbers as numbers; labels are renumbered.
+    named = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    codes_of = np.full(len(classes) + 1, -1, np.int32)  # the last one is for label −1
+    for code, name in enumerate(named):
+        codes_of[classes[name]] = code
     return ImageSurvey(
-        units=units, ids=ids, labels=codes_in_order, classes=named, splits=_joined(splits, np.int16),
+        units=units, ids=ids, labels=codes_of[_joined(labels, np.int32)], classes=tuple(named),
+        splits=_joined(splits, np.int16),
         split_names=tuple(split_codes), unit=_joined(unit_of, np.int32), place=_joined(place, np.int32),
         signatures=spool.rows(), findings=tuple(findings),
     )  # fmt: skip
@@ -393,7 +379,7 @@ def _signed(units: Sequence[SampleUnit], workers: int, total: int) -> Iterator[S
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is this process's to tell of
+        initargs=(signal.SIGINT, signal.SIG_IGN),  # this process handles Ctrl-C
     ) as pool:
         try:
             for unit in units:
@@ -409,15 +395,6 @@ def _signed(units: Sequence[SampleUnit], workers: int, total: int) -> Iterator[S
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order_of_names(classes: dict[str, int], labels: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Classes sorted, numbers as numbers, and the labels that mean them."""
-    named = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    new = np.full(len(classes) + 1, -1, np.int32)  # the last one is where −1 points to
-    for code, name in enumerate(named):
-        new[classes[name]] = code
-    return tuple(named), new[labels]
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

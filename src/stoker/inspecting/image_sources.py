@@ -1,12 +1,8 @@
-"""The seam between files and samples with pixels: units of work that a process can take whole.
+"""Sources of pictures, cut into units of work for processes: folders, WebDataset shards, and arrays (IDX, NumPy).
 
-Folders of files: a class per folder, below one folder per split where there are such.
-
-Shards of WebDataset: an image of each key, and the label beside it.
-
-Images held in arrays: IDX files of unsigned bytes (gzipped or not), and NumPy's .npy and .npz.
-
-Source of the IDX format: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", "File formats".
+A folder has one folder per class, below one per split if there are splits. A shard has an image and a label for each
+key. Source of the IDX format: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", "File
+formats".
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,15 +31,15 @@ from stoker.records.codec import parsed
 from stoker.records.data_check import DataKind, Finding
 
 SAMPLES_OF_A_UNIT = 256
-"""Enough that handing a unit to another process costs little, few enough that progress is seen."""
+"""Enough that sending a unit to another process costs little, few enough that progress is visible."""
 
 
 @dataclass(frozen=True)
 class StoredSample:
-    """A sample as it is stored.
+    """A sample as stored.
 
-    `content` is the bytes of an image file, or pixels [height, width] or [height, width, channels]. `suffix` is the
-    ending of its name, which promises a format; empty where it has none. `problem` says why there is no content.
+    `content` is the bytes of an image file, or pixels [height, width] or [height, width, channels]. `suffix` is of its
+    name, which promises a format; empty if it has none. `problem` says why there is no content.
     """
 
     id: str
@@ -54,25 +50,25 @@ class StoredSample:
 
 
 class SampleUnit(Protocol):
-    """Some samples of one split, of which each can be read alone. It travels between processes."""
+    """Some samples of one split, which can be read one by one. Units are sent between processes."""
 
     @property
     def split(self) -> str:
-        """The split that they are in; empty where there are none."""
+        """The split; empty if there are none."""
         ...
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of samples."""
         ...
 
     def item(self, index: int) -> StoredSample:
-        """One of them; what cannot be read has a problem and no content."""
+        """Sample `index`; an unreadable one has a problem and no content."""
         ...
 
 
 @dataclass(frozen=True)
 class FoundImages:
-    """What a path holds: units to read, classes without a sample (split, class), and what was amiss on the way."""
+    """Units to read, classes without a sample (split, class), and faults found while listing them."""
 
     kind: DataKind
     units: tuple[SampleUnit, ...]
@@ -81,13 +77,13 @@ class FoundImages:
 
 
 def cut(count: int, size: int = SAMPLES_OF_A_UNIT) -> Sequence[range]:
-    """Ranges of at most `size` that make up `count`."""
+    """Ranges of at most `size` that cover `count`."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 @dataclass(frozen=True)
 class FileUnit:
-    """Files of one split; names are relative to `root`, labels are the folders that they are in."""
+    """Files of one split; names are relative to `root`, labels are their folders."""
 
     root: Path
     split: str
@@ -95,11 +91,11 @@ class FileUnit:
     labels: tuple[str | None, ...]
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of files."""
         return len(self.names)
 
     def item(self, index: int) -> StoredSample:
-        """A file and its bytes."""
+        """File `index` and its bytes."""
         name = self.names[index]
         suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a million paths: no object for each
         try:
@@ -111,7 +107,7 @@ class FileUnit:
 
 @dataclass(frozen=True)
 class FolderListing:
-    """The files below a folder by split and class, and the classes that have none."""
+    """The files below a folder by split and class, classes without files, and files with other suffixes."""
 
     files: dict[tuple[str, str | None], list[str]]
     empty_classes: tuple[tuple[str, str], ...]
@@ -119,7 +115,7 @@ class FolderListing:
 
 
 def list_classes(root: Path, suffixes: frozenset[str]) -> FolderListing:
-    """The files with one of `suffixes`, sorted; hidden files and folders are passed over."""
+    """The files with one of `suffixes`, sorted; hidden files and folders are skipped."""
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     splits = [(name, SPLITS[name.lower()]) for name in folders] if are_splits(folders) else [("", "")]
     files: dict[tuple[str, str | None], list[str]] = defaultdict(list)
@@ -146,18 +142,16 @@ def find_images(root: Path) -> FoundImages:
         Finding(fault="foreign", gravity="note", id=name, detail="its name is no image's: it was not opened")
         for name in listing.foreign
     ]
-    return FoundImages("images", tuple(_folder_units(root, listing)), listing.empty_classes, tuple(findings))
-
-
-def _folder_units(root: Path, listing: FolderListing) -> Iterator[SampleUnit]:
     by_split: dict[str, list[tuple[str, str | None]]] = defaultdict(list)
     for (split, label), names in listing.files.items():
         by_split[split] += [(name, label) for name in names]
+    units = []
     for split, samples in by_split.items():
         samples.sort()
-        for rows in cut(len(samples), SAMPLES_OF_A_UNIT):
+        for rows in cut(len(samples)):
             chosen = samples[rows.start : rows.stop]
-            yield FileUnit(root, split, tuple(name for name, _ in chosen), tuple(label for _, label in chosen))
+            units.append(FileUnit(root, split, tuple(name for name, _ in chosen), tuple(label for _, label in chosen)))
+    return FoundImages("images", tuple(units), listing.empty_classes, tuple(findings))
 
 
 _LABEL_KEYS = ("cls", "label", "class", "target", "y")
@@ -165,7 +159,7 @@ _LABEL_KEYS = ("cls", "label", "class", "target", "y")
 
 @dataclass(frozen=True)
 class ShardSample:
-    """The members of one key: the image, and what holds its label."""
+    """The members of one key: the image, and the member with its label."""
 
     key: str
     image: TarMember | None
@@ -182,11 +176,11 @@ class ShardUnit:
     groups: tuple[ShardSample, ...]
 
     def __len__(self) -> int:
-        """How many keys."""
+        """Number of keys."""
         return len(self.groups)
 
     def item(self, index: int) -> StoredSample:
-        """A key with its image and its label."""
+        """Key `index` with its image and its label."""
         group = self.groups[index]
         name = f"{self.name}:{group.key}"
         if group.image is None:
@@ -207,24 +201,21 @@ class ShardUnit:
 
 
 def find_shards(root: Path, paths: Sequence[Path]) -> FoundImages:
-    """The keys of some shards, cut into units; a shard that ends early is read as far as it goes, and told."""
+    """The keys of some shards, cut into units; a shard that is cut off is read as far as it goes, and reported."""
     units: list[SampleUnit] = []
     findings: list[Finding] = []
     for path in paths:
-        name = path.name if path == root else path.relative_to(root).as_posix()
+        name = _below(root, path)
         groups, problem = list_groups(path)
         if problem:
             findings.append(Finding(fault="corrupt", gravity="corrupt", where=name, detail=problem))
         split = split_of(path.name.partition(".")[0]) or split_of(path.parent.name if path != root else "")
-        units += [
-            ShardUnit(path, name, split, tuple(groups[rows.start : rows.stop]))
-            for rows in cut(len(groups), SAMPLES_OF_A_UNIT)
-        ]
+        units += [ShardUnit(path, name, split, tuple(groups[rows.start : rows.stop])) for rows in cut(len(groups))]
     return FoundImages("shards", tuple(units), (), tuple(findings))
 
 
 def list_groups(path: Path) -> tuple[list[ShardSample], str]:
-    """The keys of a shard in order, and what is wrong with it; only headers are read."""
+    """The keys of a shard in order, and why it is damaged, if it is; reads only headers."""
     members: dict[str, list[TarMember]] = {}
     problem = ""
     try:
@@ -232,32 +223,27 @@ def list_groups(path: Path) -> tuple[list[ShardSample], str]:
             members.setdefault(member.key, []).append(member)
     except BadTable as error:
         problem = error.what
-    return [_group(key, found) for key, found in members.items()], problem
-
-
-def _group(key: str, members: Sequence[TarMember]) -> ShardSample:
-    image = next((one for one in members if f".{_last(one)}" in SUFFIXES), None)
-    label = next((one for one in members if one.kind == "cls"), None)
-    return ShardSample(key, image, label or next((one for one in members if one.kind == "json"), None))
+    groups = []
+    for key, parts in members.items():
+        image = next((part for part in parts if f".{_last(part)}" in SUFFIXES), None)
+        label = next((part for kind in ("cls", "json") for part in parts if part.kind == kind), None)
+        groups.append(ShardSample(key, image, label))
+    return groups, problem
 
 
 def _last(member: TarMember) -> str:
-    """`png` of `seg.png`: what the content is."""
+    """`png` of `seg.png`."""
     return member.kind.rpartition(".")[2]
 
 
 def _label(content: bytes, member: TarMember) -> str | None:
-    """What a `.cls` says, or a `.json` under a name that labels go by."""
+    """The label in a `.cls`, or in a `.json` under one of `_LABEL_KEYS`."""
     if member.kind == "cls":
         return content.decode("utf-8").strip()
-    found = parsed(content)
-    if not isinstance(found, dict):
-        return str(found)
-    return next((str(found[key]) for key in _labels_in(found)), None)
-
-
-def _labels_in(found: dict[str, object]) -> Iterator[str]:
-    return (key for key in _LABEL_KEYS if found.get(key) is not None)
+    value = parsed(content)
+    if not isinstance(value, dict):
+        return str(value)
+    return next((str(value[key]) for key in _LABEL_KEYS if value.get(key) is not None), None)
 
 
 _IDX = re.compile(r"^(?P<stem>.*?)[-_.](?P<what>images|labels)[-_.]idx(?P<dims>\d)[-_.]ubyte(\.gz)?$")
@@ -265,12 +251,12 @@ _LABEL_NAMES = re.compile(r"(^|_)(labels?|targets?|y|classes)(_|$)", re.IGNORECA
 
 
 class Damaged(ValueError):
-    """A file that is not what it says it is."""
+    """A file that is truncated or of another kind."""
 
 
 @dataclass(frozen=True)
 class RowsUnit:
-    """Rows of one array with its labels, the first of which is row `first` of `name`."""
+    """Rows of one array with their labels; the first is row `first` of `name`."""
 
     name: str
     split: str
@@ -279,26 +265,26 @@ class RowsUnit:
     labels: NDArray[Any] | None
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.images)
 
     def item(self, index: int) -> StoredSample:
-        """A row and its label."""
+        """Row `index` and its label."""
         label = None if self.labels is None or index >= len(self.labels) else str(self.labels[index])
         return StoredSample(f"{self.name}:{self.first + index}", np.asarray(self.images[index]), label)
 
 
 def idx_pairs(paths: Sequence[Path]) -> dict[str, dict[str, Path]]:
-    """IDX files by what their names begin with: `{"train": {"images": …, "labels": …}}`."""
+    """IDX files by the beginning of their names: `{"train": {"images": …, "labels": …}}`."""
     pairs: dict[str, dict[str, Path]] = {}
     for path in paths:
-        if found := _IDX.match(path.name):
-            pairs.setdefault(found["stem"], {})[found["what"]] = path
+        if match := _IDX.match(path.name):
+            pairs.setdefault(match["stem"], {})[match["what"]] = path
     return {stem: pair for stem, pair in pairs.items() if "images" in pair}
 
 
 def find_idx(root: Path, paths: Sequence[Path]) -> FoundImages:
-    """The images of IDX files, each with the labels beside it."""
+    """The images of IDX files with their labels."""
     units: list[SampleUnit] = []
     findings: list[Finding] = []
     for stem, pair in sorted(idx_pairs(paths).items(), key=lambda item: (split_of(item[0]) != "train", item[0])):
@@ -309,7 +295,7 @@ def find_idx(root: Path, paths: Sequence[Path]) -> FoundImages:
 
 
 def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
-    """The images of .npy and .npz files; of these, each array of images with the labels of its name."""
+    """The images of .npy and .npz files, with the labels that match each array of images by name."""
     units: list[SampleUnit] = []
     findings: list[Finding] = []
     for path in paths:
@@ -327,7 +313,7 @@ def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of an IDX file; mapped where it is not gzipped.
+    """The array of an IDX file, memory-mapped unless it is gzipped.
 
     Raises:
         Damaged: it is truncated, or of another kind.
@@ -353,7 +339,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npy (mapped) or .npz file; nothing is unpickled.
+    """The arrays of a .npy (memory-mapped) or .npz file; nothing is unpickled.
 
     Raises:
         Damaged: it cannot be read.
@@ -368,13 +354,13 @@ def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _paired(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any], NDArray[Any] | None]]:
-    """Arrays of images, each with the labels of as many rows whose name has the most in common with its own."""
+    """Arrays of images, each with the labels of as many rows: of the same split, or the only ones that fit."""
     images = {name: array for name, array in arrays.items() if _are_images(array) and not _LABEL_NAMES.search(name)}
     labels = {name: array for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iuUSb"}
     pairs: dict[str, tuple[NDArray[Any], NDArray[Any] | None]] = {}
     for name, array in images.items():
-        fit = [one for one in labels if len(labels[one]) == len(array)]
-        same = [one for one in fit if split_of(one) == split_of(name)]
+        fit = [label for label in labels if len(labels[label]) == len(array)]
+        same = [label for label in fit if split_of(label) == split_of(name)]
         chosen = (same or (fit if len(fit) == 1 else []))[:1]
         pairs[name] = (array, labels[chosen[0]] if chosen else None)
     return pairs
@@ -387,7 +373,7 @@ def _are_images(array: NDArray[Any]) -> bool:
 def _array_units(
     name: str, split: str, images: NDArray[Any], labels: NDArray[Any] | None, findings: list[Finding]
 ) -> list[SampleUnit]:
-    """Units of an array of images; a number of labels that differs is told."""
+    """Units of an array of images; reports another number of labels."""
     if not _are_images(images):
         raise BadJob(f"{name} holds an array of shape {images.shape}: wanted [rows, height, width(, channels)]")
     if labels is not None and len(labels) != len(images):
@@ -401,7 +387,7 @@ def _array_units(
 
 
 def _tried(read: Callable[[Path], Any], path: Path, findings: list[Finding]) -> Any:
-    """What `read` gives; None, and a finding, where the file is damaged."""
+    """The result of `read`; None, and a finding, if the file is damaged."""
     try:
         return read(path)
     except Damaged as error:

@@ -1,12 +1,12 @@
 """Labels that the neighbours of a picture contradict.
 
 What: the ten nearest neighbours among at most 10,000 pictures, by small pixels after principal components; a label is
-    suspect if at least eight of them carry one other label.
-Use when: pictures of a class look alike at 16 × 16 pixels. Whether they do is measured: where neighbours do not tell
-    most labels, nothing is said.
+    suspect if at least eight of them have the same other label.
+Use when: pictures of a class are similar at 16 × 16 pixels. This is measured: if neighbours do not predict most labels,
+    nothing is reported.
 Costs: one product of all pictures with the references.
 Source: D. Wilson, "Asymptotic Properties of Nearest Neighbor Rules Using Edited Data", 1972 (edited neighbours, with a
-    majority of three; ours wants eight of ten, so as to accuse few).
+    majority of three; ours needs eight of ten, to accuse few).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MOST_REFERENCES = 10_000
 _COMPONENTS = 32
 _BLOCK = 1024
 _FEWEST = 50
-"""Labelled pictures below which there are too few neighbours to ask."""
+"""Number of labelled pictures below which there are too few neighbours."""
 
 LEAST_ACCURACY = 0.75
-"""Share of labels, on average over classes, that neighbours must tell for their word to count."""
+"""Share of labels, on average over classes, that neighbours must predict for their votes to count [0 to 1]."""
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the neighbours of each labelled picture say: the row, the label they favour, and how many do."""
+    """Votes of each labelled picture's neighbours: the row, the favoured label, the votes for it, the nearest three."""
 
     rows: NDArray[np.int64]
     favoured: NDArray[np.int32]
@@ -45,31 +45,31 @@ class Verdicts:
 
     @property
     def accuracy(self) -> float:
-        """Share of the labels that the neighbours tell: the mean over classes, or the largest would speak for all.
+        """Share of the labels that the neighbours predict, averaged over classes [0 to 1].
 
-        Classes with fewer pictures than there are neighbours are left out, unless all are so small.
+        Classes with fewer pictures than neighbours are left out, unless all are so small.
         """
         counts = np.bincount(self.own)
-        told = np.bincount(self.own, weights=self.favoured == self.own)
-        asked = counts >= min(_NEIGHBOURS, counts.max())
-        return float((told[asked] / counts[asked]).mean())
+        predicted = np.bincount(self.own, weights=self.favoured == self.own)
+        is_large = counts >= min(_NEIGHBOURS, counts.max())
+        return float((predicted[is_large] / counts[is_large]).mean())
 
 
 def suspects(survey: ImageSurvey, tell: Tell) -> tuple[list[Finding], str]:
-    """Samples whose label their neighbours contradict, the most suspicious first; and what was done."""
+    """Samples whose label their neighbours contradict, most votes first; and a note for the report."""
     foreign = [code for code, name in enumerate(survey.split_names) if name == AGAINST]
     rows = np.flatnonzero((survey.labels >= 0) & ~np.isin(survey.splits, foreign))
     if len(rows) < _FEWEST or len(np.unique(survey.labels[rows])) < 2:
         return [], "labels were not held against neighbours: fewer than 50 labelled pictures, or one class"
     verdicts = ask(survey, rows, tell)
-    told = f"neighbours by small pixels tell {verdicts.accuracy:.1%} of the labels, on average over classes"
+    note = f"neighbours by small pixels tell {verdicts.accuracy:.1%} of the labels, on average over classes"
     if verdicts.accuracy < LEAST_ACCURACY:
-        return [], f"{told}, too few to contradict any"
-    return sorted(_label_findings(survey, verdicts), key=lambda finding: -(finding.measure or 0)), told
+        return [], f"{note}, too few to contradict any"
+    return sorted(_label_findings(survey, verdicts), key=lambda finding: -(finding.measure or 0)), note
 
 
 def ask(survey: ImageSurvey, rows: NDArray[np.int64], tell: Tell) -> Verdicts:
-    """The votes of the nearest neighbours of each of `rows`, itself and its copies left out."""
+    """The votes of the nearest neighbours of each of `rows`, without the picture itself and its copies."""
     features = _features(survey.signatures)
     references = _references(survey, rows)
     points, squares = features[references], (features[references] ** 2).sum(axis=1)
@@ -104,14 +104,14 @@ def _label_findings(survey: ImageSurvey, verdicts: Verdicts) -> Iterator[Finding
         row, other = int(verdicts.rows[place]), survey.classes[verdicts.favoured[place]]
         yield Finding(
             fault="suspect-label", gravity="suspect", id=survey.ids[row], where=survey.split_name(row),
-            beside=tuple(survey.ids[one] for one in verdicts.nearest[place].tolist()),
+            beside=tuple(survey.ids[near] for near in verdicts.nearest[place].tolist()),
             detail=f"is labelled {survey.label(row)}; {verdicts.votes[place]} of its {_NEIGHBOURS} nearest are {other}",
             measure=float(verdicts.votes[place]),
         )  # fmt: skip
 
 
 def _references(survey: ImageSurvey, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows to be neighbours: one of each content, at most so many, at even distances in the order of their digests."""
+    """Rows that may be neighbours: one of each content, at most `_MOST_REFERENCES`, those with the smallest digests."""
     first, _ = groups_of(survey.signatures["content"][rows])
     chosen = rows[first]
     if len(chosen) <= _MOST_REFERENCES:

@@ -1,21 +1,17 @@
 """Near duplicates: pictures that were stored again, scaled or brightened. Hashes propose, pixels decide.
 
-What: pairs whose perceptual hashes are close; of these the ones that stand out, far closer to each other (at most 0.3
-    times) than either is to the pictures that are usually nearest; of these the ones whose pixels are alike when both
-    are decoded again.
-Why so: where all pictures are alike (garments on black, X-rays), any two may have r = 0.99 and be two things. How close
-    is close has to be told by the set.
-Costs: hashing is one pass; the rest is a product with 4,096 references, and decoding the few pairs that are left.
+What: pairs whose perceptual hashes are close; of these the pairs at most 0.3 times as far apart as either is from its
+    usual neighbours; of these the pairs whose decoded pixels correlate. The threshold is relative because in uniform
+    sets (garments on black, X-rays) two different pictures may have r = 0.99.
+Costs: hashing is one pass; the rest is a product with 4,096 references, and decoding the few remaining pairs.
 Source: D. Lowe, "Distinctive Image Features from Scale-Invariant Keypoints", 2004, section 7.1 (the ratio of the
     nearest to the next nearest; ours is to the fourth among references: a picture stored three times is still found).
 
-Pairs of 64-bit hashes that differ in few bits, without comparing all with all.
-
-What: multi-index hashing. A hash is four bands of 16 bits; two hashes within 7 bits of each other differ in at most one
-    bit of some band (pigeonhole), so that it is enough to look into the buckets of equal bands and of those one bit
-    away. Pairs a little further apart are found as well if some band of theirs is that close.
-Costs: for N hashes spread evenly, about N² / 3900 comparisons; for hashes that crowd into few buckets more, up to a
-    limit for each hash, past which they are not compared, and counted.
+Close hashes are found by multi-index hashing, without comparing all pairs. A hash is four bands of 16 bits; two hashes
+    within 7 bits differ in at most one bit of some band (pigeonhole), so that only the buckets of equal bands and of
+    those one bit away are searched. Some pairs further apart are found as well.
+Costs: for N evenly spread hashes about N² / 3900 comparisons; more for hashes that crowd into few buckets, up to a
+    limit for each hash, beyond which they are not compared, but counted.
 Source: M. Norouzi, A. Punjani, D. Fleet, "Fast Exact Search in Hamming Space with Multi-Index Hashing", 2014,
     section 3.
 """
@@ -35,28 +31,28 @@ from stoker.inspecting.image_signatures import ImageSurvey
 from stoker.records.data_check import Finding
 
 _SIDE = 32
-"""Pixels of a side that pairs are compared at, if both have as many: enough to tell pictures apart, few enough that the
-edges of a picture that was scaled or compressed fall into the same pixels."""
+"""Side at which pairs are compared, if both are as large [pixels]: enough to distinguish pictures, few enough that
+edges of a scaled or compressed copy fall into the same pixels."""
 
 _LEAST_SPREAD = 8
-"""Levels between the darkest and the brightest pixel, below which a picture shows nothing to compare."""
+"""Levels between the darkest and the brightest pixel, below which a picture is too uniform to compare."""
 
 _MOST_RATIO = 0.3
-"""Distance of a pair over the distance to the usual neighbours, above which a pair does not stand out."""
+"""Distance of a pair over the distance to the usual neighbours, above which a pair does not stand out [1]."""
 
 _SURE = 0.999
-"""Pearson's r of the small grey pictures, from which a pair stands out whatever is usual: one of a burst of copies."""
+"""Pearson's r of the small grey pictures, from which a pair always stands out: one of a burst of copies."""
 
 _REFERENCES = 4096
 _USUAL = 4
-"""The neighbour among the references, counted from the nearest, whose distance is usual."""
+"""The reference, counted from the nearest, whose distance counts as usual."""
 
 _DISTANCE_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
 class NearPair:
-    """Two rows, the earlier one first, and how alike their pixels are (Pearson's r)."""
+    """Two rows, the earlier one first, and Pearson's r of their pixels."""
 
     first: int
     second: int
@@ -65,20 +61,20 @@ class NearPair:
 
 @dataclass(frozen=True)
 class NearPairs:
-    """The pairs, how many were decoded to know, and how many pictures were compared with part of their likes only."""
+    """The pairs, the number of decoded pairs, and the number of pictures compared with only part of similar ones."""
 
     pairs: tuple[NearPair, ...]
     decoded: int
     crowded: int
 
     def note(self) -> str:
-        """What was done, for the report."""
-        words = (
+        """A line for the report."""
+        note = (
             f"near duplicates: {self.decoded:,} pairs stand out of what is usual here, {len(self.pairs):,} have "
             "alike pixels; what was mirrored, turned or cropped is not found"
         )
         crowd = f"; {self.crowded:,} pictures look like thousands of others and were compared with part of them"
-        return words + (crowd if self.crowded else "")
+        return note + (crowd if self.crowded else "")
 
 
 def near_pairs(survey: ImageSurvey, least_correlation: float, tell: Tell) -> NearPairs:
@@ -95,15 +91,21 @@ def near_pairs(survey: ImageSurvey, least_correlation: float, tell: Tell) -> Nea
         return kept
 
     close = close_pairs(np.asarray(signatures["look"][rows]), keep)
-    found = tuple(_verified(survey, rows[close.first], rows[close.second], least_correlation, tell))
-    return NearPairs(found, len(close.first), close.crowded)
+    pairs: list[NearPair] = []
+    picture = functools.lru_cache(maxsize=256)(survey.picture)
+    for done, (one, other) in enumerate(zip(rows[close.first].tolist(), rows[close.second].tolist(), strict=True)):
+        if done % 256 == 0:
+            tell("comparing pairs", done, len(close.first))
+        r = correlation(picture(one), picture(other))
+        if r >= least_correlation:
+            pairs.append(NearPair(one, other, r))
+    return NearPairs(tuple(pairs), len(close.first), close.crowded)
 
 
 def near_findings(survey: ImageSurvey, pairs: tuple[NearPair, ...]) -> Iterator[Finding]:
-    """Leaks first: of a pair in two splits, the sample that gives way. Then, within a split, all but one of a cluster.
+    """Leaks first: of a pair in two splits, the sample of lower rank. Then, within a split, all but one of a cluster.
 
-    A sample counts as a near duplicate if it looks like an earlier one of its split that does not: one of each chain
-    stays.
+    A sample is a near duplicate if it looks like an earlier one of its split that is not: one of each chain stays.
     """
     flagged: set[int] = set()
     within: list[NearPair] = []
@@ -122,30 +124,33 @@ def near_findings(survey: ImageSurvey, pairs: tuple[NearPair, ...]) -> Iterator[
 
 
 def correlation(one: Image.Image, other: Image.Image) -> float:
-    """How alike two RGB pictures are: Pearson's r of all values of all channels, at one size.
+    """Pearson's r [-1 to 1] of all values of two RGB pictures, at one size; 0 if either has no contrast.
 
-    Brightness and contrast do not count, shape and colours do. A picture of one shade is like nothing.
+    Brightness and contrast do not count, shape and colours do.
     """
     size = min(one.width, other.width, _SIDE), min(one.height, other.height, _SIDE)
-    return _pearson(_sized(one, size).reshape(-1), _sized(other, size).reshape(-1))
+    a, b = _sized(one, size).reshape(-1), _sized(other, size).reshape(-1)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
-def _finding(survey: ImageSurvey, row: int, other: int, alike: float) -> Finding:
+def _finding(survey: ImageSurvey, row: int, other: int, r: float) -> Finding:
     is_leak = survey.splits[row] != survey.splits[other]
     where = f" in {survey.split_name(other)}" if is_leak else ""
     labels = survey.label(row), survey.label(other)
     differ = f"; labelled {labels[0]} and {labels[1]}" if labels[0] != labels[1] else ""
     return Finding(
         fault="near-leak" if is_leak else "near-duplicate", gravity="suspect", id=survey.ids[row],
-        where=survey.split_name(row), beside=(survey.ids[other],), measure=round(alike, 4),
-        detail=f"looks like {survey.ids[other]}{where} (r = {alike:.4f}){differ}",
+        where=survey.split_name(row), beside=(survey.ids[other],), measure=round(r, 4),
+        detail=f"looks like {survey.ids[other]}{where} (r = {r:.4f}){differ}",
     )  # fmt: skip
 
 
 def standing_out(
     signatures: NDArray[np.void], usual: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which pairs are much closer, by small grey pictures, than pictures of this set usually are.
+    """The pairs that are much closer, by small grey pictures, than pictures of this set usually are.
 
     Args:
         signatures: of the whole set.
@@ -163,7 +168,7 @@ def standing_out(
 
 
 def usual_distances(signatures: NDArray[np.void], rows: NDArray[np.int64], tell: Tell) -> NDArray[np.float32]:
-    """For each of `rows`, how far its fourth nearest reference is; 0 for others. References are rows by digest."""
+    """For each of `rows`, the distance to its fourth nearest reference; 0 for others. References are rows by digest."""
     usual = np.zeros(len(signatures), np.float32)
     if not len(rows):
         return usual
@@ -191,45 +196,25 @@ def _distances(r: NDArray[np.float32]) -> NDArray[np.float32]:
     return distances
 
 
-def _pearson(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Correlation of two vectors; 0 where one has no contrast."""
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / scale if scale > 0 else 0.0
-
-
-def _verified(
-    survey: ImageSurvey, left: NDArray[np.int64], right: NDArray[np.int64], least: float, tell: Tell
-) -> Iterator[NearPair]:
-    """The pairs whose pixels are alike."""
-    picture = functools.lru_cache(maxsize=256)(survey.picture)
-    for done, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
-        if done % 256 == 0:
-            tell("comparing pairs", done, len(left))
-        alike = correlation(picture(first), picture(second))
-        if alike >= least:
-            yield NearPair(first, second, alike)
-
-
 def _sized(image: Image.Image, size: tuple[int, int]) -> NDArray[np.float32]:
     fitted = image if image.size == size else image.resize(size, Image.Resampling.BOX)
     return np.asarray(fitted, np.float32)
 
 
 MOST_BITS = 10
-"""Bits that two hashes of a pair may differ in."""
+"""Most bits in which two hashes of a pair differ."""
 
 SURE_BITS = 7
-"""Bits up to which every pair is found; of those with 8, 9 and 10 bits 95, 86 and 74 % are, where bits are even."""
+"""Bits up to which every pair is found; of pairs with 8, 9 and 10 bits 95, 86 and 74 % are, if bits are even."""
 
 _BANDS = 4
 _BAND_BITS = 16
 _BUCKETS = 1 << _BAND_BITS
 _MOST_PARTNERS = 4096
-"""Hashes of one bucket that a hash is compared with."""
+"""Most hashes of one bucket that a hash is compared with."""
 
 _PAIR_BLOCK = 1 << 22
-"""Comparisons at once: 100 MB."""
+"""Number of comparisons at once: 100 MB."""
 
 Rows = NDArray[np.int64]
 Keep = Callable[[Rows, Rows], NDArray[np.bool_]]
@@ -237,7 +222,7 @@ Keep = Callable[[Rows, Rows], NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class ClosePairs:
-    """Pairs of rows (`first` < `second`), each once; `crowded` is how many hashes met more partners than the limit."""
+    """Pairs of rows (`first` < `second`), each once; `crowded` counts hashes with more partners than the limit."""
 
     first: Rows
     second: Rows
@@ -249,7 +234,7 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
 
     Args:
         hashes: one a row.
-        keep: which of some pairs are wanted; asked block by block, so that only these are held.
+        keep: the pairs to keep; called block by block, so that only these are held.
     """
     found: list[NDArray[np.uint64]] = []
     crowded = np.zeros(len(hashes), np.bool_)
@@ -270,7 +255,7 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
 
 
 def _partners(keys: Rows, ends: Rows, flipped: int) -> tuple[Rows, Rows]:
-    """For each place in the order of keys, where its partners begin there and how many they are; each pair once."""
+    """For each place in the order of keys, the first of its partners and their number; each pair once."""
     others = keys ^ flipped
     begins = np.where(others > 0, ends[others - 1], 0)
     if flipped == 0:
@@ -295,10 +280,10 @@ def _expanded(begins: Rows, counts: Rows) -> Iterator[tuple[Rows, Rows]]:
 
 
 def _encoded(left: Rows, right: Rows, hashes: NDArray[np.uint64], keep: Keep) -> NDArray[np.uint64]:
-    """The pairs that are close and wanted, each as one number: the smaller row above the larger."""
+    """The close pairs to keep, each as one number: the smaller row above the larger."""
     near = np.bitwise_count(hashes[left] ^ hashes[right]) <= MOST_BITS
     left, right = left[near], right[near]
-    wanted = keep(left, right)
-    left, right = left[wanted], right[wanted]
+    kept = keep(left, right)
+    left, right = left[kept], right[kept]
     low, high = np.minimum(left, right).astype(np.uint64), np.maximum(left, right).astype(np.uint64)
     return np.unique((low << np.uint64(32)) | high)

@@ -1,8 +1,7 @@
-"""Everything that is looked for in tables. Rows are read twice: to know the columns, and to ask the values.
+"""The check of tables, which reads rows twice: first to profile the columns and digest the rows, then to check values.
 
-What is wrong with single values, once it is known what their columns are like.
-
-Rows by digests of their values: what is there twice, in two splits, or with two targets. 44 bytes a row.
+`RowDigests` finds rows that are repeated, shared by two splits, or have two targets (44 bytes a row). `Rules` find
+faulty values, given the profile of their column.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -57,7 +57,7 @@ _MOST_CLASSES = 100
 
 @dataclass(frozen=True)
 class ForeignTable:
-    """A table of another data set, of the split `against`; its rows are named after that data set."""
+    """A table of another data set, with the split `against`; its rows are named after that data set."""
 
     table: TableSource
     name: str
@@ -65,22 +65,22 @@ class ForeignTable:
 
     @property
     def is_typed(self) -> bool:
-        """As the table's."""
+        """See the table."""
         return self.table.is_typed
 
     @property
     def num_bytes(self) -> int:
-        """As the table's [bytes]."""
+        """Size of the table [bytes]."""
         return self.table.num_bytes
 
     def batches(self) -> Iterator[RowBatch]:
-        """As the table's."""
+        """The table's rows, without names of their own."""
         return (replace(batch, ids=None) for batch in self.table.batches())
 
 
 @dataclass
 class _Known:
-    """What the first reading gathers."""
+    """The result of the first pass, by split."""
 
     profiles: dict[str, dict[str, ColumnProfile]] = field(default_factory=dict)
     samples: dict[str, RowSample] = field(default_factory=dict)
@@ -90,19 +90,23 @@ class _Known:
 
     @property
     def base(self) -> str:
-        """The split that trains; where none is said to, the first."""
+        """The training split; if there is none, the first."""
         return min((split for split in self.profiles if split != AGAINST), key=rank)
 
 
 def check_tables(
     kind: DataKind, tables: Sequence[TableSource], against: Sequence[TableSource], options: CheckOptions, tell: Tell
 ) -> Checked:
-    """Read everything twice.
+    """Read all rows twice.
 
     Raises:
-        BadJob: no row can be read, or an option names a column that is not there.
+        BadJob: no row can be read, or an option names a missing column.
     """
-    roles = roles_of(_columns_of(tables), options)
+    names: dict[str, None] = {}
+    for table in tables:
+        with suppress(BadTable):  # reported by the first pass
+            names |= dict.fromkeys(next(table.batches(), RowBatch(0, {}, 0)).columns)
+    roles = roles_of(list(names), options)
     everything = [*tables, *against]
     digests = RowDigests(everything, roles)
     known = _read(everything, digests, tell)
@@ -113,24 +117,23 @@ def check_tables(
         findings += target_leaks(sample, list(base), roles.target, is_typed=is_typed)
     rules = rules_of(base, sample, roles, is_typed=is_typed, most_z=options.most_z)
     findings += _asked(tables, rules, known, tell)
-    splits = _facts(known, roles)
-    findings += class_findings(splits)
+    splits = []
+    for split, columns in known.profiles.items():
+        if split == AGAINST:
+            continue
+        target, classes = columns.get(roles.target), {}
+        if target is not None and not target.is_capped and len(target.values) <= _MOST_CLASSES:
+            is_class = target.kind != "number" or len(target.values) <= 0.05 * target.present  # frequent numbers
+            counts = sorted(target.values.items(), key=lambda item: str(item[0])) if is_class else []
+            classes = {str(value): count for value, count in counts}
+        splits.append(SplitFacts(name=split, num_samples=known.rows[split], classes=classes))
+    findings += class_findings(in_order_of_use(splits))
     facts = []
     for name, profile in base.items():
         spread = robust_spread(sample.column(name), is_typed=is_typed)
         facts.append(profile.facts(spread.median if spread and profile.kind == "number" else None))
-    return Checked(kind=kind, splits=splits, columns=tuple(facts), findings=in_order(findings), notes=(roles.note(),))
-
-
-def _columns_of(tables: Sequence[TableSource]) -> list[str]:
-    """Names of the columns of the first batch of each table that can be read."""
-    names: dict[str, None] = {}
-    for table in tables:
-        try:
-            names |= dict.fromkeys(next(table.batches(), RowBatch(0, {}, 0)).columns)
-        except BadTable:
-            continue  # told when it is read
-    return list(names)
+    return Checked(kind=kind, splits=in_order_of_use(splits), columns=tuple(facts), findings=in_order(findings),
+                   notes=(roles.note(),))  # fmt: skip
 
 
 def _read(tables: Sequence[TableSource], digests: RowDigests, tell: Tell) -> _Known:
@@ -144,7 +147,14 @@ def _read(tables: Sequence[TableSource], digests: RowDigests, tell: Tell) -> _Kn
         try:
             for batch in table.batches():
                 here |= set(batch.columns)
-                _add(batch, profiles, is_typed=table.is_typed)
+                before = max((profile.num_rows for profile in profiles.values()), default=0)
+                good = [row for row in range(batch.num_rows) if row not in batch.problems]
+                for name in batch.columns:
+                    if name not in profiles:
+                        profiles[name] = ColumnProfile(name, num_rows=before, missing=before)
+                for name, profile in profiles.items():
+                    values = batch.columns.get(name)
+                    profile.add([None if values is None else values[row] for row in good], is_typed=table.is_typed)
                 sample.add(batch)
                 digests.add(number, batch)
                 known.rows[table.split] = known.rows.get(table.split, 0) + batch.num_rows - len(batch.problems)
@@ -154,15 +164,17 @@ def _read(tables: Sequence[TableSource], digests: RowDigests, tell: Tell) -> _Kn
         done += table.num_bytes
         tell("reading files", done, total)
     if not any(count for split, count in known.rows.items() if split != AGAINST):
-        told = "; ".join(f"{finding.where} {finding.detail}" for finding in known.findings)
-        raise BadJob(f"No row can be read{f': {told}' if told else ''}")
+        reasons = "; ".join(f"{finding.where} {finding.detail}" for finding in known.findings)
+        raise BadJob(f"No row can be read{f': {reasons}' if reasons else ''}")
     known.profiles = {split: profiles for split, profiles in known.profiles.items() if profiles}
-    known.findings += [one for split, files in columns.items() if split != AGAINST for one in _lacking(files)]
+    for split, files in columns.items():
+        if split != AGAINST:
+            known.findings += _lacking(files)
     return known
 
 
 def _lacking(files: Mapping[str, set[str]]) -> Iterator[Finding]:
-    """Files of one split without a column that its other files have; those that could not be read are told already."""
+    """Files of one split without a column that its other files have; unreadable files are reported already."""
     union = set().union(*files.values())
     for name, columns in files.items():
         if columns:
@@ -171,58 +183,26 @@ def _lacking(files: Mapping[str, set[str]]) -> Iterator[Finding]:
                               detail=f"has no column {column!r}; other files of its split do")  # fmt: skip
 
 
-def _add(batch: RowBatch, profiles: dict[str, ColumnProfile], *, is_typed: bool) -> None:
-    """Count the values of the rows that could be read; a column that comes late was missing before."""
-    before = max((profile.num_rows for profile in profiles.values()), default=0)
-    good = [row for row in range(batch.num_rows) if row not in batch.problems]
-    for name in batch.columns:
-        if name not in profiles:
-            profiles[name] = ColumnProfile(name, num_rows=before, missing=before)
-    for name, profile in profiles.items():
-        values = batch.columns.get(name)
-        profile.add([None if values is None else values[row] for row in good], is_typed=is_typed)
-
-
 def _asked(tables: Sequence[TableSource], rules: dict[str, Rules], known: _Known, tell: Tell) -> Iterator[Finding]:
-    """The second reading."""
+    """The second pass: findings about single values."""
     total = sum(count for split, count in known.rows.items() if split != AGAINST)
     done = 0
     for table in tables:
         is_held_out = rank(table.split) > rank(known.base)
-        try:
+        with suppress(BadTable):  # reported by the first pass
             for batch in table.batches():
                 yield from cell_findings(table, batch, rules, is_held_out=is_held_out)
                 done += batch.num_rows
                 tell("asking values", min(done, total), total)
-        except BadTable:
-            continue  # told at the first reading
-
-
-def _facts(known: _Known, roles: Roles) -> tuple[SplitFacts, ...]:
-    found = []
-    for split, columns in known.profiles.items():
-        if split == AGAINST:
-            continue
-        target = columns.get(roles.target)
-        classes = {}
-        if target is not None and not target.is_capped and len(target.values) <= _MOST_CLASSES and _is_class(target):
-            classes = {str(value): count for value, count in sorted(target.values.items(), key=lambda one: str(one[0]))}
-        found.append(SplitFacts(name=split, num_samples=known.rows[split], classes=classes))
-    return in_order_of_use(found)
-
-
-def _is_class(target: ColumnProfile) -> bool:
-    """Whether the target's values are classes: text, booleans, or numbers of which each is there often."""
-    return target.kind != "number" or len(target.values) <= 0.05 * target.present
 
 
 _MOST_OUTLIERS = 0.01
-"""Share of a column's numbers that are far out, above which its tail is long and none of them is an outlier."""
+"""Share of far-out numbers [0 to 1], above which a column has a long tail and none of them is an outlier."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What is wrong with a value."""
+    """A fault of a value."""
 
     fault: Fault
     gravity: Gravity
@@ -232,7 +212,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Rules:
-    """What to ask of each value of a column; `known` holds a category's values, of the split that trains."""
+    """The rules for values of a column; `known` holds a category's values in the training split."""
 
     name: str
     is_typed: bool
@@ -244,9 +224,11 @@ class Rules:
     known: frozenset[Any] | None
 
     def ask(self, value: Any, *, is_held_out: bool) -> Fact | None:
-        """The first thing that is wrong."""
+        """The first fault of a value, or None."""
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            return self._missing()
+            if self.is_target:
+                return Fact("unlabelled", "fault", "is missing, and is the target")
+            return Fact("empty-text", "fault", "is empty") if self.is_prose else None
         if isinstance(value, str) and (said := encoding_fault(value)):
             gravity: Gravity = "fault" if said.startswith("is not") else "suspect"
             return Fact("encoding", gravity, said)
@@ -258,11 +240,6 @@ class Rules:
             return Fact("out-of-vocabulary", "suspect", f"is {shown(value)!r}, which training never has")
         number = number_of(value, is_typed=self.is_typed) if self.kind == "number" else None
         return None if number is None else self._number(number)
-
-    def _missing(self) -> Fact | None:
-        if self.is_target:
-            return Fact("unlabelled", "fault", "is missing, and is the target")
-        return Fact("empty-text", "fault", "is empty") if self.is_prose else None
 
     def _number(self, number: float) -> Fact | None:
         if not math.isfinite(number):
@@ -277,12 +254,12 @@ class Rules:
 def rules_of(
     base: Mapping[str, ColumnProfile], sample: RowSample, roles: Roles, *, is_typed: bool, most_z: float
 ) -> dict[str, Rules]:
-    """What to ask of each column, from the rows that train."""
+    """The rules for each column, from the training rows."""
     rules = {}
     for name, profile in base.items():
         kind = profile.kind if profile.present and profile.kinds[profile.kind] >= MAIN_SHARE * profile.present else None
         is_plain_text = kind == "text" and not is_typed  # a text may look like a number
-        is_measured = kind == "number" and name not in roles.ignored  # the number of a row is never far out
+        is_measured = kind == "number" and name not in roles.ignored  # the number of a row is no outlier
         spread = robust_spread(sample.column(name), is_typed=is_typed) if is_measured else None
         rules[name] = Rules(
             name=name, is_typed=is_typed, kind=None if is_plain_text else kind,
@@ -296,22 +273,21 @@ def rules_of(
 def cell_findings(
     table: TableSource, batch: RowBatch, rules: Mapping[str, Rules], *, is_held_out: bool
 ) -> Iterator[Finding]:
-    """What is wrong with the values of a batch, and with the rows that could not be read."""
+    """Findings about the values of a batch, and about its unreadable rows."""
     for row, problem in sorted(batch.problems.items()):
         yield Finding(fault=problem.kind, gravity="corrupt", id=row_id(table, batch, row), where=table.split,
                       detail=problem.words)  # fmt: skip
     for name, values in batch.columns.items():
         if name not in rules:
             continue
-        asked = rules[name]
         for row, value in enumerate(values):
-            if row not in batch.problems and (fact := asked.ask(value, is_held_out=is_held_out)):
+            if row not in batch.problems and (fact := rules[name].ask(value, is_held_out=is_held_out)):
                 yield Finding(fault=fact.fault, gravity=fact.gravity, id=row_id(table, batch, row), where=table.split,
                               detail=f"{name} {fact.detail}", measure=fact.measure)  # fmt: skip
 
 
 def _trusted(spread: RobustSpread | None, values: list[Any], most_z: float, *, is_typed: bool) -> RobustSpread | None:
-    """The spread, unless so many values are far out that far out is usual."""
+    """The spread, unless too many values are far out for outliers."""
     if spread is None:
         return None
     read = (number_of(value, is_typed=is_typed) for value in values)
@@ -325,7 +301,7 @@ _MOST_NAMED_ROWS = 5
 
 
 class RowDigests:
-    """The digests of every row that could be read: of all values, and of all but the target."""
+    """The digests of every readable row: of all values, and of all but the target."""
 
     def __init__(self, tables: Sequence[TableSource], roles: Roles) -> None:
         self._tables, self._roles = tables, roles
@@ -334,7 +310,7 @@ class RowDigests:
         self._names: dict[tuple[int, int], str] = {}
 
     def add(self, number: int, batch: RowBatch) -> None:
-        """Take the rows of a batch of table `number`."""
+        """Add the rows of a batch of table `number`."""
         is_typed = self._tables[number].is_typed
         names = sorted(set(batch.columns) - self._roles.ignored - {self._roles.target})
         columns = [[same_as(value, is_typed=is_typed) for value in batch.columns[name]] for name in names]
@@ -354,34 +330,33 @@ class RowDigests:
                 self._names[number, batch.first_row + row] = batch.ids[row]
 
     def findings(self) -> Iterator[Finding]:
-        """Rows that are there more than once, and rows that differ in the target alone."""
+        """Repeated rows, and rows that differ only in the target."""
         whole = _rows(self._whole)
         _, groups = groups_of(whole)
         for group in groups:
-            yield from self._repetitions(group.tolist())
+            ordered = sorted(group.tolist(), key=lambda row: (-rank(self._split(row)), self._table[row], row))
+            kept, home = self._id(ordered[0]), self._split(ordered[0])
+            for row in ordered[1:]:
+                split = self._split(row)
+                if split == AGAINST:
+                    continue
+                detail = f"has the values of {kept}" + (f" in {home}" if split != home else "")
+                fault: Fault = "leak" if split != home else "duplicate"
+                yield Finding(
+                    fault=fault, gravity="fault", id=self._id(row), where=split, beside=(kept,), detail=detail
+                )
         if self._roles.target:
-            _, alike = groups_of(_rows(self._features))
-            for group in alike:
+            _, groups = groups_of(_rows(self._features))
+            for group in groups:
                 contents = {row: whole[row].tobytes() for row in group.tolist()}
                 if len(set(contents.values())) > 1:
                     yield from self._contradictions(contents)
 
-    def _repetitions(self, rows: list[int]) -> Iterator[Finding]:
-        ordered = sorted(rows, key=lambda row: (-rank(self._split(row)), self._table[row], row))
-        kept, home = self._id(ordered[0]), self._split(ordered[0])
-        for row in ordered[1:]:
-            split = self._split(row)
-            if split == AGAINST:
-                continue
-            detail = f"has the values of {kept}" + (f" in {home}" if split != home else "")
-            yield Finding(fault="leak" if split != home else "duplicate", gravity="fault", id=self._id(row),
-                          where=split, beside=(kept,), detail=detail)  # fmt: skip
-
     def _contradictions(self, contents: dict[int, bytes]) -> Iterator[Finding]:
-        """Every row, beside those whose target is another one; by the digests of all their values."""
+        """Every row with those that have another target; `contents` are digests of all values by row."""
         for row, content in contents.items():
             if self._split(row) != AGAINST:
-                unlike = (other for other, theirs in contents.items() if theirs != content)
+                unlike = (other for other, digest in contents.items() if digest != content)
                 others = tuple(map(self._id, islice(unlike, _MOST_NAMED_ROWS)))
                 detail = f"another {shown(self._roles.target)!r} than {others[0]}, with the same values otherwise"
                 yield Finding(fault="contradiction", gravity="suspect", id=self._id(row), where=self._split(row),

@@ -1,10 +1,6 @@
-"""What a value of a table is.
+"""Profiles of table columns, gathered in constant memory; their roles; and findings about whole columns.
 
-What a column is like, gathered once through the rows, in memory that does not grow with them.
-
-What the columns of a table are for.
-
-What is wrong with whole columns: missing values, nothing but one value, two types, or the target told by another.
+Findings are missing values, a single value, mixed types, and a column that gives the target away.
 """
 
 from __future__ import annotations
@@ -30,49 +26,48 @@ Kind = Literal["number", "text", "bool", "list", "object", "bytes", "time"]
 _TYPES: dict[type, Kind] = {bool: "bool", int: "number", float: "number", str: "text", list: "list", dict: "object",
                             bytes: "bytes"}  # fmt: skip
 _LONGEST = 200
-"""Characters or bytes, above which a value is told by its digest."""
+"""Characters or bytes, above which a value is identified by its digest."""
 
 _MOJIBAKE = re.compile("[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac|\u00ef\u00bf\u00bd")
 """UTF-8 that was read as Latin-1 or Windows-1252: `Ã©` for `é`, `â€` for quotes, `ï¿½` for a replaced character."""
 
 
 def number_of(value: Any, *, is_typed: bool) -> float | None:
-    """The value as a number, if it is one or, where all is text, looks like one."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int | float):
-        return _as_float(value)
-    if is_typed or not isinstance(value, str):
+    """The value as a number, if it is one or, in untyped text, looks like one; None otherwise."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number and (is_typed or not isinstance(value, str)):
         return None
     try:
         return float(value)
+    except OverflowError:
+        return math.inf
     except ValueError:
         return None
 
 
 def kind_of(value: Any, *, is_typed: bool) -> Kind:
-    """Its kind; where all is text, numbers are told from how they look."""
+    """The kind of a value; untyped text that looks like a number is one."""
     if not is_typed and isinstance(value, str):
         return "text" if number_of(value, is_typed=False) is None else "number"
     return _TYPES.get(type(value), "time")
 
 
 def shown(value: Any, most: int = 40) -> str:
-    """The value in words, cut to `most` characters."""
+    """The value as text, cut to `most` characters."""
     text = value if isinstance(value, str) else repr(value)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def key_of(value: Any) -> Any:
-    """The value as something small that can be counted: equal for equal values; 1 and 1.0 are equal, "1" is not."""
+    """A small hashable key: equal for equal values (1 and 1.0, not "1"); None for NaN."""
     if isinstance(value, list | dict):
         value = json.dumps(value, sort_keys=True, default=repr)
     return None if isinstance(value, float) and math.isnan(value) else brief(value)
 
 
 def brief(value: Any) -> Any:
-    """The value; of one that is long, its digest."""
+    """The value, or its digest if it is long."""
     if not isinstance(value, str | bytes) or len(value) <= _LONGEST:
         return value
     content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
@@ -80,19 +75,22 @@ def brief(value: Any) -> Any:
 
 
 def same_as(value: Any, *, is_typed: bool) -> Any:
-    """What two values have in common that are one value in files of several formats: 3, 3.0 and, in a CSV, "3".
+    """A key that is equal for one value in several formats: 3, 3.0 and, in a CSV, "3".
 
-    Whole numbers that no float holds, such as those of accounts, are themselves.
+    Integers that no float represents, such as account numbers, stay integers.
     """
     number = number_of(value, is_typed=is_typed)
-    if number is not None:
-        whole = _whole(value)
-        return number if whole is None or whole == number else whole
-    return value.strip() if isinstance(value, str) else key_of(value)
+    if number is None:
+        return value.strip() if isinstance(value, str) else key_of(value)
+    try:
+        whole = int(value) if isinstance(value, int | str) else number
+    except ValueError:
+        return number
+    return number if whole == number else whole
 
 
 def encoding_fault(text: str) -> str:
-    """What is wrong with how a text was decoded; empty where nothing is."""
+    """The fault in how a text was decoded; empty if there is none."""
     if any("\udc80" <= char <= "\udcff" for char in text):
         return "is not UTF-8"
     if "\ufffd" in text:
@@ -102,23 +100,8 @@ def encoding_fault(text: str) -> str:
     return "holds NUL" if "\x00" in text else ""
 
 
-def _whole(value: Any) -> int | None:
-    """The value as a whole number, if it is one or looks like one."""
-    try:
-        return int(value) if isinstance(value, int | str) else None
-    except ValueError:
-        return None
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 MOST_DISTINCT = 10_000
-"""Different values that are counted."""
+"""Most different values that are counted."""
 
 _SAMPLE_ROWS = 20_000
 _PROSE_LENGTH = 20
@@ -138,7 +121,7 @@ class ColumnProfile:
     characters: int = 0
 
     def add(self, values: Sequence[Any], *, is_typed: bool) -> None:
-        """Count the values of rows that could be read."""
+        """Count the values of readable rows."""
         self.num_rows += len(values)
         keys = list(map(key_of, values))
         first = dict(zip(reversed(keys), reversed(values), strict=True))
@@ -155,17 +138,17 @@ class ColumnProfile:
 
     @property
     def kind(self) -> Kind:
-        """What most of its values are; text where it has none."""
+        """The kind of most of its values; text if it has none."""
         return self.kinds.most_common(1)[0][0] if self.kinds else "text"
 
     @property
     def present(self) -> int:
-        """Values that are not missing."""
+        """Number of values that are not missing [rows]."""
         return self.num_rows - self.missing
 
     @property
     def is_prose(self) -> bool:
-        """Whether it is text to be read: long, and mostly different."""
+        """True for text to be read: long, and mostly different."""
         if self.kind != "text" or not self.present:
             return False
         differs = self.is_capped or len(self.values) > 0.5 * self.present
@@ -173,7 +156,7 @@ class ColumnProfile:
 
     @property
     def is_category(self) -> bool:
-        """Whether it is text of few values, each there often."""
+        """True for text of few, frequent values."""
         return self.kind == "text" and not self.is_capped and len(self.values) <= min(
             _MOST_CATEGORIES, 0.2 * self.present
         )  # fmt: skip
@@ -189,9 +172,9 @@ class ColumnProfile:
 
 
 class RowSample:
-    """Rows at even distances, at most so many: what medians and relations of columns are taken from.
+    """At most 20,000 rows at even distances, for medians and relations of columns.
 
-    Every row is kept at first; whenever there are too many, every second one goes, and from then on half as many come.
+    Every row is kept at first; whenever there are too many, every second one is dropped and the stride doubles.
     """
 
     def __init__(self) -> None:
@@ -200,7 +183,7 @@ class RowSample:
         self._seen = 0
 
     def add(self, batch: RowBatch) -> None:
-        """Take what falls on the stride."""
+        """Keep the rows on the stride."""
         for row in range(batch.num_rows):
             if row in batch.problems:
                 continue
@@ -211,24 +194,24 @@ class RowSample:
             self._seen += 1
 
     def column(self, name: str) -> list[Any]:
-        """The values of a column; None where a row lacks it."""
+        """The values of a column; None if a row lacks it."""
         return [row.get(name) for row in self._rows]
 
 
 @dataclass(frozen=True)
 class RobustSpread:
-    """Median of a column of numbers and its robust standard deviation; 0 where too many values are equal."""
+    """Median of a column of numbers and its robust standard deviation; 0 if too many values are equal."""
 
     median: float
     deviation: float
 
     def z(self, value: float) -> float:
-        """How many robust standard deviations a value is out."""
+        """Distance of a value from the median [robust standard deviations]."""
         return abs(value - self.median) / self.deviation if self.deviation else 0.0
 
 
 def robust_spread(values: Sequence[Any], *, is_typed: bool) -> RobustSpread | None:
-    """From the median absolute deviation, × 1.4826; where that is 0, the mean absolute deviation, × 1.2533.
+    """Spread by the median absolute deviation × 1.4826; if that is 0, the mean absolute deviation × 1.2533.
 
     Source: B. Iglewicz, D. Hoaglin, "How to Detect and Handle Outliers", 1993, section 3.
     """
@@ -248,24 +231,24 @@ _NAMES_OF_ROWS = frozenset({"id", "index", "row", "row_id", "uuid", "guid", "unn
 
 @dataclass(frozen=True)
 class Roles:
-    """The column to be predicted (empty: none is known), columns of prose, and those that only name a row."""
+    """The column to be predicted (empty if unknown), columns of prose, and columns that only name a row."""
 
     target: str
     prose: frozenset[str]
     ignored: frozenset[str]
 
     def note(self) -> str:
-        """What was taken for what."""
+        """A line about the roles for the report."""
         target = f"the target is {self.target!r}" if self.target else "no target is known: --target COLUMN names it"
         ignored = ", ".join(repr(name) for name in sorted(self.ignored))
         return target + (f"; rows are compared without {ignored}" if ignored else "")
 
 
 def roles_of(columns: Collection[str], options: CheckOptions) -> Roles:
-    """As options say; where they do not, the target is a column named `target`, `label`, `labels`, `class` or `y`.
+    """Roles by the options; the default target is a column named `target`, `label`, `labels`, `class` or `y`.
 
     Raises:
-        BadJob: an option names a column that is not there.
+        BadJob: an option names a missing column.
     """
     for name in (*((options.target,) if options.target else ()), *options.text, *options.ignore):
         if name not in columns:
@@ -277,11 +260,11 @@ def roles_of(columns: Collection[str], options: CheckOptions) -> Roles:
 
 
 MAIN_SHARE = 0.95
-"""Share of a column's values that are of one kind, for the others to be odd ones rather than the column mixed."""
+"""Share of a column's values of one kind [0 to 1], from which the others are odd; below, the column is mixed."""
 
 _FEWEST_PAIRS = 20
 _MOST_EXCEPTIONS = 0.01
-"""Rows in which a column that tells the target may be wrong, of those without the most frequent target."""
+"""Share of rows without the most frequent target, in which a column that gives the target away may differ [0 to 1]."""
 
 _SURE_CORRELATION = 0.9999
 _ROWS_PER_VALUE = 5
@@ -290,7 +273,7 @@ _KINDS = {"number": "numbers", "text": "text", "bool": "booleans", "list": "list
 
 
 def column_findings(profiles: Mapping[str, Mapping[str, ColumnProfile]], roles: Roles) -> Iterator[Finding]:
-    """Findings of each split's columns; a column that only some splits have is missing from the others."""
+    """Findings about each split's columns; a column that only some splits have is missing from the others."""
     names = list(dict.fromkeys(name for split, columns in profiles.items() if split != AGAINST for name in columns))
     for split, columns in profiles.items():
         if split == AGAINST:
@@ -298,7 +281,21 @@ def column_findings(profiles: Mapping[str, Mapping[str, ColumnProfile]], roles: 
         for name in names:
             place = f"{split}/{name}" if split else name
             if name in columns:
-                yield from _of_column(columns[name], place, is_target=name == roles.target)
+                profile = columns[name]
+                if profile.missing and name != roles.target:
+                    share = profile.missing / profile.num_rows
+                    detail = f"{profile.missing:,} of {profile.num_rows:,} values are missing ({share:.2%})"
+                    yield Finding(
+                        fault="missing", gravity="suspect", where=place, detail=detail, measure=round(share, 6)
+                    )
+                if profile.present > 1 and len(profile.values) == 1 and not profile.is_capped:
+                    value = next(iter(profile.values))
+                    detail = f"is {value!r} in every row that has it"
+                    yield Finding(fault="constant", gravity="suspect", where=place, detail=detail)
+                if profile.present and profile.kinds[profile.kind] < MAIN_SHARE * profile.present:
+                    counts = profile.kinds.most_common()
+                    shares = ", ".join(f"{count / profile.present:.1%} {_KINDS[kind]}" for kind, count in counts)
+                    yield Finding(fault="mixed-types", gravity="suspect", where=place, detail=f"holds {shares}")
             else:
                 others = [other for other in profiles if name in profiles[other]]
                 yield Finding(fault="missing-column", gravity="fault", where=place,
@@ -306,32 +303,18 @@ def column_findings(profiles: Mapping[str, Mapping[str, ColumnProfile]], roles: 
 
 
 def target_leaks(sample: RowSample, columns: Sequence[str], target: str, *, is_typed: bool) -> Iterator[Finding]:
-    """Columns that tell the target: equal to it, a renaming of it, or proportional to it."""
-    wanted = sample.column(target)
+    """Columns that give the target away: equal to it, a renaming of it, or linear in it."""
+    targets = sample.column(target)
     for name in columns:
         if name == target:
             continue
-        pairs = [(a, b) for a, b in zip(sample.column(name), wanted, strict=True) if a is not None and b is not None]
+        pairs = [(a, b) for a, b in zip(sample.column(name), targets, strict=True) if a is not None and b is not None]
         if len(pairs) >= _FEWEST_PAIRS and (how := _relation(pairs, is_typed=is_typed)):
             yield Finding(fault="target-leak", gravity="fault", where=name, detail=f"{how} {target!r}")
 
 
-def _of_column(profile: ColumnProfile, place: str, *, is_target: bool) -> Iterator[Finding]:
-    if profile.missing and not is_target:
-        share = profile.missing / profile.num_rows
-        detail = f"{profile.missing:,} of {profile.num_rows:,} values are missing ({share:.2%})"
-        yield Finding(fault="missing", gravity="suspect", where=place, detail=detail, measure=round(share, 6))
-    if profile.present > 1 and len(profile.values) == 1 and not profile.is_capped:
-        value = next(iter(profile.values))
-        yield Finding(fault="constant", gravity="suspect", where=place, detail=f"is {value!r} in every row that has it")
-    if profile.present and profile.kinds[profile.kind] < MAIN_SHARE * profile.present:
-        counts = profile.kinds.most_common()
-        shares = ", ".join(f"{count / profile.present:.1%} {_KINDS[kind]}" for kind, count in counts)
-        yield Finding(fault="mixed-types", gravity="suspect", where=place, detail=f"holds {shares}")
-
-
 def _relation(pairs: Sequence[tuple[Any, Any]], *, is_typed: bool) -> str:
-    """In what way the first of each pair tells the second; empty if it does not."""
+    """How the first of each pair determines the second; empty if it does not."""
     keys = [(key_of(a), key_of(b)) for a, b in pairs]
     targets = {b for _, b in keys}
     if len(targets) < 2:
@@ -341,7 +324,7 @@ def _relation(pairs: Sequence[tuple[Any, Any]], *, is_typed: bool) -> str:
     if sum(a != b for a, b in keys) <= allowed:
         return "equals"
     if len({a for a, _ in keys}) == len(targets) <= len(keys) / _ROWS_PER_VALUE:
-        favoured = {a: b for (a, b), _ in sorted(Counter(keys).items(), key=lambda one: one[1])}
+        favoured = {a: b for (a, b), _ in sorted(Counter(keys).items(), key=lambda item: item[1])}
         if set(favoured.values()) == targets and sum(favoured[a] != b for a, b in keys) <= allowed:
             return "has a value of its own for each value of"
     numbers = [(number_of(a, is_typed=is_typed), number_of(b, is_typed=is_typed)) for a, b in pairs]

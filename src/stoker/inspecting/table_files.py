@@ -1,7 +1,4 @@
-"""The seam between files and rows: batches of columns, and which rows could not be read.
-
-Rows from CSV, JSONL, Parquet, and from folders of text.
-"""
+"""Tables as batches of rows with their faults: CSV, JSONL, Parquet, and folders of text files."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ ROWS_OF_A_BATCH = 4096
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows; a value is None where it is missing.
+    """Consecutive rows; a missing value is None.
 
-    `problems` says of rows that could not be read what they are: their values mean nothing. `ids` are the names of the
-    rows where they have some of their own.
+    `problems` are the faults of unreadable rows, whose values mean nothing. `ids` are names of the rows, if they have
+    their own.
     """
 
     first_row: int
@@ -42,12 +39,12 @@ class TableSource(Protocol):
 
     @property
     def split(self) -> str:
-        """The split it is in; empty where there are none."""
+        """Its split; empty if there are none."""
         ...
 
     @property
     def is_typed(self) -> bool:
-        """Whether values have types of their own; else all are text, and numbers are told from how they look."""
+        """True if values have types; else all are text, which may look like a number."""
         ...
 
     @property
@@ -56,7 +53,7 @@ class TableSource(Protocol):
         ...
 
     def batches(self) -> Iterator[RowBatch]:
-        """Its rows, once through.
+        """Its rows, in order.
 
         Raises:
             BadTable: it cannot be read, or not to its end.
@@ -65,14 +62,14 @@ class TableSource(Protocol):
 
 
 def row_id(table: TableSource, batch: RowBatch, row: int) -> str:
-    """The name of a row: `FILE:ROW`, or its own."""
+    """The name of a row: its own, or `FILE:ROW`."""
     return batch.ids[row] if batch.ids is not None else f"{table.name}:{batch.first_row + row}"
 
 
 RowT = TypeVar("RowT")
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-nan", "#n/a", "<na>"})
-"""What stands for a missing value in a CSV, in lower case: what pandas takes for one, and `?` of the UCI repository."""
+"""Missing values in a CSV, in lower case: those of pandas, and `?` of the UCI repository."""
 
 
 _HEAD_BYTES = 2**20
@@ -80,7 +77,7 @@ _HEAD_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FileTable(ABC):
-    """A file of rows; `name` and `split` as `Table` has them."""
+    """A file of rows; see `TableSource` for `name` and `split`."""
 
     path: Path
     name: str
@@ -89,22 +86,22 @@ class FileTable(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """Its size [bytes]; 0 where it cannot be looked at, which is told when it is read."""
+        """Its size [bytes]; 0 for an unreadable file, which is reported when it is read."""
         return _size_of(self.path)
 
     @abstractmethod
     def batches(self) -> Iterator[RowBatch]:
-        """Its rows, once through; raises BadTable."""
+        """Its rows, in order; raises BadTable."""
 
 
 @dataclass(frozen=True)
 class CsvTable(FileTable):
-    """A CSV file with a header; the delimiter is the one of tab, semicolon and comma that the header has most of."""
+    """A CSV file with a header; the delimiter is the most frequent of tab, semicolon and comma in the header."""
 
     is_typed: bool = False
 
     def batches(self) -> Iterator[RowBatch]:
-        """Rows in order; blank lines are none. Bytes that are no UTF-8 are kept as surrogates."""
+        """Rows in order, without blank lines. Bytes that are not UTF-8 become surrogates."""
         with opened(self.path) as file:
             head = file.readline(_HEAD_BYTES).decode("utf-8", "replace")
             table = CsvFile(self.path, max(",;\t", key=head.count))
@@ -127,7 +124,7 @@ class ParquetTable(FileTable):
     """A Parquet file."""
 
     def batches(self) -> Iterator[RowBatch]:
-        """Rows in order, every page decoded and its checksum looked at where it has one."""
+        """Rows in order; every page is decoded and its checksum verified, if it has one."""
         from stoker.data.reading.parquet import batches_of, parquet_file  # noqa: PLC0415 - an optional extra
 
         with parquet_file(self.path) as file:
@@ -138,7 +135,7 @@ class ParquetTable(FileTable):
 
 @dataclass(frozen=True)
 class TextTable:
-    """Files of text of one split: a row each, with the columns `text` and `label`; its name is its path."""
+    """Text files of one split, a row each, with the columns `text` and `label`; a row's name is its path."""
 
     root: Path
     split: str
@@ -149,31 +146,25 @@ class TextTable:
 
     @property
     def num_bytes(self) -> int:
-        """Their size [bytes], of those that can be looked at."""
+        """Total size of the readable files [bytes]."""
         return sum(_size_of(self.root / name) for name in self.names)
 
     def batches(self) -> Iterator[RowBatch]:
-        """A file a row."""
+        """One row for each file."""
         for start in range(0, len(self.names), ROWS_OF_A_BATCH):
             names = self.names[start : start + ROWS_OF_A_BATCH]
-            texts, problems = _texts_of(self.root, names)
+            texts: list[str | None] = []
+            problems: dict[int, RowFault] = {}
+            for row, name in enumerate(names):
+                try:
+                    texts.append((self.root / name).read_bytes().decode("utf-8", "surrogateescape"))
+                except OSError as error:
+                    texts.append(None)
+                    problems[row] = RowFault("corrupt", f"cannot be read: {error.strerror}")
             columns: dict[str, list[Any]] = {"text": texts}
             if any(label is not None for label in self.labels):
                 columns["label"] = list(self.labels[start : start + ROWS_OF_A_BATCH])
             yield RowBatch(start, columns, len(names), problems, ids=names)
-
-
-def _texts_of(root: Path, names: Sequence[str]) -> tuple[list[Any], dict[int, RowFault]]:
-    """What is in each file; None, and why, where one cannot be read."""
-    texts: list[Any] = []
-    problems: dict[int, RowFault] = {}
-    for at, name in enumerate(names):
-        try:
-            texts.append((root / name).read_bytes().decode("utf-8", "surrogateescape"))
-        except OSError as error:
-            texts.append(None)
-            problems[at] = RowFault("corrupt", f"cannot be read: {error.strerror}")
-    return texts, problems
 
 
 def _size_of(path: Path) -> int:
@@ -186,23 +177,22 @@ def _size_of(path: Path) -> int:
 def _in_batches(
     rows: Iterator[tuple[RowT, RowFault | None]], columns_of: Callable[[Sequence[RowT]], dict[str, list[Any]]]
 ) -> Iterator[RowBatch]:
-    """Rows with what is wrong with them, a batch at a time."""
+    """Rows with their faults, a batch at a time."""
     first = 0
     while taken := list(islice(rows, ROWS_OF_A_BATCH)):
-        problems = {at: fault for at, (_, fault) in enumerate(taken) if fault is not None}
+        problems = {row: fault for row, (_, fault) in enumerate(taken) if fault is not None}
         yield RowBatch(first, columns_of([values for values, _ in taken]), len(taken), problems)
         first += len(taken)
 
 
 def _columns(header: Sequence[str], rows: Sequence[list[str]]) -> dict[str, list[Any]]:
-    """Fields by column, None where they stand for nothing; rows of another width have nothing."""
+    """Fields by column, None for missing ones; rows of another width have only missing ones."""
     width, nothing = len(header), [""] * len(header)
     columns = zip(*(fields if len(fields) == width else nothing for fields in rows), strict=True)
-    return {name: [_value(field) for field in column] for name, column in zip(header, columns, strict=True)}
-
-
-def _value(field: str) -> str | None:
-    return None if field.strip().lower() in MISSING else field
+    return {
+        name: [(None if field.strip().lower() in MISSING else field) for field in column]
+        for name, column in zip(header, columns, strict=True)
+    }
 
 
 def _of_objects(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -1,7 +1,4 @@
-"""How many rows to compute at once, and how many make a part: a short measurement, written down and kept to.
-
-Choosing the size of a batch by trying it on the data's own rows.
-"""
+"""The size of a batch and of a part, by a short measurement on the data's own rows that the job then keeps to."""
 
 from __future__ import annotations
 
@@ -18,24 +15,24 @@ from stoker.records.prediction import PredictionPart
 from stoker.units import MIB
 
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Sizes of a batch that are tried [rows]."""
+"""Sizes of a batch to try [rows]."""
 
 _CLOSE = 0.97
-"""A smaller batch is taken if it has this share of the best rate: it needs less memory and pads less."""
+"""The smallest batch with this share of the best rate is chosen [0 to 1]: it needs less memory and pads less."""
 _HOPELESS = 0.8
-"""Larger batches are no longer tried once two in a row have less than this share of the best rate."""
+"""Larger batches are not tried once two in a row have less than this share of the best rate [0 to 1]."""
 _LONG_S = 2.0
-"""Nor once one took so long [s]: what a call costs beside its rows is then long paid for."""
+"""Nor once one took so long [s]: the fixed cost of a call is then negligible."""
 _PART_S, _LEAST_PART_S = 5.0, 0.25
 _PARTS_OF_AN_INSTANCE = 8
-"""At least so many, so that no instance is idle for long at the end."""
+"""Least number of parts for each instance, so that none is idle for long at the end."""
 _PART_BYTES = 64 * MIB
 _MOST_PART_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class BatchSizeChoice:
-    """A size of batch [rows], the rate it reached [rows/s], and that of each size tried."""
+    """A batch size [rows], its rate [rows/s], and the rate of each size tried."""
 
     batch_rows: int
     rows_per_s: float
@@ -45,7 +42,7 @@ class BatchSizeChoice:
 def choose_batch(seconds_of: Callable[[int], float], most_rows: int | None) -> BatchSizeChoice:
     """The smallest batch that is about as fast as any.
 
-    `seconds_of(rows)` measures one batch; sizes are tried from small to large until it is clear that they get slower.
+    `seconds_of(rows)` measures one batch [s]; sizes are tried from small to large until they clearly get slower.
     """
     tried: dict[int, float] = {}
     for rows in CANDIDATES:
@@ -62,15 +59,15 @@ def choose_batch(seconds_of: Callable[[int], float], most_rows: int | None) -> B
 
 
 def rows_of_a_part(choice: BatchSizeChoice, *, row_bytes: float, num_rows: float, instances: int) -> int:
-    """Rows that make about five seconds of work and little memory, a whole number of batches.
+    """Rows of about five seconds of work and little memory [rows], a whole number of batches.
 
-    Fewer where a job is short, for every instance to have several parts.
+    A short job has fewer, so that every instance has several parts.
 
     Args:
-        choice: rows of a batch, and how fast an instance is.
-        row_bytes: of a row's inputs and outputs.
-        num_rows: of the whole job, about.
-        instances: that compute parts at the same time.
+        choice: the batch size, and the rate of an instance.
+        row_bytes: size of a row's inputs and outputs [bytes].
+        num_rows: estimated number of rows of the job.
+        instances: number of engines that compute parts at the same time.
     """
     shared = max(num_rows / (_PARTS_OF_AN_INSTANCE * instances), choice.rows_per_s * _LEAST_PART_S)
     most = min(_MOST_PART_ROWS, choice.rows_per_s * _PART_S, shared, _PART_BYTES / max(1.0, row_bytes))
@@ -78,7 +75,7 @@ def rows_of_a_part(choice: BatchSizeChoice, *, row_bytes: float, num_rows: float
 
 
 HEAD_ROWS = 256
-"""Rows looked at before a job is cut up."""
+"""Rows read before a job is cut into parts."""
 
 _TEXT = frozenset({"csv", "tsv", "jsonl"})
 _TRIED_FOR_S, _MOST_TRIES = 0.15, 20
@@ -89,7 +86,7 @@ _UNMEASURED_BATCHES = 64
 
 @dataclass(frozen=True)
 class BatchAndPartSize:
-    """Rows of a batch and of a part, and how they were chosen."""
+    """Rows of a batch and of a part, and how they were chosen, as text."""
 
     batch_rows: int
     part_rows: int
@@ -98,7 +95,7 @@ class BatchAndPartSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Rows that the model takes at once (None: any number), rows of the job (about), and instances of the engine."""
+    """The model's largest batch (None: any) [rows], estimated rows of the job, and instances of the engine."""
 
     most_rows: int | None
     num_rows: float
@@ -106,13 +103,13 @@ class Bounds:
 
 
 def head_of(source: RowSource) -> PredictionPart:
-    """The first rows of a source; a text file is not read to its end to find out how many it has."""
+    """The first rows of a source; a text file is not read to its end to count them."""
     num_rows = HEAD_ROWS if source.format in _TEXT else min(HEAD_ROWS, source.extent(HEAD_ROWS).num_rows)
     return PredictionPart(source=0, first_row=0, num_rows=num_rows)
 
 
 def about_rows(source: RowSource) -> float:
-    """How many rows a source has; of text about, by the lines of its beginning."""
+    """Number of rows of a source [rows]; for text an estimate by the lines of its beginning."""
     if source.format not in _TEXT:
         return source.extent(HEAD_ROWS).num_rows
     with source.path.open("rb") as file:
@@ -129,7 +126,7 @@ def choose_sizes(
     asked: RequestedSettings,
     bounds: Bounds,
 ) -> BatchAndPartSize:
-    """How to cut a job up: as asked, and where nothing was asked by what was measured on the head's rows."""
+    """The sizes of batches and parts: as asked, else measured on the head's rows."""
     batch_rows, part_rows, most_rows = asked.batch_rows, asked.part_rows, bounds.most_rows
     if batch_rows is not None and part_rows is not None:
         return BatchAndPartSize(batch_rows, part_rows, "as asked")
@@ -154,7 +151,7 @@ def choose_sizes(
 
 
 class _Trying:
-    """Batches of one row over and over: the one of middle size among the good rows of the head."""
+    """Batches of one repeated row: the one of median size among the good rows of the head."""
 
     def __init__(
         self, filled: Filled, num_rows: int, model: PredictionModel, engine: Engine, clock: Callable[[], float]
@@ -164,12 +161,12 @@ class _Trying:
         self._engine = engine
         self._clock = clock
         good = [row for row in range(num_rows) if row not in filled.bad]
-        by_size = sorted(good, key=self._size)
+        by_size = sorted(good, key=lambda row: sum(samples[row].size for samples in filled.inputs.values()))
         self.row = by_size[len(by_size) // 2] if by_size else None
         self.row_bytes = 0.0
 
     def seconds_of(self, rows: int) -> float:
-        """How long a batch takes [s]: the best try but the first, which may still allocate, of some that are short."""
+        """Time of a batch [s]: the best of several short tries, without the first, which may still allocate."""
         assert self.row is not None
         inputs = stacked(self._filled, [self.row] * rows, self._model)
         seconds: list[float] = []
@@ -178,11 +175,8 @@ class _Trying:
                 start = self._clock()
                 outputs = self._engine.run(inputs)
                 seconds.append(self._clock() - start)
-        except ServiceError:  # too large a batch for its memory, or a row it cannot compute: told where it happens
+        except ServiceError:  # too large a batch for its memory, or a bad row, which is reported when it is computed
             return float("inf")
         size = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
         self.row_bytes = max(self.row_bytes, size / rows)
         return max(1e-9, min(seconds[1:]))
-
-    def _size(self, row: int) -> int:
-        return sum(samples[row].size for samples in self._filled.inputs.values())

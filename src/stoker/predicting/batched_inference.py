@@ -1,6 +1,6 @@
-"""Answering the rows of a part with one engine: batches, padding, and rows that the engine cannot compute.
+"""Inference for the rows of a part with one engine: batches, padding, and rows that the engine cannot compute.
 
-Which rows share a batch, and how they are put together and taken apart. A law of the rows alone, never of time.
+Batches depend only on the rows, never on time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Run = Callable[[Arrays], Arrays]
 """An engine's `run`."""
 
 Values = NDArray[Any] | list[NDArray[Any]]
-"""An output of many rows: one array where all have one shape."""
+"""An output of many rows: one array if all have one shape."""
 
 
 @dataclass
 class ComputeCounts:
-    """What was computed: batches, rows in them, and elements of the inputs, of which some were padding."""
+    """Counts of batches, rows, elements of the inputs, and padding among these."""
 
     num_batches: int = 0
     num_rows: int = 0
@@ -37,7 +37,7 @@ class ComputeCounts:
 
 @dataclass
 class RowOutputs:
-    """Outputs of the rows in `rows` (numbers within the part, rising), and why others have none."""
+    """Outputs of `rows` (numbers within the part, ascending), and why others have none."""
 
     rows: list[int]
     outputs: dict[str, Values]
@@ -47,7 +47,7 @@ class RowOutputs:
 
 @dataclass(frozen=True)
 class PredictionModel:
-    """What has to be known of a model to answer rows."""
+    """A model's manifest and inputs, and the batch size [rows]."""
 
     manifest: Manifest
     inputs: tuple[Input, ...]
@@ -55,22 +55,22 @@ class PredictionModel:
 
     @property
     def is_padded(self) -> bool:
-        """Whether samples of several sizes may share a batch."""
-        return all(one.pad is not None for one in self.inputs if one.count is None)
+        """True if samples of several sizes may share a batch."""
+        return all(spec.pad is not None for spec in self.inputs if spec.count is None)
 
 
 def answer(
     filled: Filled, num_rows: int, model: PredictionModel, run: Run, after_batch: Callable[[int], None] = lambda _: None
 ) -> RowOutputs:
-    """Answers to all rows that are not bad; a batch the engine fails on is halved until the rows at fault are found.
+    """Outputs of all good rows; a batch that the engine fails on is halved until the bad rows are found.
 
-    `after_batch` is called with the rows of each batch; what it raises ends the work.
+    `after_batch` is called with the number of rows of each batch; its exceptions end the work.
 
     Raises:
-        RunFailed: the engine's outputs are not what the manifest says.
+        RunFailed: the engine's outputs contradict the manifest.
     """
     good = [row for row in range(num_rows) if row not in filled.bad]
-    varying = any(one.count is None for one in model.inputs)
+    varying = any(spec.count is None for spec in model.inputs)
     sizes = {row: filled.sizes(row, model.inputs) if varying else {} for row in good}
     collecting = _Collecting(model, filled, sizes, run)
     for batch in batches([tuple(sizes[row].values()) for row in good], model.batch_rows, is_padded=model.is_padded):
@@ -80,14 +80,14 @@ def answer(
 
 
 def stacked(filled: Filled, rows: Sequence[int], model: PredictionModel) -> Arrays:
-    """The inputs of these rows as one batch, padded where they differ in size."""
+    """The inputs of these rows as one batch, padded to one size."""
     batch: Arrays = {}
-    for one in model.inputs:
-        samples = filled.inputs[one.name]
+    for spec in model.inputs:
+        samples = filled.inputs[spec.name]
         if isinstance(samples.values, np.ndarray):
-            batch[one.name] = samples.values[list(rows)]
+            batch[spec.name] = samples.values[list(rows)]
         else:
-            batch[one.name] = stack([samples[row] for row in rows], one.pad)
+            batch[spec.name] = stack([samples[row] for row in rows], spec.pad)
     return batch if model.manifest.is_batched else {name: array[0, ...] for name, array in batch.items()}
 
 
@@ -99,7 +99,7 @@ class _Collecting:
         self._run = run
         self._work = ComputeCounts()
         self._rows: list[int] = []
-        self._found: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in model.manifest.outputs}
+        self._outputs: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in model.manifest.outputs}
         self._failed: dict[int, tuple[str, str]] = {}
 
     def compute(self, rows: Sequence[int]) -> None:
@@ -114,30 +114,6 @@ class _Collecting:
             self.compute(rows[: len(rows) // 2])
             self.compute(rows[len(rows) // 2 :])
             return
-        self._count(inputs, rows)
-        self._rows += rows
-        for spec in self._model.manifest.outputs:
-            self._found[spec.name].append(self._checked(spec, outputs, len(rows)))
-
-    def answers(self, good: Sequence[int]) -> RowOutputs:
-        """All that was found, in the rows' order."""
-        rows = [row for row in good if row not in self._failed]
-        outputs = {spec.name: self._in_order(spec) for spec in self._model.manifest.outputs}
-        return RowOutputs(rows, outputs, self._filled.bad | self._failed, self._work)
-
-    def _in_order(self, spec: TensorSpec) -> Values:
-        """An output of all rows that were computed, in the order of the rows instead of the batches."""
-        shape = sample_shape(spec, self._model.manifest)
-        found = self._found[spec.name]
-        if any(isinstance(size, str) for size in shape):
-            answers = (answer for batch in found for answer in batch)
-            by_row = {row: cut_back(one, shape, self._sizes[row]) for row, one in zip(self._rows, answers, strict=True)}
-            return [by_row[row] for row in sorted(by_row)]
-        if not found:
-            return np.empty((0, *(int(size) for size in shape)), dtype_of(spec.datatype))
-        return np.concatenate(found)[np.argsort(self._rows)]
-
-    def _count(self, inputs: Arrays, rows: Sequence[int]) -> None:
         self._work.num_batches += 1
         self._work.num_rows += len(rows)
         for name, array in inputs.items():
@@ -145,30 +121,48 @@ class _Collecting:
             samples = self._filled.inputs[name]
             if isinstance(samples.values, list):
                 self._work.num_padding += array.size - sum(samples[row].size for row in rows)
+        self._rows += rows
+        for spec in self._model.manifest.outputs:
+            self._outputs[spec.name].append(self._checked(spec, outputs, len(rows)))
+
+    def answers(self, good: Sequence[int]) -> RowOutputs:
+        """The outputs, in the rows' order."""
+        rows = [row for row in good if row not in self._failed]
+        outputs = {spec.name: self._in_order(spec) for spec in self._model.manifest.outputs}
+        return RowOutputs(rows, outputs, self._filled.bad | self._failed, self._work)
+
+    def _in_order(self, spec: TensorSpec) -> Values:
+        """An output of all computed rows, in the order of the rows instead of the batches."""
+        shape = sample_shape(spec, self._model.manifest)
+        outputs = self._outputs[spec.name]
+        if any(isinstance(size, str) for size in shape):
+            rows = zip(self._rows, (output for batch in outputs for output in batch), strict=True)
+            by_row = {row: cut_back(output, shape, self._sizes[row]) for row, output in rows}
+            return [by_row[row] for row in sorted(by_row)]
+        if not outputs:
+            return np.empty((0, *(int(size) for size in shape)), dtype_of(spec.datatype))
+        return np.concatenate(outputs)[np.argsort(self._rows)]
 
     def _checked(self, spec: TensorSpec, outputs: Arrays, num_rows: int) -> NDArray[Any]:
-        """An output of one batch, with the shape that the manifest says.
-
-        Raises:
-            RunFailed: it is absent, or has another shape.
-        """
-        found = outputs.get(spec.name)
+        """An output of one batch; raises RunFailed if it is missing or has another shape than in the manifest."""
+        output = outputs.get(spec.name)
         manifest = self._model.manifest
-        shape = sample_shape(spec, manifest)
-        if found is not None and not manifest.is_batched:
-            found = found[None]
-        if found is None or found.shape[:1] != (num_rows,) or not _fits(found.shape[1:], shape):
-            got = "nothing" if found is None else f"the shape {list(found.shape)}"
+        if output is not None and not manifest.is_batched:
+            output = output[None]
+        expected = (num_rows, *sample_shape(spec, manifest))
+        if output is None or not _fits(output.shape, expected):
+            got = "nothing" if output is None else f"the shape {list(output.shape)}"
             raise RunFailed(
                 f"{manifest.name} gave {got} for {num_rows} rows of its output {spec.name} {list(spec.shape)}",
                 remedy="The graph is not what its manifest says: export the model again.",
             )
-        return found
+        return output
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
-    return len(shape) == len(wanted) and all(
-        isinstance(size, str) or found == size for found, size in zip(shape, wanted, strict=True)
+def _fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:
+    """True if the shapes are equal where the expected one has numbers; names stand for any size."""
+    return len(shape) == len(expected) and all(
+        isinstance(size, str) or actual == size for actual, size in zip(shape, expected, strict=True)
     )
 
 
@@ -177,9 +171,9 @@ Sizes = tuple[int, ...]
 
 
 def batches(sizes: Sequence[Sizes], most_rows: int, *, is_padded: bool) -> tuple[tuple[int, ...], ...]:
-    """Rows (from 0) in batches of at most `most_rows`, of like sizes together, in order where sizes are equal.
+    """Rows (from 0) in batches of at most `most_rows`, sorted by size, then by row.
 
-    Where nothing can be padded, all rows of a batch have one size.
+    Without padding, all rows of a batch have one size.
     """
     order = sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
     cut: list[list[int]] = []
@@ -191,19 +185,19 @@ def batches(sizes: Sequence[Sizes], most_rows: int, *, is_padded: bool) -> tuple
 
 
 def stack(samples: Sequence[NDArray[Any]], pad: float | None) -> NDArray[Any]:
-    """Samples in one array, each filled up with `pad` to the largest along every dimension."""
-    shape = tuple(max(sizes) for sizes in zip(*(one.shape for one in samples), strict=True))
-    if all(one.shape == shape for one in samples):
+    """Samples in one array, each padded with `pad` to the largest size of every dimension."""
+    shape = tuple(max(sizes) for sizes in zip(*(sample.shape for sample in samples), strict=True))
+    if all(sample.shape == shape for sample in samples):
         return np.stack(samples)
     batch = np.full((len(samples), *shape), 0 if pad is None else pad, samples[0].dtype)
-    for row, one in enumerate(samples):
-        own: tuple[int | slice, ...] = (row, *map(slice, one.shape))
-        batch[own] = one
+    for row, sample in enumerate(samples):
+        own: tuple[int | slice, ...] = (row, *map(slice, sample.shape))
+        batch[own] = sample
     return batch
 
 
 def cut_back(answer: NDArray[Any], shape: Sequence[int | str], sizes: dict[str, int]) -> NDArray[Any]:
-    """One row's part of an output, without what belongs to padding: named dimensions have the row's own sizes."""
+    """One row's part of an output without padding: named dimensions have the row's own sizes."""
     own = tuple(slice(sizes.get(size)) if isinstance(size, str) else slice(None) for size in shape)
     part: NDArray[Any] = answer[own]
     return part

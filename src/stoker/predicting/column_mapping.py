@@ -1,13 +1,10 @@
-"""Which columns fill which input. What is not plain is refused, with what to say.
-
-What one row has to hold for each input of a model.
-"""
+"""The columns that fill each input of a model. An ambiguous mapping is refused, with the option that settles it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,7 +20,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 def parse_mapping(words: Sequence[str]) -> Columns:
-    """What `--map INPUT=COLUMN` says; also `x=a,b,c` and `x=x0..x7`.
+    """The columns in `--map INPUT=COLUMN`; also `x=a,b,c` and `x=x0..x7`.
 
     Raises:
         BadJob: a word has another form.
@@ -31,13 +28,13 @@ def parse_mapping(words: Sequence[str]) -> Columns:
     >>> parse_mapping(["x=p0..p3"])
     {'x': ('p0', 'p1', 'p2', 'p3')}
     """
-    found: Columns = {}
+    mapping: Columns = {}
     for word in words:
         name, equals, columns = word.partition("=")
-        if not (name and equals and columns) or name in found:
+        if not (name and equals and columns) or name in mapping:
             raise BadJob(f"--map {word}: wanted INPUT=COLUMN, each input once")
-        found[name] = tuple(one for part in columns.split(",") for one in _spread(part.strip()))
-    return found
+        mapping[name] = tuple(column for part in columns.split(",") for column in _spread(part.strip()))
+    return mapping
 
 
 def resolve(
@@ -45,12 +42,12 @@ def resolve(
 ) -> Columns:
     """The columns of each input, the same in every source.
 
-    Without being `asked`, an input is read from the column of its name, or from numbered columns of its name. The only
-    input of a model may also be read from the only column that fits, or the only numbered columns, where they stand in
-    the order of their numbers.
+    By default, an input is read from the column of its name, or from numbered columns of its name. The only input of a
+    model may also be read from the only column that fits, or the only numbered columns, if they are in the order of
+    their numbers.
 
     Raises:
-        BadJob: a column is not there, does not fit, or more than one would do.
+        BadJob: a column is missing, does not fit, or several would.
     """
     if unknown := sorted(set(asked) - {one.name for one in inputs}):
         raise BadJob(f"The model has no input {unknown[0]!r}", remedy=nearest(unknown[0], [i.name for i in inputs]))
@@ -58,18 +55,25 @@ def resolve(
     resolved = {}
     for one in inputs:
         resolved[one.name] = asked.get(one.name) or _found(one, fields, keep, path, is_only=len(inputs) == 1)
-    for place, there in sources.items():
-        _check(place, {field.name: field for field in there}, inputs, resolved, keep)
-    _check_kept_types(sources, keep)
+    for source, columns in sources.items():
+        _check(source, {field.name: field for field in columns}, inputs, resolved, keep)
+    for name in keep:
+        types = {str(field.type) for fields in sources.values() for field in fields if field.name == name}
+        if len(types) > 1:
+            raise BadJob(
+                f"The column {name!r} has several types: {', '.join(sorted(types))}",
+                remedy="Do not keep it, or predict the files one by one.",
+            )
     return resolved
 
 
 def misfit(field: SourceColumn, one: Input, *, is_element: bool = False) -> str:
-    """Why a column cannot fill an input, or one element of it; empty if it can, as far as its type tells."""
+    """Why a column cannot fill an input, or one element of it, by its type; empty if it can."""
     if field.type is None:
         return ""
     sizes, leaf = _list_sizes(field.type)
-    is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or _is_image_struct(leaf)))
+    is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
+    is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or is_struct))
     if one.datatype == "BYTES":
         return "" if _is_string(leaf) or _is_binary(leaf) else f"holds {field.type}, wanted strings"
     if field.is_text:
@@ -80,10 +84,6 @@ def misfit(field: SourceColumn, one: Input, *, is_element: bool = False) -> str:
         return f"holds {field.type}, wanted numbers"
     if is_element:
         return f"holds {field.type}, wanted one number" if sizes else ""
-    return _size_misfit(sizes, one)
-
-
-def _size_misfit(sizes: tuple[int | None, ...], one: Input) -> str:
     if len(sizes) > 1:
         fits = len(sizes) == len(one.shape) and all(
             size is None or isinstance(wanted, str) or size == wanted
@@ -110,18 +110,21 @@ def _found(
     if is_only:
         others = [field for field in fields if field.name not in keep]
         candidates = [(field.name,) for field in others if _may_be_meant(field, one, is_alone=len(others) == 1)]
-        candidates += [names for names in groups.values() if len(names) > 1 and _stand_so(names, by_name)]
+        # In the table's order: a model that was trained on a table took `p1, p10, p2` in that order.
+        in_order = {names: tuple(name for name in by_name if name in names) for names in groups.values()}
+        candidates += [names for names, ordered in in_order.items() if len(names) > 1 and names == ordered]
     if len(candidates) == 1:
         return candidates[0]
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
+    shown = ", ".join(list(by_name)[:12]) + (f", … ({len(by_name)} in all)" if len(by_name) > 12 else "")
     raise BadJob(
-        f"{which} of {path} can be taken for the input {one} without guessing; it has: {_some(list(by_name))}",
+        f"{which} of {path} can be taken for the input {one} without guessing; it has: {shown}",
         remedy=f"Say which: --map {one.name}=COLUMN, or --map {one.name}=FIRST,SECOND,… with one for each element.",
     )
 
 
 def _may_be_meant(field: SourceColumn, one: Input, *, is_alone: bool) -> bool:
-    """Whether a column that is named otherwise could be the input."""
+    """True if a column with another name could be the input."""
     if field.type is None or (field.is_text and one.count != 1):
         return is_alone
     if _is_string(field.type) and not field.is_image and not field.is_text and one.datatype != "BYTES":
@@ -129,17 +132,12 @@ def _may_be_meant(field: SourceColumn, one: Input, *, is_alone: bool) -> bool:
     return not misfit(field, one)
 
 
-def _stand_so(names: Sequence[str], header: Iterable[str]) -> bool:
-    """Whether columns stand in this order: a model that was trained on a table took `p1, p10, p2` as they stood."""
-    return [name for name in header if name in set(names)] == list(names)
-
-
 def _numbered(fields: Sequence[SourceColumn]) -> dict[str, tuple[str, ...]]:
-    """Columns whose names are one prefix and the numbers from 0 or 1 on, by prefix."""
+    """Columns named by a prefix and consecutive numbers from 0 or 1 on, by prefix."""
     groups: dict[str, dict[int, str]] = {}
     for field in fields:
-        if found := _NUMBERED.fullmatch(field.name):
-            groups.setdefault(found[1], {})[int(found[2])] = field.name
+        if match := _NUMBERED.fullmatch(field.name):
+            groups.setdefault(match[1], {})[int(match[2])] = field.name
     return {
         prefix: tuple(names[number] for number in sorted(names))
         for prefix, names in groups.items()
@@ -162,22 +160,8 @@ def _check(
                 raise BadJob(f"The column {name!r} of {place} does not fit the input {one}: it {problem}")
 
 
-def _check_kept_types(sources: Mapping[str, Sequence[SourceColumn]], keep: Sequence[str]) -> None:
-    for name in keep:
-        types = {str(field.type) for fields in sources.values() for field in fields if field.name == name}
-        if len(types) > 1:
-            raise BadJob(
-                f"The column {name!r} has several types: {', '.join(sorted(types))}",
-                remedy="Do not keep it, or predict the files one by one.",
-            )
-
-
 def _spread(word: str) -> list[str]:
-    """`p0..p3` as its names, anything else as it is.
-
-    Raises:
-        BadJob: it counts down, and so names nothing.
-    """
+    """The names of `p0..p3`, or the word itself; raises BadJob if it counts down."""
     first, dots, last = word.partition("..")
     begin, end = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
     if not (dots and begin and end and begin[1] == end[1]):
@@ -189,7 +173,7 @@ def _spread(word: str) -> list[str]:
 
 
 def _list_sizes(kind: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
-    """The sizes of nested lists, None where they vary, and the type of what is in them."""
+    """The sizes of nested lists, None if they vary, and the type of their elements."""
     sizes: list[int | None] = []
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -207,22 +191,12 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def _is_image_struct(kind: pa.DataType) -> bool:
-    """As data sets of images are often stored: `{bytes, path}`."""
-    return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"
-
-
 _CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True)
 class ImageShape:
-    """An input that images fit: channels, and the size where it is fixed [pixels]."""
+    """An input that images fit: channels, and the fixed sizes [pixels]."""
 
     channels: int
     height: int | None
@@ -233,7 +207,7 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class Input:
-    """An input as one row fills it: its shape without the batch; named dimensions lie within `dims`."""
+    """An input of one row: its shape without the batch; `dims` bound the named dimensions."""
 
     name: str
     datatype: Datatype
@@ -243,13 +217,13 @@ class Input:
 
     @property
     def count(self) -> int | None:
-        """Elements of a row; None where rows may differ."""
+        """Number of elements of a row; None if rows may differ."""
         sizes = [size for size in self.shape if isinstance(size, int)]
         return math.prod(sizes) if len(sizes) == len(self.shape) else None
 
     @property
     def image(self) -> ImageShape | None:
-        """How an image fits, None where it does not, or where it could be taken in two ways."""
+        """How an image fits; None if it does not, or is ambiguous."""
         if len(self.shape) == 2:
             return ImageShape(1, _fixed(self.shape[0]), _fixed(self.shape[1]), False, False)
         if len(self.shape) != 3 or (self.shape[0] in _CHANNELS) == (self.shape[2] in _CHANNELS):
@@ -267,12 +241,17 @@ class Input:
 
 
 def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
-    """The inputs of a model, as rows fill them."""
-    return tuple(_input_of(spec, manifest) for spec in manifest.inputs)
+    """The inputs of a model, for one row."""
+    shapes = {spec.name: sample_shape(spec, manifest) for spec in manifest.inputs}
+    return tuple(
+        Input(spec.name, spec.datatype, shapes[spec.name], spec.pad,
+              tuple(dim for dim in manifest.dims if dim.name in shapes[spec.name]))
+        for spec in manifest.inputs
+    )  # fmt: skip
 
 
 def sample_shape(spec: TensorSpec, manifest: Manifest) -> tuple[int | str, ...]:
-    """The shape of what belongs to one row."""
+    """The shape of one row of a tensor."""
     return spec.shape[1:] if manifest.is_batched else spec.shape
 
 
@@ -281,12 +260,6 @@ def most_rows(manifest: Manifest) -> int | None:
     if not manifest.is_batched:
         return 1
     return next((dim.high for dim in manifest.dims if dim.name == BATCH), None)
-
-
-def _input_of(spec: TensorSpec, manifest: Manifest) -> Input:
-    shape = sample_shape(spec, manifest)
-    dims = tuple(dim for dim in manifest.dims if dim.name in shape)
-    return Input(spec.name, spec.datatype, shape, spec.pad, dims)
 
 
 def _fixed(size: int | str) -> int | None:

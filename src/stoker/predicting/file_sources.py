@@ -1,12 +1,8 @@
-"""Rows from files of text: CSV, and JSON Lines. A row that cannot be read is broken, and the next is not.
+"""Sources of rows in files, and the sources that a user's names of files, folders and patterns mean.
 
-Rows from Parquet, a batch at a time: row groups may be larger than memory.
-
-Rows from NumPy files: read from where a part begins, and never unpickled.
-
-Rows from image files: a row each, found in a folder and all below it.
-
-What a user names: files, folders and patterns, and the sources they mean.
+Text (CSV, JSON Lines) and NumPy files are read from the offset of a part, Parquet a batch at a time (row groups may be
+larger than memory). An image file is a row. A row that cannot be read is broken; the rows after it are read. NumPy
+files are never unpickled.
 """
 
 from __future__ import annotations
@@ -35,11 +31,11 @@ from stoker.predicting.row_source import Column, RowSource, SourceColumn, Source
 from stoker.records.prediction import PredictionPart, SourceFormat
 
 _LOOKED_AT = 100
-"""Objects whose keys are the columns."""
+"""Number of objects at the beginning whose keys are the columns."""
 
 
 class TextSource(ABC):
-    """A file of text: parts begin at bytes of it, which are found by reading all of it."""
+    """A text file, whose parts begin at offsets [bytes] that are found by reading all of it."""
 
     format: SourceFormat
 
@@ -56,14 +52,14 @@ class TextSource(ABC):
 
     @abstractmethod
     def starts(self, file: BinaryIO) -> Iterator[int]:
-        """Where each row of the open file begins [bytes]."""
+        """Offset of each row of the open file [bytes]."""
 
     @abstractmethod
     def values(self, file: BinaryIO, offset: int, columns: Sequence[str]) -> Iterator[tuple[list[Any], str]]:
-        """The rows from `offset` on: the values of these columns, and what is wrong with a row that has none."""
+        """The rows from `offset` on [bytes]: the values of these columns, or what is wrong with the row."""
 
     def extent(self, part_rows: int) -> SourceExtent:
-        """Found by reading all of it."""
+        """Number of rows and the parts' offsets, by reading the whole file."""
         offsets: list[int] = []
         num_rows = 0
         with opened(self.path) as file:
@@ -80,7 +76,7 @@ class TextSource(ABC):
 
 @final
 class TextReader:
-    """Reads parts where they begin."""
+    """Reads parts of a text file in order."""
 
     def __init__(self, source: TextSource, columns: Sequence[str]) -> None:
         self._source = source
@@ -96,8 +92,8 @@ class TextReader:
             values, problem = next(rows, ([], "is after the end of the file"))
             if problem:
                 broken[row] = problem
-            for at, column in enumerate(columns.values()):
-                column.append(None if problem else values[at])
+            for index, column in enumerate(columns.values()):
+                column.append(None if problem else values[index])
         return SourceRows(str(self._source.path), part.first_row, part.num_rows, columns, broken)
 
     def close(self) -> None:
@@ -107,7 +103,7 @@ class TextReader:
 
 @final
 class CsvSource(TextSource):
-    """One CSV file, or one with tabs between the fields."""
+    """A CSV file, or one with tabs between the fields."""
 
     def __init__(self, path: Path, *, delimiter: str = ",") -> None:
         super().__init__(path)
@@ -115,15 +111,15 @@ class CsvSource(TextSource):
         self._csv = CsvFile(path, delimiter)
 
     def fields(self) -> tuple[SourceColumn, ...]:
-        """As the header names them."""
+        """The columns in the header."""
         return tuple(SourceColumn(name, pa.string(), is_text=True) for name in self._csv.header)
 
     def starts(self, file: BinaryIO) -> Iterator[int]:
-        """Of every record."""
+        """Offset of every record [bytes]."""
         return (record.start for record in self._csv.records(file))
 
     def values(self, file: BinaryIO, offset: int, columns: Sequence[str]) -> Iterator[tuple[list[Any], str]]:
-        """Fields as they are written."""
+        """Fields as text."""
         places = [self._csv.header.index(name) for name in columns]
         for record in self._csv.records(file, offset):
             if record.fault is not None:
@@ -135,28 +131,28 @@ class CsvSource(TextSource):
 
 @final
 class JsonlSource(TextSource):
-    """One file of JSON Lines."""
+    """A file of JSON Lines."""
 
     format: SourceFormat = "jsonl"
 
     def fields(self) -> tuple[SourceColumn, ...]:
         """The keys of the first hundred objects."""
         with opened(self.path) as file:
-            found = [object_in(line.content)[0] for line in islice(rows_in(Lines(file, self.path)), _LOOKED_AT)]
-        names = dict.fromkeys(name for one in found for name in one)
+            lines = islice(rows_in(Lines(file, self.path)), _LOOKED_AT)
+            names = dict.fromkeys(name for line in lines for name in object_in(line.content)[0])
         if not names:
             raise BadJob(f"{self.path} has no JSON object in its first {_LOOKED_AT} lines")
         return tuple(SourceColumn(name, None) for name in names)
 
     def starts(self, file: BinaryIO) -> Iterator[int]:
-        """Of every line that is not blank."""
+        """Offset of every line that is not blank [bytes]."""
         return (line.start for line in rows_in(Lines(file, self.path)))
 
     def values(self, file: BinaryIO, offset: int, columns: Sequence[str]) -> Iterator[tuple[list[Any], str]]:
-        """Values by their keys; null where a row lacks one."""
+        """Values by key; null if a row lacks one."""
         for line in rows_in(Lines(file, self.path, offset)):
-            found, fault = object_in(line.content)
-            yield [found.get(name) for name in columns], "" if fault is None else fault.words
+            value, fault = object_in(line.content)
+            yield [value.get(name) for name in columns], "" if fault is None else fault.words
 
 
 _BATCH_ROWS = 1024
@@ -178,10 +174,10 @@ class ParquetSource:
     def fields(self) -> tuple[SourceColumn, ...]:
         """The columns of its schema."""
         with parquet_file(self.path) as file:
-            return tuple(SourceColumn(one.name, one.type) for one in file.schema_arrow)
+            return tuple(SourceColumn(field.name, field.type) for field in file.schema_arrow)
 
     def extent(self, part_rows: int) -> SourceExtent:
-        """As its footer says."""
+        """Number of rows in its footer."""
         with parquet_file(self.path) as file:
             return cut_evenly(file.metadata.num_rows, part_rows)
 
@@ -192,7 +188,7 @@ class ParquetSource:
 
 @final
 class ParquetReader:
-    """Goes through the file; what a part leaves of a batch begins the next."""
+    """Reads the file in order; the rest of a batch begins the next part."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._path = path
@@ -201,7 +197,7 @@ class ParquetReader:
         self._start(0)
 
     def read(self, part: PredictionPart) -> SourceRows:
-        """The rows of a part; rows before it are passed over."""
+        """The rows of a part; rows before it are skipped."""
         if part.first_row < self._at:
             self._start(part.first_row)
         try:
@@ -215,7 +211,12 @@ class ParquetReader:
             ) from error
         schema = pieces[0].schema if pieces else self._file.schema_arrow
         table = pa.Table.from_batches(pieces, schema)
-        columns = {name: _whole(table.column(name)) for name in self._columns}
+        columns = {}
+        for name in self._columns:
+            array = table.column(name).combine_chunks()
+            if isinstance(array, pa.ChunkedArray):
+                array = pa.concat_arrays(array.chunks)
+            columns[name] = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         return SourceRows(str(self._path), part.first_row, part.num_rows, columns)
 
     def close(self) -> None:
@@ -223,12 +224,11 @@ class ParquetReader:
         self._file.close()
 
     def _start(self, row: int) -> None:
-        """Go to the beginning of the row group that holds `row`."""
-        batches = batches_of(self._file, self._path, _BATCH_ROWS, self._columns, row=row)
-        self._batches: Iterator[tuple[int, pa.RecordBatch]] = batches
-        first, rest = next(batches, (row, None))
-        self._at = first
-        self._rest: pa.RecordBatch | None = rest
+        """Go to the beginning of the row group with `row`."""
+        self._batches = batches_of(self._file, self._path, _BATCH_ROWS, self._columns, row=row)
+        self._at: int
+        self._rest: pa.RecordBatch | None
+        self._at, self._rest = next(self._batches, (row, None))
 
     def _take(self, num_rows: int) -> list[pa.RecordBatch]:
         """The next rows, in pieces."""
@@ -245,20 +245,12 @@ class ParquetReader:
         return pieces
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, decoded if it was stored as a dictionary."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
 _SUFFIX = ".npy"
 
 
 @dataclass(frozen=True)
 class _Header:
-    """Shape and dtype of an array in a file, and where its elements begin [bytes]."""
+    """Shape and dtype of an array in a file, and the offset of its elements [bytes]."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -269,8 +261,8 @@ class _Header:
 class NumpySource:
     """A file with one array, named for the file, or with several of equal length (`numpy.savez`).
 
-    `ranks` are the numbers of dimensions of a whole request, by array, for models without a batch: arrays of exactly
-    these are one row together, arrays of one more are a row for each of their first dimension.
+    For models without a batch, `ranks` are the numbers of dimensions of a whole request, by array: arrays with these
+    are one row, arrays with one more have a row for each index of their first dimension.
     """
 
     def __init__(self, path: Path, *, ranks: Mapping[str, int] | None = None) -> None:
@@ -283,12 +275,12 @@ class NumpySource:
         return (self.path,)
 
     def fields(self) -> tuple[SourceColumn, ...]:
-        """An array each."""
-        return tuple(SourceColumn(name, _arrow_type(one)) for name, one in self._headers().items())
+        """A column for each array."""
+        return tuple(SourceColumn(name, _arrow_type(header)) for name, header in self._headers().items())
 
     def extent(self, part_rows: int) -> SourceExtent:
-        """As the arrays' headers say."""
-        lengths = {one.shape[0] for one in self._headers().values()}
+        """Number of rows in the arrays' headers."""
+        lengths = {header.shape[0] for header in self._headers().values()}
         if len(lengths) != 1:
             raise BadJob(f"{self.path} has arrays of several lengths: {sorted(lengths)}")
         return cut_evenly(lengths.pop(), part_rows)
@@ -300,7 +292,15 @@ class NumpySource:
 
     def _headers(self) -> dict[str, _Header]:
         """The arrays' headers, whose first dimension is the rows."""
-        headers = self._stored_headers()
+        try:
+            if self.format == "npy":
+                with self.path.open("rb") as file:
+                    headers = {self.path.stem: _header(file)}
+            else:
+                with zipfile.ZipFile(self.path) as archive:
+                    headers = {name.removesuffix(_SUFFIX): _header_in(archive, name) for name in archive.namelist()}
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise BadJob(f"{self.path} cannot be read as a NumPy file: {first_line(error)}") from error
         ranks = {name: self.ranks[name] for name in headers if name in self.ranks}
         if ranks and all(len(headers[name].shape) == rank for name, rank in ranks.items()):
             return {name: replace(headers[name], shape=(1, *headers[name].shape)) for name in ranks}
@@ -312,20 +312,10 @@ class NumpySource:
             )
         return headers
 
-    def _stored_headers(self) -> dict[str, _Header]:
-        try:
-            if self.format == "npy":
-                with self.path.open("rb") as file:
-                    return {self.path.stem: _header(file)}
-            with zipfile.ZipFile(self.path) as archive:
-                return {name.removesuffix(_SUFFIX): _header_in(archive, name) for name in archive.namelist()}
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
-            raise BadJob(f"{self.path} cannot be read as a NumPy file: {first_line(error)}") from error
-
 
 @final
 class NumpyReader:
-    """Reads rows of each array; members of an archive are read on from where the last part ended."""
+    """Reads rows of each array; parts of an archive's members are read in order."""
 
     def __init__(self, path: Path, headers: Mapping[str, _Header]) -> None:
         self._path = path
@@ -388,7 +378,7 @@ def _arrow_type(header: _Header) -> pa.DataType:
 
 
 def _as_column(rows: NDArray[Any]) -> Column:
-    """The rows as Arrow has them."""
+    """The rows as an Arrow array of nested lists of fixed size."""
     flat = rows.astype(rows.dtype.newbyteorder("="), copy=False).reshape(-1)
     column = pa.array(flat)
     for size in reversed(rows.shape[1:]):
@@ -397,12 +387,12 @@ def _as_column(rows: NDArray[Any]) -> Column:
 
 
 IMAGE, PATH = "image", "path"
-"""The columns of such a source: what is decoded, and the file's path below the folder."""
+"""The columns of such a source: the image, and the file's path below the folder."""
 
 
 @final
 class ImageSource:
-    """An image file, or a folder; files in it are sorted by their paths."""
+    """An image file, or a folder with images, sorted by path."""
 
     format: SourceFormat = "images"
 
@@ -435,7 +425,7 @@ class ImageSource:
 
 @final
 class ImageReader:
-    """Gives paths; who computes a part reads and decodes the files."""
+    """Reads paths only; files are read and decoded when a part is computed."""
 
     def __init__(self, root: Path, paths: Sequence[Path], columns: Sequence[str]) -> None:
         self._root = root
@@ -469,20 +459,27 @@ _READABLE = "Parquet, CSV, TSV, JSONL, NPY, NPZ, images, or a folder of files of
 
 
 def find_sources(names: Sequence[str]) -> tuple[RowSource, ...]:
-    """The sources behind names of files, folders and patterns (`data/*.parquet`), in the order given.
+    """The sources for names of files, folders and patterns (`data/*.parquet`), in the given order.
 
-    A folder is its files with rows, sorted by name, or all images in and below it.
+    A folder means its files with rows, sorted by name, or all images in and below it.
 
     Raises:
-        BadJob: something is not there, of an unknown kind, given twice, or a folder holds nothing or several kinds.
+        BadJob: a file is missing, of an unknown kind, or given twice; or a folder holds nothing or several kinds.
     """
-    found = [source for name in names for source in _expanded(name)]
-    paths = [source.path.resolve() for source in found]
+    sources = [source for name in names for source in _expanded(name)]
+    paths = [source.path.resolve() for source in sources]
     if twice := next((path for path, times in Counter(paths).items() if times > 1), None):
         raise BadJob(f"{twice} is given twice", remedy="Name each file once.")
-    for source in found:
-        _check_readable(source)
-    return tuple(found)
+    for source in sources:
+        for path in source.files():
+            try:
+                with path.open("rb"):
+                    pass
+            except OSError as error:
+                raise BadJob(
+                    f"{path} cannot be read: {error.strerror}", remedy="Check that this user may read it."
+                ) from error
+    return tuple(sources)
 
 
 def _expanded(name: str) -> list[RowSource]:
@@ -493,7 +490,18 @@ def _expanded(name: str) -> list[RowSource]:
             raise BadJob(f"No file matches {name}")
         return [source for match in matches for source in _expanded(match)]
     if path.is_dir():
-        return _in_folder(path)
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in _MAKERS)
+        tables = [file for file in files if file.suffix.lower() not in SUFFIXES]
+        images = ImageSource(path)
+        suffixes = sorted({file.suffix.lower() for file in tables})
+        if len(suffixes) > 1 or (suffixes and len(files) > len(tables)):
+            kinds = ", ".join(sorted({file.suffix.lower() for file in files}))
+            raise BadJob(f"{path} holds files of several kinds: {kinds}", remedy=f"Name one kind: {path}/*{kinds[:4]}")
+        if tables:
+            return [_source_of(file) for file in tables]
+        if not images.files():
+            raise BadJob(f"{path} holds nothing that can be read", remedy=f"Give {_READABLE}.")
+        return [images]
     if not path.exists():
         raise BadJob(f"{name} is not there", remedy=f"Give {_READABLE}.")
     return [_source_of(path)]
@@ -504,29 +512,3 @@ def _source_of(path: Path) -> RowSource:
     if make is None:
         raise BadJob(f"{path} is of a kind that cannot be read ({path.suffix or 'no suffix'})", remedy=_READABLE)
     return make(path)
-
-
-def _in_folder(folder: Path) -> list[RowSource]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in _MAKERS)
-    tables = [path for path in files if path.suffix.lower() not in SUFFIXES]
-    images = ImageSource(folder)
-    suffixes = sorted({path.suffix.lower() for path in tables})
-    if len(suffixes) > 1 or (suffixes and len(files) > len(tables)):
-        kinds = ", ".join(sorted({path.suffix.lower() for path in files}))
-        raise BadJob(f"{folder} holds files of several kinds: {kinds}", remedy=f"Name one kind: {folder}/*{kinds[:4]}")
-    if tables:
-        return [_source_of(path) for path in tables]
-    if not images.files():
-        raise BadJob(f"{folder} holds nothing that can be read", remedy=f"Give {_READABLE}.")
-    return [images]
-
-
-def _check_readable(source: RowSource) -> None:
-    for path in source.files():
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise BadJob(
-                f"{path} cannot be read: {error.strerror}", remedy="Check that this user may read it."
-            ) from error

@@ -1,4 +1,4 @@
-"""Images as the numbers a model takes. What the signature does not tell has to be said; nothing is guessed."""
+"""Images as a model's input. The range of pixel values, which the signature lacks, must be given; it is not guessed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"0\.\.(1|255)")
 
 @dataclass(frozen=True)
 class Pixels:
-    """Pixels of 0 to 255 become (pixel / `divisor` − `mean`) / `std`, with one mean and std a channel or for all."""
+    """Pixels of 0 to 255 become (pixel / `divisor` − `mean`) / `std`, with one mean and std per channel or for all."""
 
     divisor: float
     mean: tuple[float, ...] = (0.0,)
@@ -32,12 +32,12 @@ class Pixels:
 
 
 def parse_pixels(text: str, one: Input) -> Pixels:
-    """What `--pixels` says: `0..255`, `0..1`, or `MEAN/STD` of pixels from 0 to 1, with commas between channels.
+    """Parse `--pixels`: `0..255`, `0..1`, or `MEAN/STD` of pixels from 0 to 1, with commas between channels.
 
-    An input of UINT8 takes pixels as they are and needs none.
+    An input of UINT8 takes pixels unchanged and needs none.
 
     Raises:
-        BadJob: it says something else, or nothing for an input of another type.
+        BadJob: another form, or empty for an input of another type.
     """
     remedy = "Say what the model was trained on: --pixels 0..255, --pixels 0..1, or --pixels MEAN/STD of 0 to 1."
     if not text:
@@ -61,9 +61,18 @@ def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings,
     """An image's numbers; `value` is its bytes, its path (from `folder`), or both in a mapping.
 
     Raises:
-        ValueError: there is none, it cannot be decoded, or its size does not fit.
+        ValueError: it is missing, cannot be decoded, or its size does not fit.
     """
-    pixels_CHW: NDArray[Any] = _fitted(_opened(value, folder), shape, settings)
+    image = _opened(value, folder)
+    height, width = shape.height or image.height, shape.width or image.width
+    if not settings.resize and (image.width, image.height) != (width, height):
+        raise ValueError(
+            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch, crop or pad)"
+        )
+    try:
+        pixels_CHW: NDArray[Any] = fitted(image, shape.channels, (height, width), settings.resize or "stretch")
+    except BadImage as error:
+        raise ValueError(f"cannot be taken: {error}") from None
     scale = parse_pixels(settings.values, one)
     if (scale.divisor, scale.mean, scale.std) != (1.0, (0.0,), (1.0,)):
         mean, std = (np.reshape(of_channels, (-1, 1, 1)) for of_channels in (scale.mean, scale.std))
@@ -88,16 +97,3 @@ def _opened(value: Any, folder: Path) -> Image.Image:
         raise ValueError(f"cannot be read: {error.filename}: {error.strerror}") from None
     except BadImage as error:
         raise ValueError(f"cannot be decoded as an image: {error}") from None
-
-
-def _fitted(image: Image.Image, shape: ImageShape, settings: PixelSettings) -> NDArray[np.uint8]:
-    """The pixels [C, H, W], as training has them."""
-    height, width = shape.height or image.height, shape.width or image.width
-    if not settings.resize and (image.width, image.height) != (width, height):
-        raise ValueError(
-            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch, crop or pad)"
-        )
-    try:
-        return fitted(image, shape.channels, (height, width), settings.resize or "stretch")
-    except BadImage as error:
-        raise ValueError(f"cannot be taken: {error}") from None

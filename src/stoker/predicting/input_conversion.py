@@ -1,8 +1,6 @@
-"""From rows to the inputs of a model: every input of every row, or why the row is bad.
+"""Conversion of rows to a model's inputs: every input of every row, or why the row is bad.
 
-From a column to what the model takes of each row, and the rows where that cannot be.
-
-Numbers as the element type a model takes; one that would not survive is refused, never bent.
+A number that the input's element type cannot represent makes the row bad; it is never changed to fit.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Filled:
     bad: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def sizes(self, row: int, inputs: Sequence[Input]) -> dict[str, int]:
-        """The sizes of the dimensions that vary, by name."""
+        """The sizes of the varying dimensions, by name."""
         return {
             dim: size
             for one in inputs
@@ -56,57 +54,41 @@ def fill(
         values = [rows.columns[name] for name in names]
         if len(names) > 1:
             samples = elements(values, names, one, allow_nan=allow_nan)
-        elif (shape := one.image) is not None and one.datatype != "BYTES" and _may_hold_images(values[0]):
+        elif (
+            (shape := one.image) is not None
+            and one.datatype != "BYTES"
+            and not (isinstance(values[0], pa.Array) and _is_list(values[0].type))
+        ):
             folder = Path() if rows.names is not None else Path(rows.source).parent
             image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
             plain = partial(of_value, one=one, allow_nan=allow_nan)
-            samples = collected(_objects(values[0]), one, partial(_either, image=image, plain=plain))
+            objects = values[0].to_pylist() if isinstance(values[0], pa.Array) else values[0]
+            samples = collected(objects, one, partial(_either, image=image, plain=plain))
         else:
             samples = numbers(values[0], one, allow_nan=allow_nan)
         filled[one.name] = samples
         for row, reason in samples.bad.items():
             bad.setdefault(row, (", ".join(names) if len(names) == 1 else "", reason))
-    found = Filled(filled, bad)
-    _check_sizes(found, rows.num_rows, inputs)
-    return found
-
-
-def _check_sizes(filled: Filled, num_rows: int, inputs: Sequence[Input]) -> None:
-    """Dimensions of one name have one size in a row."""
-    shared = [one for one in inputs if one.count is None]
-    if len(shared) < 2:
-        return
-    for row in range(num_rows):
-        if row in filled.bad:
-            continue
-        sizes: dict[str, int] = {}
-        for one in shared:
-            for dim, size in zip(one.shape, filled.inputs[one.name][row].shape, strict=True):
-                if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
-                    filled.bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
-
-
-def _may_hold_images(column: Column) -> bool:
-    """Whether values may be images or their paths: all of them by a column's type, or each by itself."""
-    if isinstance(column, pa.Array):
-        kind = column.type
-        return not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-    return True
+    varying = [one for one in inputs if one.count is None]
+    if len(varying) > 1:  # dimensions of one name must have one size in a row
+        for row in set(range(rows.num_rows)) - set(bad):
+            sizes: dict[str, int] = {}
+            for one in varying:
+                for dim, size in zip(one.shape, filled[one.name][row].shape, strict=True):
+                    if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                        bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
+    return Filled(filled, bad)
 
 
 def _either(value: Any, image: Callable[[Any], NDArray[Any]], plain: Callable[[Any], NDArray[Any]]) -> NDArray[Any]:
-    """An image's numbers, or those of a list, also one that is written out; one bad value does not speak for others."""
+    """The numbers of an image, or of a list, also one written as text; decided for each value."""
     is_list = isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
     return plain(value) if is_list else image(value)
 
 
-def _objects(column: Column) -> list[Any]:
-    return list(column.to_pylist() if isinstance(column, pa.Array) else column)
-
-
 @dataclass
 class InputSamples:
-    """One array a row (a single one [rows, …] where all have one shape), and why rows are bad; those are zeros."""
+    """One array per row (one [rows, …] if all have one shape), and why rows are bad; these have zeros."""
 
     values: NDArray[Any] | list[NDArray[Any]]
     bad: dict[int, str] = field(default_factory=dict)
@@ -123,15 +105,30 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
         if flat is None:
             return numbers(column.to_pylist(), one, allow_nan=allow_nan)
         return _from_flat(flat, len(column), one, allow_nan=allow_nan)
-    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):
-        return _from_texts(column, one, allow_nan=allow_nan)
+    is_text = set(map(type, column)) - {type(None)} == {str}  # as in CSV; JSON may mix numbers and texts
+    if one.count == 1 and one.datatype != "BYTES" and is_text:  # converted all at once, else one by one
+        kind = dtype_of(one.datatype).kind
+        bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
+        texts = ["0" if row in bad else text for row, text in enumerate(column)]
+        try:
+            if any("_" in text for text in texts):  # Python's own 1_000, which training does not accept
+                raise ValueError
+            values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
+        except (ValueError, OverflowError):
+            values = np.zeros(len(texts), object if kind in "iu" else np.float64)
+            for row, text in enumerate(texts):
+                try:
+                    values[row] = _number(text, is_whole=kind in "iu")
+                except ValueError:
+                    bad[row] = f"is {text[:40]!r}, which is no number"
+        if values.dtype == object:
+            return collected([None if row in bad else value for row, value in enumerate(values)], one,
+                             lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+        result, refused = cast(values, one.datatype, allow_nan=allow_nan)
+        for row in np.flatnonzero(refused).tolist():
+            bad.setdefault(row, why_refused(values[row], one.datatype))
+        return InputSamples(result.reshape(len(values), *one.shape), bad)
     return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
-
-
-def _is_text(column: Sequence[Any]) -> bool:
-    """Whether values are texts, as in CSV; lines of JSON may have numbers and texts in one column."""
-    kinds = set(map(type, column)) - {type(None)}
-    return kinds == {str}
 
 
 def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> InputSamples:
@@ -147,7 +144,7 @@ def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, all
 
 
 def collected(values: Sequence[Any], one: Input, make: Callable[[Any], NDArray[Any]]) -> InputSamples:
-    """Samples made one by one; `make` raises ValueError with what is wrong with a value."""
+    """Samples made one by one; `make` raises ValueError with the fault of a value."""
     found: list[NDArray[Any]] = []
     bad: dict[int, str] = {}
     blank = np.zeros(tuple(size if isinstance(size, int) else 0 for size in one.shape), dtype_of(one.datatype))
@@ -171,7 +168,15 @@ def shaped(flat: NDArray[Any], one: Input) -> NDArray[Any]:
             raise ValueError(f"has {flat.ndim} levels of lists, wanted {len(one.shape)}")
         shape = flat.shape
     else:
-        shape = _shape_of(flat.size, one)
+        rest = math.prod(known for known in one.shape if isinstance(known, int))
+        unknown = sum(isinstance(known, str) for known in one.shape)
+        if unknown == 0 and flat.size != rest:
+            raise ValueError(f"has {flat.size} numbers, wanted {rest}")
+        if unknown > 1:
+            raise ValueError(f"is a flat list, wanted lists in lists of shape {list(one.shape)}")
+        if unknown and (rest == 0 or flat.size % rest):
+            raise ValueError(f"has {flat.size} numbers, wanted a multiple of {rest}")
+        shape = tuple(known if isinstance(known, int) else flat.size // rest for known in one.shape)
     for size, wanted in zip(shape, one.shape, strict=True):
         if isinstance(wanted, int) and size != wanted:
             raise ValueError(f"has the shape {list(shape)}, wanted {list(one.shape)}")
@@ -182,33 +187,30 @@ def shaped(flat: NDArray[Any], one: Input) -> NDArray[Any]:
     return flat.reshape(shape)
 
 
-def _shape_of(size: int, one: Input) -> tuple[int, ...]:
-    """The shape that so many elements have; at most one dimension can be found so."""
-    rest = math.prod(known for known in one.shape if isinstance(known, int))
-    unknown = sum(isinstance(known, str) for known in one.shape)
-    if unknown == 0 and size != rest:
-        raise ValueError(f"has {size} numbers, wanted {rest}")
-    if unknown > 1:
-        raise ValueError(f"is a flat list, wanted lists in lists of shape {list(one.shape)}")
-    if unknown and (rest == 0 or size % rest):
-        raise ValueError(f"has {size} numbers, wanted a multiple of {rest}")
-    return tuple(known if isinstance(known, int) else size // rest for known in one.shape)
-
-
 def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
     """The numbers, or strings, of one Python value."""
     if value is None:
         raise ValueError("is null")
     if one.datatype == "BYTES":
-        return shaped(_strings(value), one)
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str | bytes) for text in values):
+            raise ValueError("holds something that is no string")
+        strings = np.empty(len(values), object)
+        strings[:] = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in values]
+        return shaped(strings, one)
     if isinstance(value, str):
-        value = _parsed(value)
+        try:  # a cell of CSV with several numbers: a JSON array
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            shown = value if len(value) < 40 else f"{value[:39]}…"
+            raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
     try:
         found = np.asarray(value)
     except ValueError:
         raise ValueError("has lists of several lengths in one list") from None
     if found.dtype.kind not in "biuf":
-        raise ValueError("holds something that is no number" if _has_values(value) else "is empty or null")
+        is_empty = value == [] or (isinstance(value, list) and None in value)
+        raise ValueError("is empty or null" if is_empty else "holds something that is no number")
     result, refused = cast(found, one.datatype, allow_nan=allow_nan)
     if refused.any():
         at = int(np.argmax(refused.reshape(-1)))
@@ -216,52 +218,9 @@ def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
     return shaped(result, one)
 
 
-def _strings(value: Any) -> NDArray[Any]:
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str | bytes) for one in values):
-        raise ValueError("holds something that is no string")
-    result = np.empty(len(values), object)
-    result[:] = [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in values]
-    return result
-
-
-def _parsed(text: str) -> Any:
-    """A cell of CSV that stands for several numbers: a JSON array."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        shown = text if len(text) < 40 else f"{text[:39]}…"
-        raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
-
-
-def _has_values(value: Any) -> bool:
-    return not (value == [] or (isinstance(value, list) and None in value))
-
-
 def _refusal(value: Any, at: int, count: int, one: Input) -> str:
     reason = why_refused(value, one.datatype)
     return reason if count == 1 else f"element {at} {reason}"
-
-
-def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> InputSamples:
-    """Numbers that are written out, one a row: all at once, or one by one where one of them is none."""
-    kind = dtype_of(one.datatype).kind
-    bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
-    texts = ["0" if row in bad else text for row, text in enumerate(column)]
-    try:
-        if any("_" in text for text in texts):  # Python's own 1_000, which is no number where training reads it
-            raise ValueError
-        values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
-    except (ValueError, OverflowError):
-        values = np.zeros(len(texts))
-        if kind in "iu":
-            values = np.zeros(len(texts), object)
-        for row, text in enumerate(texts):
-            try:
-                values[row] = _number(text, is_whole=kind in "iu")
-            except ValueError:
-                bad[row] = f"is {text[:40]!r}, which is no number"
-    return _checked(values, bad, one, allow_nan=allow_nan)
 
 
 def _number(text: str, *, is_whole: bool) -> float | int:
@@ -273,21 +232,11 @@ def _number(text: str, *, is_whole: bool) -> float | int:
         return float(text)
 
 
-def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan: bool) -> InputSamples:
-    if values.dtype == object:
-        return collected([None if row in bad else value for row, value in enumerate(values)], one,
-                         lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
-    result, refused = cast(values, one.datatype, allow_nan=allow_nan)
-    for row in np.flatnonzero(refused):
-        bad.setdefault(int(row), why_refused(values[row], one.datatype))
-    return InputSamples(result.reshape(len(values), *one.shape), bad)
-
-
 @dataclass(frozen=True)
 class _Flat:
-    """The elements of all rows that are not null, one after the other; how many each has, and which are null.
+    """The elements of all rows that are not null, one after the other; their number in each row, and null ones.
 
-    `inner` are the sizes of the lists within a row's own, where it has any.
+    `inner` are the sizes of the lists within a row's list.
     """
 
     values: NDArray[Any]
@@ -298,7 +247,7 @@ class _Flat:
 
 
 def _flat(column: pa.Array) -> _Flat | None:
-    """A column of numbers or of lists of them; None where lists hold lists of several lengths, or no numbers."""
+    """A column of numbers or of lists of them; None if lists hold lists of several lengths, or no numbers."""
     rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     found = column.drop_null()
     lengths = np.ones(len(found), np.int64)
@@ -354,10 +303,10 @@ def _piece(piece: NDArray[Any] | None, one: Input) -> NDArray[Any]:
 
 
 def cast(values: NDArray[Any], datatype: Datatype, *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The values as `datatype`, and which of them it cannot hold (those are 0 then).
+    """The values as `datatype`, and which of them it cannot represent (these become 0).
 
-    Rounding to a shorter float is no reason to refuse; a fraction or too large a number for an integer is, and so are
-    NaN and infinities unless allowed.
+    Rounding to a shorter float is accepted; a fraction or too large a number for an integer is refused, as are NaN and
+    infinities unless allowed.
     """
     dtype = dtype_of(datatype)
     if datatype == "BOOL":
@@ -365,12 +314,20 @@ def cast(values: NDArray[Any], datatype: Datatype, *, allow_nan: bool) -> tuple[
     elif dtype.kind in "iu":
         refused = _no_integer(values, np.iinfo(dtype))
     else:
-        return _as_float(values, dtype, allow_nan=allow_nan)
+        with np.errstate(over="ignore"):
+            result = values.astype(dtype)
+        is_finite = np.isfinite(values)
+        refused = is_finite & ~np.isfinite(result)
+        if not allow_nan:
+            refused |= ~is_finite
+        if refused.any():
+            result[refused] = 0
+        return result, refused
     return np.where(refused, 0, values).astype(dtype), refused
 
 
 def why_refused(value: Any, datatype: Datatype) -> str:
-    """What to say of a value that `cast` refused."""
+    """Why `cast` refused a value, as text."""
     dtype = dtype_of(datatype)
     number = float(value)
     if not np.isfinite(number):
@@ -383,7 +340,7 @@ def why_refused(value: Any, datatype: Datatype) -> str:
 def _no_integer(values: NDArray[Any], limits: np.iinfo[Any]) -> NDArray[np.bool_]:
     if values.dtype.kind == "b":
         return np.zeros(values.shape, np.bool_)
-    if values.dtype.kind == "f":  # limits as floats: 2**63 itself is no int64, and is the nearest float to its largest
+    if values.dtype.kind == "f":  # 2**63 is the nearest float to the largest int64, and not an int64 itself
         values = values.astype(np.float64)
         inside = (values >= float(limits.min)) & (values < float(limits.max) + (1.0 if limits.bits < 64 else 0.0))
         return np.asarray(~(inside & (np.floor(values) == values)))
@@ -394,15 +351,3 @@ def _no_integer(values: NDArray[Any], limits: np.iinfo[Any]) -> NDArray[np.bool_
     if limits.max < high:
         refused |= values > limits.max
     return refused
-
-
-def _as_float(values: NDArray[Any], dtype: np.dtype[Any], *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    with np.errstate(over="ignore"):
-        result = values.astype(dtype)
-    is_finite = np.isfinite(values)
-    refused = is_finite & ~np.isfinite(result)
-    if not allow_nan:
-        refused |= ~is_finite
-    if refused.any():
-        result[refused] = 0
-    return result, refused

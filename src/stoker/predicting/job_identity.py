@@ -1,4 +1,4 @@
-"""Whether files and settings are those a job was begun with."""
+"""The identity of a job: digests of its files, and the differences of a command's settings and files from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.store import sha256_file
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedSettings:
-    """What a command asks for; None leaves a choice to the job, and takes what it has once it was begun."""
+    """A command's settings; None leaves a choice to the job, and takes a begun job's value."""
 
     model: str
     version: int
@@ -30,7 +30,7 @@ class RequestedSettings:
 
 
 def stamp_of(source: RowSource) -> str:
-    """Digest of names, sizes and times of change of a source's files; found without reading them."""
+    """Digest of names, sizes and times of change of a source's files, which are not read."""
     digest = hashlib.sha256()
     for path in source.files():
         status = path.stat()
@@ -43,7 +43,7 @@ def stamp_of(source: RowSource) -> str:
 
 
 def content_digest(source: RowSource) -> str:
-    """SHA-256 of a source's content; of several files, of their names and digests."""
+    """SHA-256 of a source's content; for several files, of their names and digests."""
     files = source.files()
     if len(files) == 1:
         return sha256_file(files[0])
@@ -56,10 +56,10 @@ def content_digest(source: RowSource) -> str:
 def cut(
     sources: Sequence[RowSource], part_rows: int
 ) -> tuple[tuple[PredictionSource, ...], tuple[PredictionPart, ...]]:
-    """The sources as they are now, read once through, and the parts they are cut into.
+    """The sources as they are now, read once, and the parts they are cut into.
 
     Raises:
-        BadJob: one of them cannot be read, or changes meanwhile.
+        BadJob: one of them cannot be read, or changes during this.
     """
     described: list[PredictionSource] = []
     parts: list[PredictionPart] = []
@@ -69,7 +69,10 @@ def cut(
         sha256 = content_digest(source)
         if stamp_of(source) != stamp:
             raise BadJob(f"{source.path} changes while it is read", remedy="Wait until it is written to its end.")
-        described.append(_described(source, extent.num_rows, sha256, stamp))
+        described.append(PredictionSource(
+            path=str(source.path), format=source.format, num_rows=extent.num_rows, num_bytes=_num_bytes(source),
+            sha256=sha256, stamp=stamp,
+        ))  # fmt: skip
         for index, offset in enumerate(extent.offsets):
             first = index * part_rows
             num_rows = min(part_rows, extent.num_rows - first)
@@ -77,34 +80,12 @@ def cut(
     return tuple(described), tuple(parts)
 
 
-def _described(source: RowSource, num_rows: int, sha256: str, stamp: str) -> PredictionSource:
-    return PredictionSource(
-        path=str(source.path),
-        format=source.format,
-        num_rows=num_rows,
-        num_bytes=_num_bytes(source),
-        sha256=sha256,
-        stamp=stamp,
-    )
-
-
 def _num_bytes(source: RowSource) -> int:
     return sum(path.stat().st_size for path in source.files())
 
 
 def differences(job: PredictionJob, asked: RequestedSettings, sources: Sequence[RowSource]) -> tuple[str, ...]:
-    """In what a command differs from the job that was begun, a line each; empty: it continues that job."""
-    found = [*_setting_differences(job, asked)]
-    before, now = {one.path: one for one in job.sources}, {str(one.path): one for one in sources}
-    found += [f"{path} is no longer asked for" for path in before if path not in now]
-    found += [f"{path} is new" for path in now if path not in before]
-    if not found and list(before) != list(now):
-        found.append("the files come in another order")
-    found += [_change(before[path], source) for path, source in now.items() if path in before]
-    return tuple(line for line in found if line)
-
-
-def _setting_differences(job: PredictionJob, asked: RequestedSettings) -> list[str]:
+    """The differences of a command from the begun job, a line each; empty if it continues that job."""
     pairs = {
         "the model": (f"{job.model} {job.version}", f"{asked.model} {asked.version}"),
         "the model's digest": (job.model_digest[:12], asked.model_digest[:12]),
@@ -117,20 +98,24 @@ def _setting_differences(job: PredictionJob, asked: RequestedSettings) -> list[s
         "--part-rows": (job.part_rows, asked.part_rows or job.part_rows),
         "--threads": (job.threads, asked.threads or job.threads),
     }
-    return [f"{what}: was {before or 'none'}, is {now or 'none'}" for what, (before, now) in pairs.items()
-            if before != now]  # fmt: skip
+    lines = [f"{what}: was {was or 'none'}, is {now or 'none'}" for what, (was, now) in pairs.items() if was != now]
+    before, after = {source.path: source for source in job.sources}, {str(source.path): source for source in sources}
+    lines += [f"{path} is no longer asked for" for path in before if path not in after]
+    lines += [f"{path} is new" for path in after if path not in before]
+    if not lines and list(before) != list(after):
+        lines.append("the files come in another order")
+    lines += [_change(before[path], source) for path, source in after.items() if path in before]
+    return tuple(filter(None, lines))
 
 
 def _shown(columns: Columns) -> str:
-    return "; ".join(f"{name}={_short(names)}" for name, names in sorted(columns.items()))
-
-
-def _short(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
+    short = {name: names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
+             for name, names in columns.items()}  # fmt: skip
+    return "; ".join(f"{name}={short[name]}" for name in sorted(short))
 
 
 def _change(before: PredictionSource, source: RowSource) -> str:
-    """What is different in a source; its content is read only if its files look changed."""
+    """How a source has changed; its content is read only if its files look changed."""
     if before.format != source.format:
         return f"{before.path}: was {before.format}, is {source.format}"
     if stamp_of(source) == before.stamp or content_digest(source) == before.sha256:

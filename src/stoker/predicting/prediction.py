@@ -1,4 +1,4 @@
-"""`stoker predict`: rows from files through an exported model into Parquet, continued where it was cut off."""
+"""The verb `stoker predict`: rows from files through an exported model into Parquet; an interrupted job continues."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stoker.engines import Engine, load
 from stoker.errors import BadArtifact, BadRun, ServiceError, StokerError
 from stoker.predicting.job_identity import differences
 from stoker.predicting.prediction_output import OutputDirectory, next_free
-from stoker.predicting.prediction_request import PredictionRequest, PredictOptions, elsewhere, new_job, resolve_request
+from stoker.predicting.prediction_request import PredictOptions, elsewhere, new_job, resolve_request
 from stoker.predicting.prediction_run import PredictionRun
 from stoker.records import ServiceSettings
-from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
+from stoker.records.prediction import PredictionEvent, PredictionSummary
 from stoker.serving.repository.discovery import versions_to_try
 from stoker.serving.repository.version_loader import check_answers
 from stoker.store import RunLock
@@ -36,21 +36,21 @@ def predict(
     new: bool = False,
     sink: PredictionSink = lambda _: None,
 ) -> PredictionSummary:
-    """Answer every row of some files, and write the answers as Parquet into `out`; the same call continues.
+    """Compute the outputs for every row of some files, and write them as Parquet into `out`; the same call continues.
 
     Args:
         model: directory of an exported model, or of one of its versions.
         inputs: files, folders and patterns.
         out: directory of the job; with `new`, the first of `out`, `out-2`, … that is free.
-        options: how.
+        options: see `PredictOptions`.
         new: start over even if the job could be continued.
-        sink: is told what happens.
+        sink: called with events.
 
     Raises:
-        BadArtifact: the model cannot be used, or does not give here what it gave when it was exported.
-        BadJob: the files, or what was asked for, do not fit the model.
+        BadArtifact: the model cannot be used, or its outputs here differ from those at export.
+        BadJob: the files or the options do not fit the model.
         BadRun: `out` holds another job, or is in use.
-        RunFailed: it could not go on; what is done is kept.
+        RunFailed: the run failed; finished parts are kept.
     """
     place = next_free(Path(out)) if new else Path(out)
     candidates, settings = _candidates(Path(model))
@@ -67,7 +67,7 @@ def predict(
 
 
 class _Refused(Exception):
-    """A version that a server would not serve, and why."""
+    """Why a server would not serve this version."""
 
     def __init__(self, reason: StokerError) -> None:
         super().__init__(reason.message)
@@ -75,13 +75,13 @@ class _Refused(Exception):
 
 
 def _candidates(model: Path) -> tuple[tuple[Path, ...], ServiceSettings]:
-    """The versions to try, as a server tries them, and the model's settings; of a version that was named, it alone."""
+    """The versions to try, in a server's order, and the model's settings; for the directory of a version, only it."""
     if (model / MANIFEST).is_file():
         return (model,), read_settings(model.absolute().parent)
     settings = read_settings(model)
     numbers = versions_to_try(versions(model), settings.versions)
     if not numbers:
-        read(model)  # which says what it is instead
+        read(model)  # raises, and says what it is instead
     return tuple(model / str(number) for number in numbers), settings
 
 
@@ -93,11 +93,7 @@ def _predicted(
     options: PredictOptions,
     sink: PredictionSink,
 ) -> PredictionSummary:
-    """Predict with one version, if it passes the checks that a server makes.
-
-    Raises:
-        _Refused: it does not.
-    """
+    """Predict with one version; raises _Refused if it fails a server's checks."""
     try:
         artifact = read(path)
         verified = artifact.verify()
@@ -108,25 +104,41 @@ def _predicted(
         directory = OutputDirectory(place)
         job = directory.read_job()
         threads = asked.asked.threads or (job.threads if job else 1)
-        is_same = job is not None and not differences(job, asked.asked, asked.sources)
-        summary = directory.read_summary() if is_same else None
+        changes = () if job is None else differences(job, asked.asked, asked.sources)
+        summary = None if job is None or changes else directory.read_summary()
         if summary is not None:
             directory.finish(summary)
             sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
             return summary
         with _checked(artifact, verified, settings, threads) as engines:
-            return _compute(asked, _begun_job(directory, asked), directory, engines, threads, sink)
+            if changes:
+                raise BadRun(
+                    f"{directory.path} was begun with something else: {'; '.join(changes)}",
+                    remedy="Give what it was begun with to continue it, or start over beside it with --new.",
+                )
+            if job is None and not directory.is_fresh():
+                raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
+            begun = job is not None
+            if job is None:
+                job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
+            check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
+            if not begun:
+                directory.begin(job)
+            elif changed := elsewhere(job, artifact.manifest.engine):
+                message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
+                sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+            running = PredictionRun(
+                job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
+                schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
+            )  # fmt: skip
+            return running.run()
 
 
 @contextmanager
 def _checked(
     artifact: Artifact, verified: Listing, settings: ServiceSettings, threads: int
 ) -> Iterator[tuple[Engine, ...]]:
-    """As many engines as the cores hold, once the first has given the golden answers, also in the largest batch served.
-
-    Raises:
-        _Refused: it has not.
-    """
+    """As many engines as fit on the cores; raises _Refused if the first does not give the golden answers."""
     engines: tuple[Engine, ...] = ()
     try:
         try:
@@ -139,44 +151,3 @@ def _checked(
     finally:
         for engine in engines:
             engine.close()
-
-
-def _begun_job(directory: OutputDirectory, asked: PredictionRequest) -> PredictionJob | None:
-    """The job to continue, if one was begun; another than what is asked for is an error."""
-    job = directory.read_job()
-    if job is None:
-        if not directory.is_fresh():
-            raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
-        return None
-    if changed := differences(job, asked.asked, asked.sources):
-        raise BadRun(
-            f"{directory.path} was begun with something else: {'; '.join(changed)}",
-            remedy="Give what it was begun with to continue it, or start over beside it with --new.",
-        )
-    return job
-
-
-def _compute(
-    asked: PredictionRequest,
-    job: PredictionJob | None,
-    directory: OutputDirectory,
-    engines: Sequence[Engine],
-    threads: int,
-    sink: PredictionSink,
-) -> PredictionSummary:
-    """Begin the job if it was not, and compute what is not done."""
-    artifact = asked.artifact
-    begun = job is not None
-    if job is None:
-        job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
-    check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
-    if not begun:
-        directory.begin(job)
-    elif changed := elsewhere(job, artifact.manifest.engine):
-        message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
-        sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
-    running = PredictionRun(
-        job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
-        schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
-    )  # fmt: skip
-    return running.run()

@@ -1,14 +1,12 @@
-"""Where a job's rows go: its record first, then each part as a whole or not at all.
+"""The output directory of a job: its record first, then each part, which appears complete or not at all.
 
 ```
-out/job.json                            what decides every bit of the rest
-    predictions/part-00000.parquet      a part that is done
-    bad/part-00000.jsonl                its bad rows, until all is done
+out/job.json                            decides every bit of the rest
+    predictions/part-00000.parquet      a finished part: each row's origin, kept columns, outputs and labels
+    bad/part-00000.jsonl                its bad rows, until all parts are finished
     bad_rows.jsonl                      all of them
     summary.json                        written last
 ```
-
-Answers as a Parquet file: where each row came from, the columns kept, every output, and labels.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from stoker.artifacts.dtypes import dtype_of
 from stoker.errors import BadJob, BadRun, StokerError
 from stoker.predicting.batched_inference import RowOutputs, Values
 from stoker.predicting.column_mapping import sample_shape
-from stoker.predicting.row_source import Column, SourceColumn, SourceRows
-from stoker.records import Datatype, Manifest, digest, dumps, loads
+from stoker.predicting.row_source import SourceColumn, SourceRows
+from stoker.records import Manifest, digest, dumps, loads
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
 from stoker.store.disk_errors import RUN_DIRECTORY
@@ -46,7 +44,7 @@ JOB_KEY, PART_KEY = "stoker.job", "stoker.part"
 
 
 class OutputDirectory:
-    """The directory of one job; one process at a time writes to it, which the caller sees to."""
+    """The directory of one job. The caller makes sure that only one process at a time writes to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,16 +53,12 @@ class OutputDirectory:
         self._bad = path / BAD
 
     def is_fresh(self) -> bool:
-        """Whether nothing is in it that could be lost."""
+        """True if it holds nothing that could be lost."""
         ours = {LOCK_FILE, HELD_FILE}
-        return not self.path.exists() or all(one.name in ours or is_aside(one) for one in self.path.iterdir())
+        return not self.path.exists() or all(path.name in ours or is_aside(path) for path in self.path.iterdir())
 
     def read_job(self) -> PredictionJob | None:
-        """The job that was begun here, if any.
-
-        Raises:
-            BadRun: it cannot be read, or there are other things.
-        """
+        """The job that was begun here, if any; raises BadRun if it cannot be read."""
         try:
             return loads((self.path / JOB).read_bytes(), PredictionJob)
         except FileNotFoundError:
@@ -79,19 +73,19 @@ class OutputDirectory:
             write_atomic(self.path / JOB, dumps(job), error=BadRun)
 
     def tidy(self) -> None:
-        """Make what is missing, and remove what a killed process left half-written."""
+        """Make missing directories, and remove half-written files of a killed process."""
         with _own_remedy(), disk_errors(self.path, "the predictions"):
             for place in (self.path, self.predictions, self._bad):
                 make_directories(place)
                 remove_leftovers(place)
 
     def done_parts(self, job: PredictionJob) -> list[int]:
-        """Parts that are there, whole, and of this job: each of its rows was answered, or is among its bad ones."""
-        wanted = job_digest(job)
-        return [number for number, part in enumerate(job.parts) if self._is_done(number, part.num_rows, wanted)]
+        """Finished parts of this job: each row has outputs, or is among the bad ones."""
+        digest = job_digest(job)
+        return [number for number, part in enumerate(job.parts) if self._is_done(number, part.num_rows, digest)]
 
     def write_part(self, number: int, table: bytes, bad: Sequence[BadRow]) -> None:
-        """Keep a part: its bad rows first, so that where its table is, all of it is.
+        """Write a part: its bad rows first, so that a part with a table is complete.
 
         Raises:
             RunFailed: the disk is full, or cannot be written.
@@ -99,18 +93,18 @@ class OutputDirectory:
         what = f"part {number}"
         with _own_remedy():
             if bad:
-                lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
+                lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad)
                 write_atomic(self._bad_path(number), lines.encode("utf-8", "surrogateescape"), what=what)
-            else:  # rows that an engine could not compute the last time, which was cut off, are bad no more
+            else:  # rows that an engine could not compute in an interrupted attempt
                 self._bad_path(number).unlink(missing_ok=True)
             write_atomic(self._part_path(number), table, what=what)
 
     def num_bad(self, parts: Iterable[int]) -> int:
-        """Bad rows in these parts."""
+        """Number of bad rows in these parts [rows]."""
         return sum(len(read_lines(self._bad_path(number))) for number in parts)
 
     def common_reasons(self, parts: Iterable[int], most: int = 3) -> list[tuple[str, int]]:
-        """The commonest reasons, each with the column, and how often they occur."""
+        """The most frequent reasons, each with the column, and their counts."""
         counts: Counter[str] = Counter()
         for number in parts:
             for line in read_lines(self._bad_path(number)):
@@ -119,7 +113,7 @@ class OutputDirectory:
         return counts.most_common(most)
 
     def merge_bad_rows(self, num_parts: int) -> None:
-        """One file of all bad rows, in the order of the parts; empty where there are none."""
+        """Write one file of all bad rows, in the order of the parts; empty if there are none."""
         content = b"".join(
             path.read_bytes() for number in range(num_parts) if (path := self._bad_path(number)).exists()
         )
@@ -127,7 +121,7 @@ class OutputDirectory:
             write_atomic(self.bad_rows, content)
 
     def finish(self, summary: PredictionSummary) -> None:
-        """Write the summary; the bad rows of single parts are in the whole file by now."""
+        """Write the summary, and remove the bad rows of single parts, which have been merged."""
         with _own_remedy():
             write_atomic(self.path / SUMMARY, dumps(summary))
             with disk_errors(self._bad, "the predictions"):
@@ -135,7 +129,7 @@ class OutputDirectory:
                     remove_tree(self._bad)
 
     def read_summary(self) -> PredictionSummary | None:
-        """What came of a job that is done."""
+        """The summary of a finished job, or None."""
         try:
             return loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
         except (OSError, ValueError):
@@ -143,13 +137,13 @@ class OutputDirectory:
 
     def _is_done(self, number: int, num_rows: int, job_digest: str) -> bool:
         try:
-            found = pq.read_metadata(self._part_path(number))
+            footer = pq.read_metadata(self._part_path(number))
         except (OSError, pa.ArrowException):
             return False
-        metadata = found.metadata or {}
+        metadata = footer.metadata or {}
         is_ours = metadata.get(JOB_KEY.encode()) == job_digest.encode()
-        is_it = metadata.get(PART_KEY.encode()) == str(number).encode()
-        return is_ours and is_it and found.num_rows + self.num_bad([number]) == num_rows
+        is_part = metadata.get(PART_KEY.encode()) == str(number).encode()
+        return is_ours and is_part and footer.num_rows + self.num_bad([number]) == num_rows
 
     def _part_path(self, number: int) -> Path:
         return self.predictions / f"part-{number:05d}.parquet"
@@ -159,7 +153,7 @@ class OutputDirectory:
 
 
 def job_digest(job: PredictionJob) -> str:
-    """Digest (hex) of what decides the bits of a job's parts; when it was begun, and why it is cut up so, do not."""
+    """Digest (hex) of everything that decides the bits of a job's parts: not of the time, nor of why it is cut so."""
     sources = tuple(replace(source, stamp="") for source in job.sources)
     return digest(replace(job, made_at="", basis="", sources=sources))
 
@@ -201,7 +195,14 @@ def schema_of(manifest: Manifest, kept: Sequence[SourceColumn]) -> pa.Schema:
     fields = [pa.field(SOURCE, pa.string()), pa.field(ROW, pa.int64())]
     fields += [pa.field(field.name, field.type or pa.string()) for field in kept]
     for spec in manifest.outputs:
-        fields.append(pa.field(spec.name, _type_of(spec.datatype, sample_shape(spec, manifest))))
+        # Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet lacks, becomes FP32.
+        if spec.datatype == "BYTES":
+            kind = pa.binary()
+        else:
+            kind = pa.float32() if spec.datatype == "BF16" else pa.from_numpy_dtype(dtype_of(spec.datatype))
+        for size in reversed(sample_shape(spec, manifest)):
+            kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
+        fields.append(pa.field(spec.name, kind))
     fields += [pa.field(column, pa.string()) for column in label_columns(manifest, [one.name for one in kept]).values()]
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -227,13 +228,28 @@ def table_of(
     rows: SourceRows, answers: RowOutputs, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]
 ) -> pa.Table:
     """The table of a part, without its bad rows."""
-    arrays = dict(zip((SOURCE, ROW), _origins(rows, answers.rows), strict=True))
+    if rows.names is not None:  # a file for each row, see `SourceRows.origin`
+        sources = pa.array([rows.names[row] for row in answers.rows], pa.string())
+        numbers = pa.array([0] * len(answers.rows), pa.int64())
+    else:
+        sources = pa.repeat(pa.scalar(rows.source, pa.string()), len(answers.rows))
+        numbers = pa.array(rows.first_row + np.asarray(answers.rows, np.int64))
+    arrays = {SOURCE: sources, ROW: numbers}
     for name in keep:
-        arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
+        kept, kind = rows.columns[name], schema.field(name).type
+        if isinstance(kept, pa.Array):
+            arrays[name] = kept.take(pa.array(answers.rows, pa.int64())).cast(kind)
+        else:  # Python objects become text
+            values = (kept[row] for row in answers.rows)
+            arrays[name] = pa.array([value if value is None or isinstance(value, str)
+                                     else json.dumps(value, ensure_ascii=False) for value in values], kind)  # fmt: skip
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
     for name, column in label_columns(manifest, keep).items():
-        arrays[column] = _labels(np.asarray(answers.outputs[name]), manifest.labels[name])
+        labels = manifest.labels[name]
+        by_row = _storable(np.asarray(answers.outputs[name])).reshape(-1, len(labels))
+        has_nan = np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.zeros(len(by_row), np.bool_)
+        arrays[column] = pa.array([labels[index] for index in by_row.argmax(axis=1)], pa.string(), mask=has_nan)
     return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
 
 
@@ -244,29 +260,10 @@ def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:
-    """Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet has not, becomes FP32."""
-    if datatype == "BYTES":
-        kind = pa.binary()
-    else:
-        kind = pa.float32() if datatype == "BF16" else pa.from_numpy_dtype(dtype_of(datatype))
-    for size in reversed(shape):
-        kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
-    return kind
-
-
-def _origins(rows: SourceRows, chosen: Sequence[int]) -> tuple[pa.Array, pa.Array]:
-    """The file of each of these rows, and its number there; see `Rows.origin`."""
-    if rows.names is not None:
-        return pa.array([rows.names[row] for row in chosen], pa.string()), pa.array([0] * len(chosen), pa.int64())
-    numbers = rows.first_row + np.asarray(chosen, np.int64)
-    return pa.repeat(pa.scalar(rows.source, pa.string()), len(chosen)), pa.array(numbers)
-
-
 def _output(values: Values, kind: pa.DataType) -> pa.Array:
     """An output of all rows as a column."""
     if isinstance(values, list):
-        return pa.array([_storable(one).tolist() for one in values], kind)
+        return pa.array([_storable(row).tolist() for row in values], kind)
     column = pa.array(_storable(values).reshape(-1))
     levels = []
     while pa.types.is_fixed_size_list(kind):
@@ -277,24 +274,5 @@ def _output(values: Values, kind: pa.DataType) -> pa.Array:
     return column
 
 
-def _labels(values: NDArray[Any], labels: Sequence[str]) -> pa.Array:
-    """The class with the largest output of each row; null where one of them is NaN, which nothing is larger than."""
-    by_row = _storable(values).reshape(-1, len(labels))
-    is_told = ~np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.ones(len(by_row), np.bool_)
-    pairs = zip(by_row.argmax(axis=1).tolist(), is_told.tolist(), strict=True)
-    return pa.array([labels[index] if told else None for index, told in pairs], pa.string())
-
-
 def _storable(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float32) if values.dtype == dtype_of("BF16") else values
-
-
-def _kept(column: Column, rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """A column that is copied, at these rows."""
-    if isinstance(column, pa.Array):
-        return column.take(pa.array(rows, pa.int64())).cast(kind)
-    return pa.array([_as_text(column[row]) for row in rows], kind)
-
-
-def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,4 @@
-"""What one command asks for, held against the model and the files before anything is computed.
-
-How many bad rows a job bears.
-
-Writing a job down before its first row: how it is cut up, and where its bits can be expected again.
-"""
+"""A command's request, checked against the model and the files before anything is computed; and the job it begins."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, engine_record
 from stoker.errors import BadJob
-from stoker.predicting.batch_size import BatchAndPartSize, Bounds, about_rows, choose_sizes, head_of
+from stoker.predicting.batch_size import Bounds, about_rows, choose_sizes, head_of
 from stoker.predicting.batched_inference import PredictionModel
 from stoker.predicting.column_mapping import Input, inputs_of, most_rows, parse_mapping, resolve
 from stoker.predicting.file_sources import NumpySource, find_sources
@@ -36,10 +31,10 @@ Resize = Literal["", "stretch", "crop", "pad"]
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How to predict; what is None is chosen, and then kept to when the job is continued.
+    """Options of `stoker predict`; a None is chosen by the job, which keeps the choice when it continues.
 
-    `columns` are words such as `x=pixels`; `pixels` and `resize` are for images (`stoker predict --help`);
-    `max_bad` is a share (`1%`) or a number of rows, and may change when the job is continued.
+    `columns` have the form `x=pixels`; `pixels` and `resize` are for images (`stoker predict --help`); `max_bad` is a
+    share (`1%`) or a number of rows, and may change when the job is continued.
     """
 
     columns: tuple[str, ...] = ()
@@ -55,7 +50,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """A model, the sources of its rows and their stamps when they were asked for, and how they go together."""
+    """A model, the sources of its rows with their stamps, and the mapping between them."""
 
     artifact: Artifact
     sources: tuple[RowSource, ...]
@@ -71,10 +66,10 @@ class PredictionRequest:
 
 
 def resolve_request(artifact: Artifact, names: Sequence[str], options: PredictOptions) -> PredictionRequest:
-    """What is asked for, or why it cannot be.
+    """The request of a command.
 
     Raises:
-        BadJob: files that are not there or cannot be read, columns that do not fit, options that make no sense.
+        BadJob: a file is missing or unreadable, a column does not fit, or an option is invalid.
     """
     manifest = artifact.manifest
     sources = find_sources(names)
@@ -99,13 +94,18 @@ def resolve_request(artifact: Artifact, names: Sequence[str], options: PredictOp
         part_rows=options.part_rows,
         threads=options.threads,
     )
-    _check_pixels(inputs, first, asked)
+    images = [spec for spec in inputs if spec.image is not None and _may_be_image(spec, first, asked)]
+    for spec in images:
+        if asked.pixels.values or first[asked.columns[spec.name][0]].holds_images:
+            parse_pixels(asked.pixels.values, spec)
+    if not images and asked.pixels != PixelSettings():
+        raise BadJob("--pixels and --resize are for images, and no input is read from images")
     schema = schema_of(manifest, [first[name] for name in options.keep])
     return PredictionRequest(artifact, sources, stamps, inputs, asked, schema, parse_most_bad(options.max_bad))
 
 
 def _of_whole_requests(source: RowSource, manifest: Manifest, options: PredictOptions) -> RowSource:
-    """A source whose arrays may be the whole inputs of one request, as of a model without a batch."""
+    """A source whose arrays may be the whole inputs of one request, for a model without a batch."""
     if not isinstance(source, NumpySource):
         return source
     columns = parse_mapping(options.columns)
@@ -115,19 +115,8 @@ def _of_whole_requests(source: RowSource, manifest: Manifest, options: PredictOp
     return NumpySource(source.path, ranks=ranks)
 
 
-def _check_pixels(inputs: Sequence[Input], fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> None:
-    """Images whose numbers are not told are refused, and so is telling of them where there are no images."""
-    settings = asked.pixels
-    images = [one for one in inputs if one.image is not None and _may_be_image(one, fields, asked)]
-    for one in images:
-        if settings.values or fields[asked.columns[one.name][0]].holds_images:
-            parse_pixels(settings.values, one)
-    if not images and settings != PixelSettings():
-        raise BadJob("--pixels and --resize are for images, and no input is read from images")
-
-
 def _may_be_image(one: Input, fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> bool:
-    """Whether an input is read from one column that has images or their paths, as far as can be told."""
+    """True if an input is read from one column that may have images or their paths."""
     names = asked.columns[one.name]
     field = fields[names[0]]
     is_open = field.type is None or field.is_text
@@ -142,7 +131,7 @@ class MostBad:
     share: float | None = None
 
     def rows_of(self, num_rows: int) -> int:
-        """The most bad rows among `num_rows`."""
+        """Largest number of bad rows among `num_rows` [rows]."""
         return self.rows if self.rows is not None else int((self.share or 0.0) * num_rows)
 
     def __str__(self) -> str:
@@ -151,10 +140,10 @@ class MostBad:
 
 
 def parse_most_bad(text: str) -> MostBad:
-    """What `--max-bad` says: `1%` of the rows, or `100` of them.
+    """Parse `--max-bad`: `1%` of the rows, or `100` of them.
 
     Raises:
-        BadJob: it says something else.
+        BadJob: the text has another form.
 
     >>> parse_most_bad("1%").rows_of(12_345), parse_most_bad("7").rows_of(12_345)
     (123, 7)
@@ -162,24 +151,36 @@ def parse_most_bad(text: str) -> MostBad:
     problem = BadJob(f"--max-bad {text} is not understood", remedy="Give a share such as 1%, or a number of rows.")
     number = text.removesuffix("%")
     try:
-        found = MostBad(rows=int(number)) if number == text else MostBad(share=float(number) / 100)
+        most = MostBad(rows=int(number)) if number == text else MostBad(share=float(number) / 100)
     except ValueError:
         raise problem from None
-    if (found.rows or 0) < 0 or not 0 <= (found.share or 0.0) <= 1:
+    if (most.rows or 0) < 0 or not 0 <= (most.share or 0.0) <= 1:
         raise problem
-    return found
+    return most
 
 
 def new_job(
     request: PredictionRequest, engines: Sequence[Engine], threads: int, *, clock: Callable[[], float], now: datetime
 ) -> PredictionJob:
-    """The job that a request begins; its sources are read once through, its first rows are measured.
+    """The job that a request begins; reads its sources once, and measures its first rows.
 
     Raises:
         BadJob: there are no rows, or the sources cannot be read.
     """
-    asked = request.asked
-    chosen = _chosen(request, engines, clock)
+    asked, source = request.asked, request.sources[0]
+    part = head_of(source)
+    reader = source.open([name for names in asked.columns.values() for name in names])
+    try:
+        rows = reader.read(part)
+    finally:
+        reader.close()
+    filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
+    bounds = Bounds(
+        most_rows=most_rows(request.artifact.manifest),
+        num_rows=sum(map(about_rows, request.sources)),
+        instances=len(engines),
+    )
+    chosen = choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
     sources, parts = cut(request.sources, chosen.part_rows)
     if not parts:
         raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")
@@ -204,7 +205,7 @@ def new_job(
 
 
 def elsewhere(job: PredictionJob, engine: EngineName) -> str:
-    """What is another here than where the job was begun; empty if the rest will have the same bits."""
+    """Differences of this machine from the one the job began on; empty if the rest will have the same bits."""
     here = {"CPU": attached_cpu().model, **_libraries(engine)}
     before = {"CPU": job.made_on, **job.libraries}
     changed = [f"{what} {before.get(what, 'none')} then, {now} now" for what, now in here.items()
@@ -212,31 +213,13 @@ def elsewhere(job: PredictionJob, engine: EngineName) -> str:
     return "; ".join(changed)
 
 
-def _chosen(request: PredictionRequest, engines: Sequence[Engine], clock: Callable[[], float]) -> BatchAndPartSize:
-    """Rows of a batch and of a part: as asked, or by what the first rows of the first source take."""
-    asked, source = request.asked, request.sources[0]
-    part = head_of(source)
-    reader = source.open([name for names in asked.columns.values() for name in names])
-    try:
-        rows = reader.read(part)
-    finally:
-        reader.close()
-    filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
-    bounds = Bounds(
-        most_rows=most_rows(request.artifact.manifest),
-        num_rows=sum(map(about_rows, request.sources)),
-        instances=len(engines),
-    )
-    return choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
-
-
 def _libraries(engine: EngineName) -> dict[str, str]:
-    """Versions of what the bits of the answers, and of the files, depend on."""
-    found = {}
+    """Versions of the packages that decide the bits of outputs and files."""
+    versions = {}
     record = engine_record(engine)
     for name in ("stoker", "pyarrow", *((engine,) if record is None else record.packages)):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:  # ONNX Runtime has a package of another name for GPUs
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions

@@ -1,8 +1,7 @@
-"""A job from where it stands to its end.
+"""The run of a job: computes the missing parts and writes them.
 
-Computing the parts that are not done: one thread reads ahead, each engine answers parts in a thread of its own.
-
-Who computes a part, and when, has no influence on what it holds.
+One thread reads ahead, and each engine computes parts in a thread of its own. A part's content does not depend on the
+engine or the time.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PredictionSink = Callable[[PredictionEvent], None]
 
 @dataclass(frozen=True)
 class FinishedPart:
-    """A part that is on the disk."""
+    """A part on the disk."""
 
     part: int
     num_bad: int
@@ -53,10 +52,10 @@ class FinishedPart:
 
 @dataclass
 class PredictionRun:
-    """A job, its output directory, and all that works on it.
+    """A job with its model, sources, engines and output directory.
 
-    `stamps` are those the sources had before they were compared with the job's. Clocks: `now` [s since 1970], `clock`
-    [s], rising.
+    `stamps` are of the sources before they were compared with the job's. Clocks: `now` [s since 1970], `clock` [s],
+    monotonic.
     """
 
     job: PredictionJob
@@ -73,16 +72,20 @@ class PredictionRun:
     ahead: int = 1
 
     def run(self) -> PredictionSummary:
-        """Compute what is not done, keep it, and tell how it goes.
+        """Compute and write the missing parts, and send events.
 
         Raises:
-            RunFailed: a file is damaged or changed meanwhile, the disk is full, or too many rows are bad. Parts that
-                are done stay.
+            RunFailed: a file is damaged or has changed, the disk is full, or too many rows are bad. Finished parts are
+                kept.
         """
         self.out.tidy()
         done = self.out.done_parts(self.job)
         self._job_digest = job_digest(self.job)
-        self._tell_start(done)
+        self._event(
+            "started", out=str(self.out.path), rows=self.job.num_rows, parts=len(self.job.parts),
+            done_parts=len(done), batch_rows=self.job.batch_rows, part_rows=self.job.part_rows,
+            threads=self.job.threads, instances=len(self.engines),
+        )  # fmt: skip
         state = _State(self.job, done, self.out.num_bad(done), self.clock())
         self._check_bad(state, done)
         todo = sorted(set(range(len(self.job.parts))) - set(done))
@@ -97,19 +100,23 @@ class PredictionRun:
                     done.append(result.part)
                     self._check_bad(state, done)
                 self._event("progress", **state.progress(counter.rows, self.clock()))
-        return self._finish(state)
+        self.out.merge_bad_rows(len(self.job.parts))
+        summary = state.summary(self.clock(), str(self.out.path))
+        self.out.finish(summary)
+        self._event("finished", **{name: value for name, value in asdict(summary).items() if name != "schema"})
+        return summary
 
     def _part(self, number: int, rows: SourceRows, engine: Engine, counter: Counter) -> FinishedPart:
-        """Answer a part and keep it."""
+        """Compute a part and write it."""
         job = self.job
         filled = fill(rows, self.model.inputs, job.columns, job.pixels, allow_nan=job.allow_nan)
         timed = _Timed(engine, self.clock)
         answers = answer(filled, rows.num_rows, self.model, timed.run, counter.add)
         table = table_of(rows, answers, self.model.manifest, self.schema, job.keep)
         bad = [
-            BadRow(source=source, row=at, column=column, reason=reason)
-            for row, (column, reason) in sorted(answers.bad.items())
-            for source, at in (rows.origin(row),)
+            BadRow(source=source, row=row, column=column, reason=reason)
+            for index, (column, reason) in sorted(answers.bad.items())
+            for source, row in (rows.origin(index),)
         ]
         content = encode(table, {JOB_KEY: self._job_digest, PART_KEY: str(number)})
         self.out.write_part(number, content, bad)
@@ -129,26 +136,12 @@ class PredictionRun:
             "or mend the files and start over with --new.",
         )
 
-    def _finish(self, state: _State) -> PredictionSummary:
-        self.out.merge_bad_rows(len(self.job.parts))
-        summary = state.summary(self.clock(), str(self.out.path))
-        self.out.finish(summary)
-        self._event("finished", **{name: value for name, value in asdict(summary).items() if name != "schema"})
-        return summary
-
-    def _tell_start(self, done: Sequence[int]) -> None:
-        self._event(
-            "started", out=str(self.out.path), rows=self.job.num_rows, parts=len(self.job.parts),
-            done_parts=len(done), batch_rows=self.job.batch_rows, part_rows=self.job.part_rows,
-            threads=self.job.threads, instances=len(self.engines),
-        )  # fmt: skip
-
     def _event(self, kind: PredictionEventKind, **fields: JSON) -> None:
         self.sink(PredictionEvent(kind=kind, at=self.now(), fields=fields))
 
 
 class _Timed:
-    """An engine, and the seconds that it has computed."""
+    """An engine, and its compute time [s]."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -178,7 +171,7 @@ class _State:
 
     @property
     def rows_done(self) -> int:
-        """Rows of parts that are done, bad ones too."""
+        """Number of rows of finished parts, including bad ones [rows]."""
         return self._rows_before + self._rows_now
 
     def add(self, done: FinishedPart) -> None:
@@ -190,7 +183,7 @@ class _State:
             setattr(self._work, name, getattr(self._work, name) + value)
 
     def progress(self, computed: int, now: float) -> dict[str, JSON]:
-        """How far it is; `computed` rows are counted also where their part is not done."""
+        """The progress; `computed` includes rows of unfinished parts."""
         rows = min(self._job.num_rows, self._rows_before + max(computed, self._rows_now))
         rate = (rows - self._rows_before) / max(1e-9, now - self._start)
         return {
@@ -210,7 +203,7 @@ class _State:
 
 
 class _Reading:
-    """Reads parts of one source after the other, in one thread; only one is open."""
+    """Reads parts in one thread, with one source open at a time."""
 
     def __init__(
         self, job: PredictionJob, sources: Sequence[RowSource], stamps: Sequence[str], columns: Sequence[str]
@@ -222,23 +215,22 @@ class _Reading:
         self._open: tuple[int, RowReader] | None = None
 
     def read(self, part: int) -> SourceRows:
-        wanted = self._job.parts[part]
-        rows = self._reader(wanted.source).read(wanted)
-        source, num_rows = self._sources[wanted.source], self._job.sources[wanted.source].num_rows
-        is_at_an_end = wanted.first_row == 0 or wanted.first_row + wanted.num_rows == num_rows
-        if (is_at_an_end or len(source.files()) == 1) and not self._is_unchanged(wanted.source):
+        place = self._job.parts[part]
+        rows = self._reader(place.source).read(place)
+        source, num_rows = self._sources[place.source], self._job.sources[place.source].num_rows
+        is_at_an_end = place.first_row == 0 or place.first_row + place.num_rows == num_rows
+        if not is_at_an_end and len(source.files()) > 1:  # for a million images, too slow to check for each part
+            return rows
+        try:
+            is_unchanged = stamp_of(source) == self._stamps[place.source]
+        except OSError:
+            is_unchanged = False
+        if not is_unchanged:
             raise RunFailed(
                 f"{source.path} has changed while it was read",
                 remedy="Put back what it was: the same command then continues. Or start over with --new.",
             )
         return rows
-
-    def _is_unchanged(self, number: int) -> bool:
-        """Whether a source still is what it was; of a folder of a million images that is not asked for each part."""
-        try:
-            return stamp_of(self._sources[number]) == self._stamps[number]
-        except OSError:
-            return False
 
     def close(self) -> None:
         if self._open is not None:
@@ -263,15 +255,15 @@ EngineT = TypeVar("EngineT")
 ResultT = TypeVar("ResultT")
 
 LOOK_AT_S = 0.5
-"""How often the caller is given a chance to tell how far it is [s]."""
+"""Longest time between two results for the caller, so that it can report progress [s]."""
 
 
 class Stopped(Exception):
-    """Raised within the work when another part has failed, or the user has stopped it."""
+    """Raised in worker threads after another part failed, or the user stopped the run."""
 
 
 class Counter:
-    """Rows computed so far, counted by several threads; raises Stopped once the work is to end."""
+    """Number of computed rows, counted by several threads; raises Stopped after `stop`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -286,15 +278,15 @@ class Counter:
             self.rows += rows
 
     def stop(self) -> None:
-        """Let every thread end after its batch."""
+        """End every thread after its batch."""
         self._stop.set()
 
 
 @dataclass(frozen=True)
 class PartPipeline(Generic[EngineT, ResultT]):
-    """Who does what: `read` in one thread, in the order of the parts; `compute` with one engine each.
+    """`read` runs in one thread, in the order of the parts; `compute` in one thread for each engine.
 
-    At most `ahead` parts are read or being read beyond those that are computed.
+    At most `ahead` parts are read beyond those being computed.
     """
 
     read: Callable[[int], SourceRows]
@@ -303,9 +295,9 @@ class PartPipeline(Generic[EngineT, ResultT]):
     ahead: int = 1
 
     def results(self, parts: Sequence[int], counter: Counter) -> Generator[ResultT | None, None, None]:
-        """What `compute` gave for each part, as they are done; None every half second in which none was.
+        """The result of `compute` for each part, as they finish; None after half a second without one.
 
-        The first error of any thread ends the work, and is raised here once every thread has ended.
+        The first error of any thread ends the work, and is raised here after every thread has ended.
         """
         waiting, running = deque(parts), set[Future[ResultT]]()
         free: queue.SimpleQueue[EngineT] = queue.SimpleQueue()
@@ -319,8 +311,8 @@ class PartPipeline(Generic[EngineT, ResultT]):
                 done, running = wait(running, timeout=LOOK_AT_S, return_when=FIRST_COMPLETED)
                 if not done:
                     yield None
-                for one in done:
-                    yield one.result()
+                for result in done:
+                    yield result.result()
 
     def _work(self, part: int, rows: Future[SourceRows], free: queue.SimpleQueue[EngineT]) -> ResultT:
         engine = free.get()
@@ -332,7 +324,7 @@ class PartPipeline(Generic[EngineT, ResultT]):
 
 @contextmanager
 def _pools(workers: int, counter: Counter) -> Iterator[tuple[ThreadPoolExecutor, ThreadPoolExecutor]]:
-    """Threads for reading and for computing; however the block ends, they end."""
+    """Threads for reading and for computing, which end with the block."""
     reading = ThreadPoolExecutor(1, "stoker-read")
     computing = ThreadPoolExecutor(workers, "stoker-predict")
     try:

@@ -1,7 +1,4 @@
-"""The seam between files and rows.
-
-Rows as they were read: columns, and which rows could not even be read.
-"""
+"""The interface of sources of rows: files that are read in parts, as columns with their broken rows."""
 
 from __future__ import annotations
 
@@ -17,20 +14,20 @@ from stoker.records.prediction import PredictionPart, SourceFormat
 
 @dataclass(frozen=True)
 class SourceExtent:
-    """How many rows a source has, and where each part begins in it [bytes]; formats that are not text give zeros."""
+    """Number of rows of a source, and offset of each part [bytes]; 0 for formats that are not text."""
 
     num_rows: int
     offsets: tuple[int, ...]
 
 
 class RowReader(Protocol):
-    """A source that is open. Parts read in their order are read once through; another order costs more, no more."""
+    """An open source. Parts may be read in any order; in ascending order the file is read once."""
 
     def read(self, part: PredictionPart) -> SourceRows:
         """The rows of a part.
 
         Raises:
-            RunFailed: the file is damaged, or is no longer what it was.
+            RunFailed: the file is damaged or has changed.
         """
         ...
 
@@ -40,28 +37,28 @@ class RowReader(Protocol):
 
 
 class RowSource(Protocol):
-    """A file, or a folder of images, whose rows can be read in parts, never the whole of it at once."""
+    """A file, or a folder of images, whose rows are read in parts."""
 
     path: Path
     format: SourceFormat
 
     def files(self) -> Sequence[Path]:
-        """What it consists of, in order."""
+        """Its files, in order."""
         ...
 
     def fields(self) -> tuple[SourceColumn, ...]:
         """Its columns, in order.
 
         Raises:
-            BadJob: it cannot be read, or is not what its name says.
+            BadJob: it cannot be read, or is of another format than its name.
         """
         ...
 
     def extent(self, part_rows: int) -> SourceExtent:
-        """How long it is, if cut into parts of so many rows; text is read once through for that.
+        """Its extent in parts of so many rows; reads a text file once.
 
         Raises:
-            BadJob: it cannot be read, or is not what its name says.
+            BadJob: it cannot be read, or is of another format than its name.
         """
         ...
 
@@ -76,15 +73,15 @@ def cut_evenly(num_rows: int, part_rows: int) -> SourceExtent:
 
 
 Column: TypeAlias = pa.Array | list[Any]
-"""Values of one column: an Arrow array, or Python objects with None for nothing."""
+"""Values of one column: an Arrow array, or Python objects with None for missing ones."""
 
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column that a source has.
+    """A column of a source.
 
-    `type` is None where every row may hold another (JSON). `is_text` says that strings stand for values (CSV), and
-    `is_image` that they are paths of image files.
+    `type` is None if rows may have different types (JSON). With `is_text` strings stand for values (CSV); with
+    `is_image` they are paths of image files.
     """
 
     name: str
@@ -94,7 +91,7 @@ class SourceColumn:
 
     @property
     def holds_images(self) -> bool:
-        """Whether its type is one that images, or their paths, have: nothing else could be made of it for a tensor."""
+        """True if its type is only possible for images or their paths, if it fills a tensor."""
         if self.type is None or self.is_text:
             return False
         kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -103,10 +100,10 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Some rows of one source in its order, and only the columns asked for.
+    """Consecutive rows of one source, with the requested columns.
 
-    `broken` has the rows (from 0) that hold no values at all, and why; their values are None. `names` are for sources
-    in which each row is a file of its own.
+    `broken` has the rows (from 0) without any values, and why; their values are None. `names` are the files of a source
+    with one file per row.
     """
 
     source: str
@@ -117,5 +114,5 @@ class SourceRows:
     names: Sequence[str] | None = None
 
     def origin(self, index: int) -> tuple[str, int]:
-        """The file that row `index` of these comes from, and its number there."""
+        """The file of row `index`, and the row's number there."""
         return (self.source, self.first_row + index) if self.names is None else (self.names[index], 0)

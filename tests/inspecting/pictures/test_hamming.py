@@ -56,7 +56,7 @@ def test_small_blocks_find_the_same(monkeypatch) -> None:
     """How many comparisons are made at once changes nothing."""
     hashes = np.random.default_rng(1).integers(0, 2**20, 300, np.uint64) << np.uint64(12)
     whole = close_pairs(hashes)
-    monkeypatch.setattr(near_duplicates, "_BLOCK", 64)
+    monkeypatch.setattr(near_duplicates, "_PAIR_BLOCK", 64)
     parts = close_pairs(hashes)
     assert np.array_equal(whole.first, parts.first)
     assert np.array_equal(whole.second, parts.second)

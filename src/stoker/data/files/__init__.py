@@ -1,1 +1,1 @@
-"""Samples that lie in files: image folders, tables, shards, and datasets of Hugging Face; each fetched by its index."""
+"""Sources of samples in files: image folders, tables, shards, and Hugging Face datasets; each read by index."""

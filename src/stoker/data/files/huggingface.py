@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's library, whose columns of images, numbers and text become entries of samples."""
+"""Hugging Face datasets as sources: columns of images, numbers and text become entries of samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,14 @@ class HuggingFace(IndexedSource):
         self._has_format = dataset.format["type"] is not None
         self._kinds = {column: _kind(dataset.features[column]) for column in self.columns}
         self._dtypes = {column: _dtype(dataset.features[column]) for column in self.columns}
-        self.dataset = dataset if self._has_format else _undecoded(dataset.select_columns(list(self.columns)))
+        self.dataset = dataset
+        if not self._has_format:  # images stay encoded: they are decoded here, as all images are
+            import datasets
+
+            self.dataset = dataset.select_columns(list(self.columns))
+            for column, kind in self._kinds.items():
+                if kind == "image":
+                    self.dataset = self.dataset.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -51,7 +58,7 @@ class HuggingFace(IndexedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the library's own fingerprint, which is of the table and what was done to it; and of how it is read."""
+        """Digest of the library's own fingerprint (of the table and its transforms) and of how it is read."""
         digest = digest_of_parts(self._fingerprint, self.columns, repr(self.form))
         return f"{digest} (of their fingerprint {self._fingerprint})"
 
@@ -67,7 +74,7 @@ class HuggingFace(IndexedSource):
         return str(index)
 
     def rows(self, indices: Indices) -> dict[str, Any] | None:
-        """All columns of these rows, from one reading of the table; None where rows come as a format makes them."""
+        """All columns of these rows, from one read of the table; None for a dataset with a format of its own."""
         if self._has_format:
             return None
         import torch
@@ -75,13 +82,13 @@ class HuggingFace(IndexedSource):
         columns = self.dataset[indices.tolist()]
         batch: dict[str, Any] = {}
         for name in self.columns:
-            entries = [self._entry(name, value, int(at)) for value, at in zip(columns[name], indices, strict=True)]
+            entries = [self._entry(name, value, int(row)) for value, row in zip(columns[name], indices, strict=True)]
             if self._kinds[name] == "text":
                 batch[name] = entries
             elif not isinstance(entries[0], torch.Tensor):
                 batch[name] = torch.tensor(entries)
             elif any(entry.shape != entries[0].shape for entry in entries):
-                return None  # row by row, it is told which two differ
+                return None  # the reader of single rows reports which two differ
             else:
                 batch[name] = torch.stack(entries)
         return batch
@@ -96,7 +103,7 @@ class HuggingFace(IndexedSource):
         }
 
     def labels(self) -> Labels | None:
-        """The column of the target, if it holds class labels or integers."""
+        """The target's column, if it holds class labels or integers."""
         return self._labels
 
     @cached_property
@@ -115,7 +122,16 @@ class HuggingFace(IndexedSource):
         if value is None:
             raise self._lacking(name, index)
         if kind == "image":
-            return self._image(name, value, index)
+            import torch
+
+            try:
+                content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+                return torch.from_numpy(self.form.decoded(content))
+            except (OSError, ValueError) as error:
+                raise BadJob(
+                    f"the image {name!r} in row {index} of {self.name} cannot be read: {error}",
+                    remedy="Leave the row out with dataset.filter(…) or dataset.select(…).",
+                ) from error
         if kind == "numbers":
             return _numbers(value, self._dtypes[name], f"{name!r} in row {index} of {self.name}")
         return _numbers(float(value), self._dtypes[name], name) if kind == "number" else value
@@ -125,18 +141,6 @@ class HuggingFace(IndexedSource):
             f"row {index} of {self.name} has no {name!r}",
             remedy=f"dataset.filter(lambda row: row[{name!r}] is not None) leaves such rows out.",
         )
-
-    def _image(self, name: str, value: Mapping[str, Any], index: int) -> Any:
-        import torch
-
-        try:
-            content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-            return torch.from_numpy(self.form.decoded(content))
-        except (OSError, ValueError) as error:
-            raise BadJob(
-                f"the image {name!r} in row {index} of {self.name} cannot be read: {error}",
-                remedy="Leave the row out with dataset.filter(…) or dataset.select(…).",
-            ) from error
 
 
 def huggingface(
@@ -150,26 +154,32 @@ def huggingface(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Any:
-    """A dataset of Hugging Face's library as a source; of several splits, a dict of sources.
+    """A Hugging Face dataset as a source; for several splits, a dict of sources.
 
-    `Job(data=dataset)` does this by itself, with images as large as they are.
+    `Job(data=dataset)` does this by itself, with images in their own size.
 
     Args:
         dataset: a `datasets.Dataset` or `DatasetDict`; the folder of one that was saved; or a name for their
             `load_dataset`, which may download it.
-        columns: those that samples have, and the target with the name it has; default all.
+        columns: the columns of a sample; the target is added. Default: all.
         target: the column of labels, if it is called none of target, label, labels, y; name it to the Job as well.
-        size: of images, (height, width), or one number for both; without it all must be of one size.
+        size: of images, (height, width), or one number for both; without it all must have one size.
         channels: of images: 1, 3 or 4.
         resize: "stretch", "crop" or "pad".
-        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
-        std: what they are divided by then; default 1.
+        mean: subtracted from pixels from 0 to 1, for all channels or each; default 0.
+        std: divisor after that; default 1.
 
     Raises:
-        BadJob: the library is missing, a column is not there, or it is a stream.
+        BadJob: the library or a column is missing, or the dataset is a stream.
     """
     form = image_form(size, channels, resize, mean, std)
-    found = _loaded(dataset) if isinstance(dataset, str | Path) else dataset
+    found = dataset
+    if isinstance(dataset, str | Path):
+        with needs("datasets", "huggingface"):
+            import datasets
+        folder = Path(dataset).expanduser()
+        is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
+        found = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(dataset))
     if isinstance(found, Mapping):
         return {
             name: huggingface(part, columns, target=target, size=size, channels=channels, resize=resize, mean=mean,
@@ -186,7 +196,7 @@ def huggingface(
 
 
 def as_source(data: Any) -> Any:
-    """A dataset of their library as a source; anything else as it is.
+    """A Hugging Face dataset as a source; anything else unchanged.
 
     Raises:
         BadJob: it is several splits.
@@ -201,31 +211,13 @@ def as_source(data: Any) -> Any:
 
 
 def is_huggingface(data: Any) -> bool:
-    """Whether `data` is a map-style dataset of their library, which is not imported to see that."""
+    """True if `data` is a map-style Hugging Face dataset; does not import their library."""
     module = sys.modules.get("datasets")
     return module is not None and isinstance(data, module.Dataset)
 
 
-def _loaded(place: str | Path) -> Any:
-    with needs("datasets", "huggingface"):
-        import datasets
-    folder = Path(place).expanduser()
-    is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
-    return datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(place))
-
-
-def _undecoded(dataset: Any) -> Any:
-    """The dataset with its images as encoded bytes: they are decoded here, as all images are."""
-    import datasets
-
-    for name, feature in dataset.features.items():
-        if _kind(feature) == "image":
-            dataset = dataset.cast_column(name, datasets.Image(decode=False))
-    return dataset
-
-
 def _kind(feature: Any) -> str:
-    """What a column holds: image, label, integer, number, numbers, text, or other."""
+    """The kind of a column: image, label, integer, number, numbers, or text."""
     kind = type(feature).__name__
     if kind in {"Image", "ClassLabel"}:
         return "image" if kind == "Image" else "label"
@@ -238,12 +230,9 @@ def _kind(feature: Any) -> str:
 
 
 def _dtype(feature: Any) -> type[np.int64 | np.float32] | None:
-    """What numbers of a column, or of the lists in it, become: integers int64, others float32; None of what has none.
-
-    Of the column and not of its values: a list that is empty has integers, too.
-    """
+    """The dtype of a column's numbers, or of those in its lists: int64 or float32; None for other columns."""
     while type(feature).__name__ in _LISTS or isinstance(feature, list):
-        if hasattr(feature, "shape"):  # Array2D and its like, whose dtype is that of their numbers
+        if hasattr(feature, "shape"):  # Array2D and others, whose dtype is their numbers' dtype
             break
         feature = feature[0] if isinstance(feature, list) else feature.feature
     dtype = str(getattr(feature, "dtype", ""))
@@ -253,7 +242,7 @@ def _dtype(feature: Any) -> type[np.int64 | np.float32] | None:
 
 
 def _numbers(value: Any, dtype: Any, what: str) -> Any:
-    """Nested lists of numbers as a tensor of `dtype`; ragged lists, and those with nothing in them, as they are.
+    """Nested lists of numbers as a tensor of `dtype`; ragged and empty lists unchanged.
 
     Raises:
         BadJob: a whole number is too large for int64.

@@ -1,7 +1,4 @@
-"""What images shall be like: their size, their channels, and the numbers a model takes. Decoding is in `reading`.
-
-Images in files: a folder for each class, or one folder and a table of labels.
-"""
+"""Images in files, in a folder for each class or in one folder with a table of labels; and the pixels made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,14 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from stoker.data.files.sample_files import Clean, as_first_seen, left_out, note_unreadable, require_known
+from stoker.data.files.sample_files import (
+    Clean,
+    as_first_seen,
+    existing_version,
+    left_out,
+    note_unreadable,
+    require_known,
+)
 from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts, needs, require_choice
 from stoker.data.reading.file_listing import SUFFIXES, Resize, files_below
 from stoker.data.reading.text_tables import CsvFile, is_utf8, opened
@@ -28,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageForm:
-    """How image files become pixels, uint8 [C, H, W], and those what a model takes.
+    """The conversion of image files to pixels, uint8 [C, H, W], and of pixels to the model's input.
 
     Attributes:
-        size: (H, W); None leaves every image as large as it is.
+        size: (H, W); None leaves every image in its own size.
         channels: 1 for grey, 3 for RGB, 4 for RGB and alpha.
-        resize: what becomes of an image of another shape; bilinear, as `stoker predict` does it.
-        mean: taken off each channel of pixels from 0 to 1.
-        std: what they are divided by then.
+        resize: for an image of another shape; bilinear, as `stoker predict` does it.
+        mean: subtracted from each channel of pixels from 0 to 1.
+        std: divisor after that.
     """
 
     size: tuple[int, int] | None
@@ -48,7 +52,7 @@ class ImageForm:
         """The pixels [C, H, W] of an encoded image.
 
         Raises:
-            BadImage: it is damaged, or of a kind that is not understood; the text says what, not which.
+            BadImage: it is damaged or of an unknown format; the text does not name the file.
             BadJob: Pillow is missing.
         """
         with needs("pillow"):
@@ -56,7 +60,7 @@ class ImageForm:
         return self.fitted(upright(loaded(content)))
 
     def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
-        """The pixels [C, H, W] of an image of Pillow, its own to write to; raises BadImage as `decoded` does."""
+        """The pixels [C, H, W] of a Pillow image, as a writable copy; raises BadImage as `decoded` does."""
         from stoker.data.reading.image_decoding import fitted
 
         pixels = fitted(image, self.channels, self.size, self.resize)
@@ -81,17 +85,17 @@ def image_form(
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> ImageForm:
-    """The form that a user's words mean.
+    """The form for a user's arguments.
 
     Raises:
-        BadJob: one of them cannot be meant.
+        BadJob: an argument is invalid.
     """
     require_choice("resize=…", resize, ("stretch", "crop", "pad"))
     if channels not in (1, 3, 4):
         raise BadJob(f"channels={channels!r} is not known", remedy="Give 1 (grey), 3 (RGB) or 4 (RGB and alpha).")
     sides = _sides(size)
     means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
-    if not all(one > 0 for one in stds):
+    if not all(std > 0 for std in stds):
         raise BadJob(f"std={std!r} has values that are not positive")
     return ImageForm(sides, channels, cast("Resize", resize), means, stds)
 
@@ -153,13 +157,17 @@ class ImageFolder(IndexedSource):
         if self._labels_file is not None:
             labelled = list(_labelled(self._labels_file, self.root))
             return _listed(self.root, labelled, self._given_classes, dropped, note=None)
-        found, others = _by_folder(self.root)
+        names = list(files_below(self.root))
+        others = [name for name in names if Path(name).suffix.lower() not in SUFFIXES]
         note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
-        return _listed(self.root, found, self._given_classes or _folders(self.root), dropped, note)
+        left_aside = set(others)
+        # The label is the first folder of the path, "" if there is none.
+        labelled = [(name, name.partition("/")[0] if "/" in name else "") for name in names if name not in left_aside]
+        return _listed(self.root, labelled, self._given_classes or _folders(self.root), dropped, note)
 
     @cached_property
     def _versions(self) -> np.typing.NDArray[np.int64]:
-        """What the files count as, [N, 2]."""
+        """Versions of the files [N, 2] for the fingerprint, with repaired files as they were first seen."""
         return as_first_seen(self.root, self._listing.names, self._listing.versions)
 
     @property
@@ -169,7 +177,7 @@ class ImageFolder(IndexedSource):
 
     @property
     def note(self) -> str | None:
-        """What was left out."""
+        """Counts of files left out."""
         return self._listing.note
 
     def __len__(self) -> int:
@@ -178,7 +186,7 @@ class ImageFolder(IndexedSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of names, sizes, times of change, labels and classes, and of how images are read; of no pixels."""
+        """Digest of names, sizes, times of change, labels, classes and the form; reads no pixels."""
         listing = self._listing
         digest = digest_of_parts(
             listing.names, self._versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
@@ -231,23 +239,23 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
     """The images below `path`, where each folder is a class; nothing is read until it is needed.
 
     Args:
-        path: the folder; what begins with a dot, or is no image by its suffix, is left out, the latter with a note.
-        size: (height, width), or one number for both; without it all images must be of one size.
+        path: the folder; names that begin with a dot, or have no image's suffix, are left out, the latter with a note.
+        size: (height, width), or one number for both; without it all images must have one size.
         channels: 1, 3 or 4.
         resize: "stretch", "crop" or "pad".
-        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
-        std: what they are divided by then; default 1.
+        mean: subtracted from pixels from 0 to 1, for all channels or each; default 0.
+        std: divisor after that; default 1.
         classes: their names in the order of their numbers; default: the folders, sorted.
-        labels: a CSV file with a header, whose first column is a file below `path` and whose second its class, where
-            there are no folders of classes.
-        clean: what `stoker data check` found, to be left out.
+        labels: a CSV file with a header, if there are no folders of classes: its first column is a file below `path`,
+            its second the class.
+        clean: the clean list of `stoker data check`, whose samples are left out.
 
     Raises:
-        BadJob: words that cannot be meant; and, when it is looked through, a class without images.
+        BadJob: an argument is invalid; and, when the folder is listed, a class has no images.
     """
     form = image_form(size, channels, resize, mean, std)
     named = None if classes is None else class_names(classes)
-    # Absolute from the start: a job may be made in one folder and its data be looked at in another.
+    # Absolute from the start: the working directory may change before the data are read.
     root, table = Path(path).expanduser().absolute(), None if labels is None else Path(labels).absolute()
     return ImageFolder(root, form, named, table, clean)
 
@@ -271,64 +279,40 @@ def _listed(
             raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
                          remedy="Name it among classes=…, or take it away.")  # fmt: skip
     labels = np.array([numbers[label] for _, label in kept], np.int64)
-    _require_all_classes(root, known, labels)
-    versions = np.array([_version(root / name) for name, _ in kept], np.int64).reshape(-1, 2)
-    left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
-    notes = [left] if len(kept) < len(labelled) else []
-    told = "; ".join([*notes, *filter(None, [note])]) or None
-    return ImageListing(Names(name for name, _ in kept), versions, labels, known, told)
-
-
-def _require_all_classes(root: Path, classes: tuple[str, ...], labels: Labels) -> None:
-    if not classes:
+    if not known:
         raise BadJob(f"there are no images in {root}", remedy="Give a folder with one folder of images for each class.")
-    counts = np.bincount(labels, minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    counts = np.bincount(labels, minlength=len(known))
+    empty = [name for name, count in zip(known, counts, strict=True) if not count]
     if empty:
         raise BadJob(
             f"{root} has no images of {', '.join(map(repr, empty))} ({len(labels):,} of the other classes)",
             remedy="Take the empty folder away, or name the classes that count: classes=[…].",
         )
-
-
-def _version(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise BadJob(f"{path} cannot be read: {error.strerror}", remedy="It is named among the images.") from error
-    return found.st_size, found.st_mtime_ns
+    files = [existing_version(root / name, remedy="It is named among the images.") for name, _ in kept]
+    versions = np.array(files, np.int64).reshape(-1, 2)
+    if len(kept) < len(labelled):
+        left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
+        note = left if note is None else f"{left}; {note}"
+    return ImageListing(Names(name for name, _ in kept), versions, labels, known, note)
 
 
 def _folders(root: Path) -> tuple[str, ...]:
-    """The folders of classes, sorted; those of splits, which would be learned as if they were classes, are refused."""
-    found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if found and {name.lower() for name in found} <= _SPLITS:
+    """The folders of classes, sorted; refuses folders of splits, which would be learned as classes."""
+    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if folders and {name.lower() for name in folders} <= _SPLITS:
         raise BadJob(
-            f"the folders of {root} are called {', '.join(found)}, which are parts of a data set and no classes",
-            remedy=f"Give one for each of data, valid and test: image_folder({str(root / found[0])!r}). "
+            f"the folders of {root} are called {', '.join(folders)}, which are parts of a data set and no classes",
+            remedy=f"Give one for each of data, valid and test: image_folder({str(root / folders[0])!r}). "
             "If they are classes, say so: classes=[…].",
         )
-    return tuple(found)
-
-
-def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """Images below `root` with the first folder on their way, "" where there is none, and files that are no images."""
-    images: list[tuple[str, str]] = []
-    others: list[str] = []
-    for name in files_below(root):
-        folder = name.partition("/")[0] if "/" in name else ""
-        if Path(name).suffix.lower() not in SUFFIXES:
-            others.append(name)
-        else:
-            images.append((name, folder))
-    return images, others
+    return tuple(folders)
 
 
 def _labelled(path: Path, root: Path) -> Iterator[tuple[str, str]]:
-    """Files below `root` and their classes out of a table.
+    """Files below `root` and their classes from a table.
 
     Raises:
-        BadJob: it cannot be read, has no header, a row has no two fields, or a file is there twice.
+        BadJob: it cannot be read, has no header, a row has no two fields, or a file is listed twice.
     """
     seen: set[str] = set()
     table = CsvFile(path)

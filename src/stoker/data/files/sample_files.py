@@ -1,12 +1,8 @@
-"""Files that hold many samples: which they are, where in them things lie, and reading at a place.
+"""Files of samples: shard patterns, indices and reads at an offset; repaired files; samples a clean list leaves out.
 
-Files that a run could not read, so that it goes on under the same identity once they are mended.
-
-A source of files is identified by their names, sizes and times. A file that cannot be read ends a run before anything
-of it was learned, so another version in its place changes nothing that was: it goes on counting as what it was. Which
-file that is, and what it was, is noted in the cache, and taken once: a second change is a change of the data.
-
-Leaving out what a clean list says: which of its names mean samples of a source.
+A source of files is identified by their names, sizes and times. An unreadable file ends a run before anything of it was
+learned, so its repaired version keeps the identity: the cache notes the file and its version, and the first change
+after that counts as no change. A second one is a change of the data.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -38,7 +34,7 @@ from stoker.store.files import make_directories
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _MOST_NAMES = 1_000_000
-"""What a pattern of braces may stand for."""
+"""Most names that a pattern of braces may expand to."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -46,15 +42,15 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def shard_paths(given: Paths) -> tuple[Path, ...]:
-    """The files that are meant, absolute: braces expanded as a shell does, `*` by what is there, in order.
+    """The absolute paths of a pattern or list: braces are expanded as in a shell, `*` by the existing files, in order.
 
     Raises:
-        BadJob: there are none, one is missing, meant twice, or compressed and so cannot be read at a place.
+        BadJob: there are none, one is missing, given twice, or compressed, which allows no reads at an offset.
     """
-    words = [given] if isinstance(given, str | Path) else list(given)
+    patterns = [given] if isinstance(given, str | Path) else list(given)
     paths: list[Path] = []
-    for word in words:  # absolute from the start: a job may be made in one folder and its data be read in another
-        for name in expanded(str(Path(word).expanduser().absolute())):
+    for pattern in patterns:  # absolute from the start: the working directory may change before the data are read
+        for name in expanded(str(Path(pattern).expanduser().absolute())):
             found = sorted(glob.glob(name, recursive=True)) if "*" in name else [name]  # noqa: PTH207 - may be absolute
             if not found:
                 raise BadJob(f"no file is called {name}", remedy="Mend the pattern.")
@@ -63,16 +59,22 @@ def shard_paths(given: Paths) -> tuple[Path, ...]:
         raise BadJob("no shards are given", remedy="Give a path, or a list of them.")
     require_once(paths)
     for path in paths:
-        _require_seekable(path)
+        if not path.is_file():
+            raise BadJob(f"{path} is no file", remedy="Mend the name, or fetch the shard that is missing.")
+        with path.open("rb") as file:
+            start = file.read(6)
+        compressed = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
+        kind = next((kind for magic, kind in compressed.items() if start.startswith(magic)), None)
+        if kind is not None:
+            raise BadJob(
+                f"{path} is compressed ({kind}), so that nothing in it can be found without reading all before",
+                remedy="Unpack it once; images in it are compressed already.",
+            )
     return tuple(paths)
 
 
 def require_once(paths: Sequence[Path]) -> None:
-    """Refuse a file that is meant twice, as by a name and a pattern: an epoch would have its samples twice.
-
-    Raises:
-        BadJob: there is one.
-    """
+    """Raise BadJob if a file is given twice, as by a name and a pattern: an epoch would have its samples twice."""
     counts = Counter(path.resolve() for path in paths)
     if twice := next((path for path, count in counts.items() if count > 1), None):
         raise BadJob(
@@ -81,7 +83,7 @@ def require_once(paths: Sequence[Path]) -> None:
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """The names that braces stand for, zeros before numbers kept.
+    """The names of a pattern with braces; leading zeros of numbers are kept.
 
     >>> list(expanded("train-{08..10}.{tar,idx}"))[:3]
     ['train-08.tar', 'train-08.idx', 'train-09.tar']
@@ -93,12 +95,12 @@ def expanded(pattern: str) -> Iterator[str]:
     count = math.prod(_num_choices(piece) for piece in pieces[1::2])
     if not count <= _MOST_NAMES:  # of numbers too large for a float it is nan
         raise BadJob(f"{pattern[:200]} stands for {count:.3g} files", remedy=f"At most {_MOST_NAMES:,} are read.")
-    choices = [_choices(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    choices = [_choices(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     yield from ("".join(chosen) for chosen in itertools.product(*choices))
 
 
 def _num_choices(inside: str) -> float:
-    """How many names one pair of braces stands for."""
+    """Number of names that one pair of braces stands for; NaN if too large for a float."""
     found = _RANGE.fullmatch(inside)
     return inside.count(",") + 1 if found is None else abs(float(found[1]) - float(found[2])) + 1
 
@@ -113,28 +115,16 @@ def _choices(inside: str) -> list[str]:
     return [str(number).zfill(width) for number in range(first, last + step, step)]
 
 
-def _require_seekable(path: Path) -> None:
-    if not path.is_file():
-        raise BadJob(f"{path} is no file", remedy="Mend the name, or fetch the shard that is missing.")
-    with path.open("rb") as file:
-        start = file.read(6)
-    compressed = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
-    kind = next((kind for magic, kind in compressed.items() if start.startswith(magic)), None)
-    if kind is not None:
-        raise BadJob(
-            f"{path} is compressed ({kind}), so that nothing in it can be found without reading all before",
-            remedy="Unpack it once; images in it are compressed already.",
-        )
-
-
 def indexed(path: Path, kind: str, look_through: Callable[[Path], Arrays]) -> Arrays:
-    """Where things lie in a file: from the cache, if the file has not changed since, else by looking through it."""
+    """The index of a file: from the cache if the file has not changed since, else from `look_through`."""
     version = version_of(path)
     digest = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     place = cache_root() / "data" / "indices" / f"{kind}-{digest[:32]}.npz"
-    found = _read_index(place, version)
-    if found is not None:
-        return found
+    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with np.load(io.BytesIO(place.read_bytes()), allow_pickle=False) as stored:
+            known = {name: stored[name] for name in stored.files}
+        if tuple(known.pop("version", np.zeros(2)).tolist()) == version:
+            return known
     arrays = look_through(path)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, version=np.array(version, np.int64), **arrays)
@@ -144,21 +134,10 @@ def indexed(path: Path, kind: str, look_through: Callable[[Path], Arrays]) -> Ar
     return arrays
 
 
-def _read_index(place: Path, version: Version) -> Arrays | None:
-    try:
-        with np.load(io.BytesIO(place.read_bytes()), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    if tuple(arrays.pop("version", np.zeros(2)).tolist()) != version:
-        return None
-    return arrays
-
-
 class OpenFiles:
-    """Files read at places; opened when first read, in each process, and the least used closed beyond 64.
+    """Files read at offsets; opened when first read, in each process; the least recently used are closed beyond 64.
 
-    Reading names its place each time, so that processes forked later do not move each other's.
+    Every read names its offset, so that forked processes do not move each other's file position.
     """
 
     most_open: ClassVar[int] = 64
@@ -171,7 +150,7 @@ class OpenFiles:
         """`size` bytes of file number `shard`, from `offset` on.
 
         Raises:
-            OSError: the file is gone, or ends before.
+            OSError: the file is missing or too short.
         """
         content = os.pread(self._descriptor(shard), size, offset)
         while len(content) < size:  # Linux gives at most 2 GiB at once
@@ -182,7 +161,7 @@ class OpenFiles:
         return content
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all files."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -207,21 +186,29 @@ Version = tuple[int, int]
 
 
 def version_of(path: Path) -> Version:
-    """The file as it is now; raises OSError."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    """The file's current version; raises OSError."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def existing_version(path: Path, *, remedy: str) -> Version:
+    """As `version_of`, but raises BadJob with `remedy`."""
+    try:
+        return version_of(path)
+    except OSError as error:
+        raise BadJob(f"{path} cannot be read: {error.strerror}", remedy=remedy) from error
 
 
 def note_unreadable(root: Path, name: str, counts_as: Sequence[int]) -> None:
-    """Remember that the file `name` below `root` cannot be read, and as which version the run that met it counts it.
+    """Note in the cache that the file `name` below `root` is unreadable, and the version it counts as in this run.
 
-    Without a cache that can be written nothing is remembered, and the mended file makes another job.
+    Without a writable cache nothing is noted, and the repaired file makes another job.
     """
     with suppress(OSError, StokerError):
         notes = _read_notes(root)
         now = version_of(root / name)
         if name in notes and list(now) == notes[name]["mended"]:
-            notes[name]["mended"] = None  # the mended one was no better: wait for the next
+            notes[name]["mended"] = None  # the repaired file is unreadable too: wait for the next
         elif name not in notes:
             notes[name] = {"was": [int(part) for part in counts_as], "mended": None}
         make_directories(_notes_path(root).parent)
@@ -229,7 +216,7 @@ def note_unreadable(root: Path, name: str, counts_as: Sequence[int]) -> None:
 
 
 def as_first_seen(root: Path, names: Sequence[str], versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The versions [N, 2] of the files `names`, with those of mended ones as they were when they could not be read."""
+    """The versions [N, 2] of the files `names`; a repaired file counts as the unreadable version it replaced."""
     notes = _read_notes(root)
     if not notes:
         return versions
@@ -254,12 +241,12 @@ def _notes_path(root: Path) -> Path:
 
 
 def _read_notes(root: Path) -> dict[str, dict[str, list[int] | None]]:
-    """The notes about files below `root`; none where there are none, or they cannot be read."""
+    """The notes about files below `root`; empty if there are none or they cannot be read."""
     try:
-        found = json.loads(_notes_path(root).read_text())
+        notes = json.loads(_notes_path(root).read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 Clean: TypeAlias = "CleanList | str | Path | None"
@@ -267,65 +254,59 @@ Clean: TypeAlias = "CleanList | str | Path | None"
 
 
 def left_out(clean: Clean, root: Path) -> frozenset[str]:
-    """The names of the samples to leave out, relative to `root`, as they are printable (see `stoker.records.codec`).
+    """Names of the samples to leave out, relative to `root`, in printable form (see `stoker.records.codec`).
 
-    A list made of a folder above `root` names its samples from there; those elsewhere are left aside.
+    A list made of a folder above `root` names its samples from there; samples outside `root` are ignored.
 
     Raises:
-        BadJob: the file holds no clean list, or one of another place.
+        BadJob: the file holds no clean list.
     """
     if clean is None:
         return frozenset()
-    found = clean if isinstance(clean, CleanList) else _read_clean_list(Path(clean))
-    prefix = _prefix(Path(found.source), root)
-    ids = map(printable, found.dropped_ids())
-    if prefix is None:
-        return frozenset(ids)
-    return frozenset(name.removeprefix(printable(prefix)) for name in ids if name.startswith(printable(prefix)))
+    known = clean if isinstance(clean, CleanList) else _read_clean_list(Path(clean))
+    ids = frozenset(map(printable, known.dropped_ids()))
+    above, below = Path(known.source).expanduser().resolve(), root.expanduser().resolve()
+    if above.is_file():
+        above = above.parent
+    if not below.is_relative_to(above):
+        return ids
+    between = below.relative_to(above).as_posix()
+    prefix = "" if between == "." else printable(f"{between}/")
+    return frozenset(name.removeprefix(prefix) for name in ids if name.startswith(prefix))
 
 
 def left_out_of_files(clean: Clean, paths: Sequence[Path]) -> tuple[frozenset[str], ...]:
-    """For each file of many samples, what follows its name in the names of the samples to leave out.
+    """For each file of many samples, the samples to leave out: their names without the file's name and the colon.
 
-    A list made of a folder above names each file by its path from there, and may be of other files in it alone. For one
-    made elsewhere, as before the files were moved, they are called by their paths below the folder that holds them all.
+    A list made of a folder above names each file by its path from there, and need not mention these files. For a list
+    made elsewhere, as before the files were moved, paths start at the folder that holds them all.
 
     Raises:
         BadJob: the file holds no clean list, or one of another place, with none of these names.
     """
     if clean is None:
         return (frozenset(),) * len(paths)
-    found = clean if isinstance(clean, CleanList) else _read_clean_list(Path(clean))
-    ids = frozenset(map(printable, found.dropped_ids()))
-    source = Path(found.source).expanduser().resolve()
+    known = clean if isinstance(clean, CleanList) else _read_clean_list(Path(clean))
+    ids = frozenset(map(printable, known.dropped_ids()))
+    source = Path(known.source).expanduser().resolve()
     above = source.parent if source.is_file() else source
     places = [path.expanduser().parent.resolve() / path.name for path in paths]
     if not any(place.is_relative_to(above) for place in places):
         above = Path(os.path.commonpath([place.parent for place in places]))
     names = [place.relative_to(above).as_posix() if place.is_relative_to(above) else None for place in places]
     names = [None if name is None else printable(name) for name in names]
-    by_file = _by_file(ids, {name for name in names if name is not None})
+    by_file: dict[str, set[str]] = {name: set() for name in names if name is not None}
+    for sample in ids:
+        for index, letter in enumerate(sample):  # file names and keys may have colons as well
+            if letter == ":" and sample[:index] in by_file:
+                by_file[sample[:index]].add(sample[index + 1 :])
     if source.is_file() or not any((above / sample.rpartition(":")[0]).is_file() for sample in ids):
         require_known(ids, sum(map(len, by_file.values())), paths[0].name)
     return tuple(frozenset() if name is None else frozenset(by_file[name]) for name in names)
 
 
-def _by_file(ids: frozenset[str], files: set[str]) -> dict[str, set[str]]:
-    """For each of `files`, what follows its name and a colon in `ids`; keys may have colons as well."""
-    by_file: dict[str, set[str]] = {file: set() for file in files}
-    for sample in ids:
-        for at, letter in enumerate(sample):
-            if letter == ":" and sample[:at] in by_file:
-                by_file[sample[:at]].add(sample[at + 1 :])
-    return by_file
-
-
 def require_known(dropped: frozenset[str], num_found: int, name: str) -> None:
-    """Refuse a clean list none of whose names mean a sample here.
-
-    Raises:
-        BadJob: it is of other data.
-    """
+    """Raise BadJob for a clean list of other data: none of its names is a sample here."""
     if dropped and not num_found:
         example = min(dropped)
         raise BadJob(
@@ -342,14 +323,3 @@ def _read_clean_list(path: Path) -> CleanList:
             f"{path} is no clean list: {first_line(error)}",
             remedy="Give the clean.json that `stoker data check PATH -o DIR` writes.",
         ) from error
-
-
-def _prefix(source: Path, root: Path) -> str | None:
-    """What names in a list of `source` have before those below `root`; None where one is not below the other."""
-    above, below = source.expanduser().resolve(), root.expanduser().resolve()
-    if above.is_file():
-        above = above.parent
-    if not below.is_relative_to(above):
-        return None
-    between: PurePath = below.relative_to(above)
-    return "" if between == PurePath() else f"{between.as_posix()}/"

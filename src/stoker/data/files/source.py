@@ -1,14 +1,8 @@
-"""A source of samples that lie in files: known by its index, read sample by sample or by the batch.
+"""The interface of sources of samples in files, their splits, and what the sources share.
 
-`sample` gives one as it is stored (images as bytes of pixels), `prepare` turns a batch of such into what a model takes,
-on the device the batch is on; augmentation goes between the two. `source[i]` is a prepared sample, so that a source is
-also a map-style PyTorch dataset.
-
-Which samples go where when a source is split. Decides from names and labels alone, and touches no data.
-
-Many names in one piece of memory.
-
-Libraries that only some data need.
+`sample` returns one sample as stored (images as bytes of pixels); `prepare` turns a batch of these into the model's
+input, on the batch's device; augmentation goes between the two. `source[i]` is a prepared sample, so that a source is
+also a map-style PyTorch dataset. Splits are drawn from names and labels alone, without reading samples.
 """
 
 from __future__ import annotations
@@ -30,17 +24,17 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = npt.NDArray[np.int64]
 
 TARGETS = ("target", "label", "labels", "y")
-"""The entries of a sample that are its target where nobody says which is: the first of these that is there."""
+"""Default names of a sample's target: the first of these that it has."""
 
 _FEW_CLASSES = 10
-"""Whole numbers without names are classes if there are no more of them than this, or so many samples of each."""
+"""Whole numbers without names are classes if there are at most this many, or this many samples of each."""
 
 
 class IndexedSource(ABC):
     """Samples fetched by index.
 
     Attributes:
-        name: what errors and reports call it.
+        name: its name in errors and reports.
     """
 
     def __init__(self, name: str, *, classes: tuple[str, ...] = (), target: str | int | None = None) -> None:
@@ -55,11 +49,11 @@ class IndexedSource(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """What changes when the data, or how they are read, do."""
+        """Identity of the data and of how they are read."""
 
     @abstractmethod
     def sample(self, index: int) -> Any:
-        """Sample `index` (from 0) as it is stored: a tuple or dict.
+        """Sample `index` (from 0) as stored: a tuple or dict.
 
         Raises:
             BadJob: it cannot be read; the text names its file.
@@ -67,30 +61,30 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def sample_id(self, index: int) -> str:
-        """What sample `index` is called in a clean list, and in errors."""
+        """Name of sample `index` in a clean list and in errors."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the values of the labels are called, in order; empty where they have no names."""
+        """Names of the labels' values, in order; empty where they have none."""
         return self._classes
 
     @property
     def target(self) -> str | int | None:
-        """The entry of a sample that is its label, a key of a dict or a place in a tuple; None where none is."""
+        """The entry of a sample that is its label: a key of a dict or an index of a tuple; None if there is none."""
         return self._target
 
     @property
     def note(self) -> str | None:
-        """Something the user should be told about the data, in one line."""
+        """A line for the user about the data, or None."""
         return None
 
     @property
     def num_classes(self) -> int | None:
-        """How many values the labels take; None where that is not known."""
+        """Number of values of the labels; None if not known."""
         return len(self.classes) or None
 
     def rows(self, indices: Indices) -> Any:
-        """The batch of the samples `indices` [B] as stored, where that is faster than one by one; else None."""
+        """The batch of the samples `indices` [B] as stored, if faster than one by one; else None."""
         return None
 
     def labels(self) -> Labels | None:
@@ -98,7 +92,7 @@ class IndexedSource(ABC):
         return None
 
     def prepare(self, batch: Any) -> Any:
-        """A batch as stored [B, ...] as a model takes it; the batch given stays as it is."""
+        """The model's input from a stored batch [B, ...], which is not changed."""
         return batch
 
     def __getitem__(self, index: int) -> Any:
@@ -110,37 +104,29 @@ class IndexedSource(ABC):
         return _mapped(prepared, lambda leaf: leaf[0])
 
     def split(self, *, valid: float = 0.0, test: float = 0.0, stratify: bool = True, seed: int = 0) -> Splits:
-        """The samples in parts, drawn by the samples' own names: a few that come or go move few others.
+        """The samples in parts, drawn by their names: adding or removing a few samples moves few others.
 
         Args:
             valid: share for validation.
             test: share for testing.
-            stratify: of each class the same share, where labels are classes. Whole numbers without names that hardly
-                repeat (more than ten of them, and more than one in ten samples) are amounts, and no classes.
-            seed: another one draws others.
+            stratify: draw the same share of each class, if labels are classes. Whole numbers without names that hardly
+                repeat (more than ten of them, and more than one in ten samples) are amounts, not classes.
+            seed: of the draw.
 
         Raises:
             BadJob: shares that leave nothing for training, or a part that would be empty.
         """
         names = [self.sample_id(index) for index in range(len(self))]
-        found = divide(names, self._strata() if stratify else None, {"valid": valid, "test": test}, seed)
-        return Splits(*(self._part(name, found) for name in ("train", "valid", "test")))
-
-    def _strata(self) -> Labels | None:
-        """The classes that every part gets its share of.
-
-        By amounts, a part would have those alone that several samples share: others stay in `train`.
-        """
-        labels = self.labels()
-        if labels is None or self.classes:
-            return labels
-        return labels if len(np.unique(labels)) <= max(_FEW_CLASSES, len(labels) // _FEW_CLASSES) else None
-
-    def _part(self, name: str, division: Division) -> Subset | None:
-        if name not in division.parts:
-            return None
-        stated = f"{self.name}, split with seed {division.seed}: {division.in_words(self.classes)}"
-        return Subset(self, division.parts[name], name, division.rule(name), stated if name == "train" else None)
+        labels = self.labels() if stratify else None
+        if labels is not None and not self.classes:
+            # Amounts are no strata: a part would get only those that several samples share.
+            is_class = len(np.unique(labels)) <= max(_FEW_CLASSES, len(labels) // _FEW_CLASSES)
+            labels = labels if is_class else None
+        division = divide(names, labels, {"valid": valid, "test": test}, seed)
+        stated = f"{self.name}, split with seed {seed}: {division.in_words(self.classes)}"
+        parts = {name: Subset(self, indices, name, division.rule(name), stated if name == "train" else None)
+                 for name, indices in division.parts.items()}  # fmt: skip
+        return Splits(parts["train"], parts.get("valid"), parts.get("test"))
 
 
 @final
@@ -160,12 +146,12 @@ class Subset(IndexedSource):
 
     @property
     def fingerprint(self) -> str:
-        """The whole's, and which part of it this is, by the rule and by number."""
+        """The whole's fingerprint with the rule of the part and a digest of its indices."""
         return f"{self.whole.fingerprint} {self._rule} {digest_of_parts(self.indices.tobytes())}"
 
     @property
     def note(self) -> str | None:
-        """How the whole was divided, and what is to be told of it."""
+        """The division of the whole, and the whole's own note."""
         notes = [note for note in (self._note, self.whole.note) if note is not None]
         return "; ".join(notes) or None
 
@@ -182,7 +168,7 @@ class Subset(IndexedSource):
         return self.whole.rows(self.indices[indices])
 
     def labels(self) -> Labels | None:
-        """Those of the part's samples."""
+        """The labels of the part's samples."""
         labels = self.whole.labels()
         return None if labels is None else labels[self.indices]
 
@@ -192,7 +178,7 @@ class Subset(IndexedSource):
 
 
 class Splits(NamedTuple):
-    """A source in parts; one that was not asked for is None."""
+    """A source in parts; a part without a share is None."""
 
     train: Subset | None
     valid: Subset | None
@@ -200,7 +186,7 @@ class Splits(NamedTuple):
 
 
 def digest_of_parts(*parts: bytes | str | Iterable[str]) -> str:
-    """SHA-256 of the parts as "sha256:…", each with its length before it, so that none runs into another."""
+    """SHA-256 of the parts as "sha256:…", each preceded by its length, so that none runs into another."""
     state = hashlib.sha256()
     for part in parts:
         pieces = [part] if isinstance(part, bytes | str) else [*part]
@@ -213,11 +199,7 @@ def digest_of_parts(*parts: bytes | str | Iterable[str]) -> str:
 
 
 def require_choice(what: str, given: object, known: Sequence[str]) -> None:
-    """Refuse a word that is not one of `known`.
-
-    Raises:
-        BadJob: it is not.
-    """
+    """Raise BadJob if `given` is not one of `known`."""
     if given not in known:
         raise BadJob(f"{what}: {given!r} is not known", remedy=f"Give one of {', '.join(known)}.")
 
@@ -226,7 +208,7 @@ def class_names(given: Sequence[str]) -> tuple[str, ...]:
     """Names of classes, or of the values of a category, in the order of their numbers.
 
     Raises:
-        BadJob: two have one name, so that one of them would have no samples.
+        BadJob: a name is given twice, so that one of the classes would have no samples.
     """
     names = tuple(map(str, given))
     if len(set(names)) < len(names):
@@ -256,12 +238,12 @@ def _mapped(content: Any, change: Callable[[Any], Any]) -> Any:
 
 
 _LISTED = 10
-"""With more classes than this, only the smallest and the largest are told."""
+"""With more classes than this, only the smallest and the largest size are listed."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """The indices of every part, ascending; `train` is what the others left."""
+    """The indices of every part, ascending; `train` is the rest."""
 
     parts: dict[str, npt.NDArray[np.int64]]
     shares: dict[str, float]
@@ -269,7 +251,7 @@ class Division:
     seed: int
 
     def rule(self, part: str) -> str:
-        """What makes the part out of the whole, for its fingerprint."""
+        """The rule that draws the part from the whole, for its fingerprint."""
         shares = " ".join(f"{name}={share:g}" for name, share in self.shares.items())
         kind = "stratified" if self.labels is not None else "unstratified"
         return f"[{part} of {shares} {kind} seed={self.seed}]"
@@ -283,31 +265,38 @@ class Division:
         if self.labels is None:
             return ""
         known = np.unique(self.labels)
-        counts = {int(one): int(np.count_nonzero(self.labels[indices] == one)) for one in known}
+        counts = {int(label): int(np.count_nonzero(self.labels[indices] == label)) for label in known}
         if len(known) > _LISTED:
             return f" ({min(counts.values()):,} to {max(counts.values()):,} of each of {len(known)} classes)"
-        named = {one: classes[one] if 0 <= one < len(classes) else str(one) for one in counts}
-        return f" ({', '.join(f'{named[one]} {count:,}' for one, count in counts.items())})"
+        named = {label: classes[label] if 0 <= label < len(classes) else str(label) for label in counts}
+        return f" ({', '.join(f'{named[label]} {count:,}' for label, count in counts.items())})"
 
 
 def divide(
     names: Sequence[str], labels: npt.NDArray[np.int64] | None, shares: Mapping[str, float], seed: int
 ) -> Division:
-    """Draw the parts; a sample's place depends on its name and the seed, and on how many others there are.
+    """Draw the parts; a sample's part depends on its name, the seed, and the number of samples.
 
-    With `labels` every part gets of each class its share, rounded so that the part's size is right; one sample of each
-    class at least stays in `train`.
+    With `labels` every part gets its share of each class, rounded so that the part's size is right; at least one sample
+    of each class stays in `train`.
 
     Raises:
-        BadJob: shares that are none, leave nothing for training, or make a part empty.
+        BadJob: there are no shares, they leave nothing for training, or a part is empty.
     """
-    wanted = {name: share for name, share in shares.items() if share}
-    _require_shares(wanted)
-    groups = [np.arange(len(names))] if labels is None else [np.flatnonzero(labels == one) for one in np.unique(labels)]
-    order = [_drawn(names, group, seed) for group in groups]
+    drawn = {name: share for name, share in shares.items() if share}
+    if not drawn or not all(0 < share < 1 for share in drawn.values()) or sum(drawn.values()) >= 1:
+        given = ", ".join(f"{name}={share:g}" for name, share in drawn.items()) or "none"
+        raise BadJob(
+            f"split takes shares between 0 and 1 that leave something for training, got {given}",
+            remedy="As in split(valid=0.1, test=0.1).",
+        )
+    groups = [np.arange(len(names))]
+    if labels is not None:
+        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    order = [_shuffled(names, group, seed) for group in groups]
     taken = [0] * len(order)
     parts: dict[str, npt.NDArray[np.int64]] = {}
-    for name, share in wanted.items():
+    for name, share in drawn.items():
         counts = _counts([len(group) for group in order], taken, share)
         chosen = [group[start : start + count] for group, start, count in zip(order, taken, counts, strict=True)]
         taken = [start + count for start, count in zip(taken, counts, strict=True)]
@@ -316,49 +305,40 @@ def divide(
     for name, indices in parts.items():
         if not len(indices):
             raise BadJob(
-                f"a share of {wanted[name]:g} of {len(names):,} samples for {name!r} is none",
+                f"a share of {drawn[name]:g} of {len(names):,} samples for {name!r} is none",
                 remedy="Give a larger share, or data of its own.",
             )
-    return Division({"train": rest, **parts}, wanted, labels, seed)
+    return Division({"train": rest, **parts}, drawn, labels, seed)
 
 
-def _require_shares(shares: Mapping[str, float]) -> None:
-    if not shares or not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
-        given = ", ".join(f"{name}={share:g}" for name, share in shares.items()) or "none"
-        raise BadJob(
-            f"split takes shares between 0 and 1 that leave something for training, got {given}",
-            remedy="As in split(valid=0.1, test=0.1).",
-        )
-
-
-def _drawn(names: Sequence[str], group: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+def _shuffled(names: Sequence[str], group: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
     """The group in the order of its names' keyed digests."""
     keys = [
-        hashlib.blake2b(f"{seed} {names[at]}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
-        for at in group.tolist()
+        hashlib.blake2b(f"{seed} {names[index]}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        for index in group.tolist()
     ]
     return group[sorted(range(len(group)), key=keys.__getitem__)]
 
 
 def _counts(sizes: Sequence[int], taken: Sequence[int], share: float) -> list[int]:
-    """How many of each group: the floor of its share, and one more for the largest remainders until the sum fits."""
+    """Samples drawn from each group: the floor of its share, and one more for the largest remainders (Hamilton)."""
     free = [max(0, size - start - 1) for size, start in zip(sizes, taken, strict=True)]
     exact = [size * share for size in sizes]
     counts = [min(int(amount), room) for amount, room in zip(exact, free, strict=True)]
     missing = round(sum(sizes) * share) - sum(counts)
-    by_remainder = sorted(range(len(sizes)), key=lambda at: (int(exact[at]) - exact[at], at))
-    for at in by_remainder:
-        if missing > 0 and counts[at] < free[at]:
-            counts[at] += 1
+    by_remainder = sorted(range(len(sizes)), key=lambda group: (int(exact[group]) - exact[group], group))
+    for group in by_remainder:
+        if missing > 0 and counts[group] < free[group]:
+            counts[group] += 1
             missing -= 1
     return counts
 
 
 class Names(Sequence[str]):
-    """A sequence of strings that never change.
+    """An immutable sequence of strings, stored as one `bytes` and an array of their ends.
 
-    A list of a million Python strings takes 100 MB, and a forked worker copies each page of it that it looks at, since
-    looking counts references. Here all names are one `bytes`, and an array of where each ends.
+    A list of a million Python strings takes 100 MB, and a forked worker copies each page that it touches, since reading
+    counts references.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -368,13 +348,13 @@ class Names(Sequence[str]):
 
     @classmethod
     def of_parts(cls, blob: bytes, ends: np.typing.NDArray[np.int64]) -> Names:
-        """Names from what `blob` and `ends` of others were."""
+        """Names from the stored `blob` and `ends`."""
         names = cls(())
         names.blob, names.ends = blob, ends
         return names
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of names."""
         return len(self.ends)
 
     @overload
@@ -384,12 +364,12 @@ class Names(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Names:
         """The name at `index`, from the end if it is negative."""
         if isinstance(index, slice):
-            return Names(self[at] for at in range(*index.indices(len(self))))
+            return Names(self[place] for place in range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self):,} names, no number {index}")
-        at = index % len(self)
-        start = int(self.ends[at - 1]) if at else 0
-        return self.blob[start : int(self.ends[at])].decode("utf-8", "surrogateescape")
+        index %= len(self)
+        start = int(self.ends[index - 1]) if index else 0
+        return self.blob[start : int(self.ends[index])].decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
         """All of them, in order."""
@@ -401,11 +381,7 @@ class Names(Sequence[str]):
 
 @contextmanager
 def needs(package: str, extra: str = "data") -> Iterator[None]:
-    """Say how to install `package` if what is imported within is missing.
-
-    Raises:
-        BadJob: it is.
-    """
+    """Turn an ImportError within the block into BadJob, which says how to install `package`."""
     try:
         yield
     except ImportError as error:

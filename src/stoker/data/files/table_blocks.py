@@ -1,17 +1,13 @@
-"""The rows of CSV, Parquet and JSONL files, block by block. Imports pyarrow: it is imported when a table is read.
+"""The rows of CSV, Parquet and JSONL files in blocks, and a block's columns as numbers, texts and codes.
 
-pyarrow reads CSV several times as fast as a reader of single records does, and so goes first; from the block on in
-which it meets a broken row that one takes over, to leave the row out, or to tell which it is. Quotes that are never
-closed, and what follows a closed one, are no fault to pyarrow: they are looked for before, and such a file is left to
-the other reader.
-
-A block's columns as numbers and codes. Imports pyarrow, and so is imported when a table is read.
+pyarrow reads CSV several times as fast as the reader of single records, and so goes first; from the block with a broken
+row on the other takes over, which leaves the row out or names it. pyarrow accepts quotes that are never closed, and
+text after a closed one: a file with these is read by the other reader. Imports pyarrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,21 +37,21 @@ from stoker.errors import BadJob, first_line, nearest
 _BLOCK_BYTES = 8 * 2**20
 _BLOCK_ROWS = 2**15
 _SHOWN = 60
-"""Characters of a broken row that are shown."""
+"""Characters of a broken row shown in an error."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Some rows of a file: `rows` [B] are their numbers in it, `columns` their values, of CSV as text."""
+    """Some rows of a file: their numbers `rows` [B], and their values by column, for CSV as text."""
 
     path: Path
     rows: np.typing.NDArray[np.int64]
     columns: dict[str, pa.Array]
     is_text: bool = False
-    """Whether every value is written as text, so that numbers have to be read from it."""
+    """True if every value is text, from which numbers have to be read."""
 
     def only(self, keep: np.typing.NDArray[np.bool_]) -> RowBlock:
-        """Those rows that `keep` [B] says."""
+        """The rows where `keep` [B] is true."""
         if keep.all():
             return self
         columns = {name: column.filter(pa.array(keep)) for name, column in self.columns.items()}
@@ -63,10 +59,10 @@ class RowBlock:
 
 
 def header_of(path: Path, spec: TableSpec, dropped: frozenset[int]) -> tuple[str, ...]:
-    """The columns of a file; of JSONL, the keys of its first object that is not `dropped`.
+    """The columns of a file; for JSONL, the keys of its first object that is not `dropped`.
 
     Raises:
-        BadJob: it cannot be read, has none, or has one twice.
+        BadJob: it cannot be read, has no columns, or has one twice.
     """
     if spec.format == "csv":
         return CsvFile(path, spec.delimiter).header
@@ -86,27 +82,23 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
     """All rows of a file that are not `dropped`.
 
     Raises:
-        BadJob: a column is missing, or one too much where all are read; a row is ragged or broken, or the file is
+        BadJob: a column is missing, or unexpected if all are features; a row is ragged or broken, or the file is
             damaged.
     """
     if spec.format != "jsonl":
         header = header_of(path, spec, dropped)
         _require_columns(path, header, columns)
         _require_no_more(path, header, spec, columns)
-    with _errors_with_file(path, spec):
+    try:
         if spec.format == "csv":
             yield from _csv_blocks(CsvFile(path, spec.delimiter), columns, dropped)
         elif spec.format == "parquet":
-            yield from (_kept(block, dropped) for block in _parquet_blocks(path, columns))
+            with parquet_file(path) as file:
+                for first, batch in batches_of(file, path, _BLOCK_ROWS, list(columns)):
+                    rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
+                    yield _kept(RowBlock(path, rows, {name: batch.column(name) for name in columns}), dropped)
         else:
             yield from _jsonl_blocks(path, spec, columns, dropped)
-
-
-@contextmanager
-def _errors_with_file(path: Path, spec: TableSpec) -> Iterator[None]:
-    """Errors of the disk and of pyarrow, with the file."""
-    try:
-        yield
     except (OSError, pa.ArrowException) as error:
         raise BadJob(
             f"{path} cannot be read as {spec.format.upper()}: {first_line(error)}",
@@ -122,7 +114,7 @@ def _require_columns(path: Path, header: Sequence[str], columns: Sequence[str]) 
 
 
 def _require_no_more(path: Path, header: Sequence[str], spec: TableSpec, columns: Sequence[str]) -> None:
-    """Refuse a column that nobody reads, where every column is one of the features."""
+    """Raise BadJob for an unexpected column, if every column is a feature."""
     others = [name for name in header if name not in columns] if spec.features is None else []
     if others:
         raise BadJob(
@@ -166,7 +158,7 @@ def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) 
 def _blocks_of_records(
     file: CsvFile, columns: Sequence[str], dropped: frozenset[int], first: int
 ) -> Iterator[RowBlock]:
-    """The rows from `first` on, one by one, so that broken ones can be left out, or told."""
+    """The rows from `first` on, one by one, so that broken ones can be left out or named."""
     places = [file.header.index(name) for name in columns]
     rows: list[int] = []
     values: list[list[str]] = []
@@ -187,25 +179,18 @@ def _blocks_of_records(
 
 
 def _block_of_texts(path: Path, rows: list[int], values: list[list[str]], columns: Sequence[str]) -> RowBlock:
-    texts = {name: pa.array([row[at] or None for row in values], pa.string()) for at, name in enumerate(columns)}
+    texts = {name: pa.array([row[i] or None for row in values], pa.string()) for i, name in enumerate(columns)}
     return RowBlock(path, np.array(rows, np.int64), texts, is_text=True)
-
-
-def _parquet_blocks(path: Path, columns: Sequence[str]) -> Iterator[RowBlock]:
-    with parquet_file(path) as file:
-        for first, batch in batches_of(file, path, _BLOCK_ROWS, list(columns)):
-            rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
-            yield RowBlock(path, rows, {name: batch.column(name) for name in columns})
 
 
 def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[RowBlock]:
     seen: dict[str, None] = {}
     rows: list[int] = []
     objects: list[dict[str, Any]] = []
-    for row, found in _objects(path, dropped):
-        seen.update(dict.fromkeys(found))
+    for row, value in _objects(path, dropped):
+        seen.update(dict.fromkeys(value))
         rows.append(row)
-        objects.append(found)
+        objects.append(value)
         if len(rows) == _BLOCK_ROWS:
             yield _block_of_objects(path, rows, objects, columns)
             rows, objects = [], []
@@ -215,7 +200,7 @@ def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: 
 
 
 def _block_of_objects(path: Path, rows: list[int], objects: list[dict[str, Any]], columns: Sequence[str]) -> RowBlock:
-    arrays = {name: _column(path, name, rows, [found.get(name) for found in objects]) for name in columns}
+    arrays = {name: _column(path, name, rows, [value.get(name) for value in objects]) for name in columns}
     return RowBlock(path, np.array(rows, np.int64), arrays)
 
 
@@ -225,10 +210,10 @@ def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Arr
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         kinds = [kind_of(value) for value in values]
         usual = next(kind for kind in kinds if kind != "null")
-        odd = next((at for at, kind in enumerate(kinds) if kind not in ("null", usual)), None)
+        odd = next((index for index, kind in enumerate(kinds) if kind not in ("null", usual)), None)
         if odd is None:
-            raise BadJob(f"{path}: {name!r} cannot be read: {first_line(error)}",
-                         remedy="Whole numbers have 64 bits, and text is whole characters.") from error  # fmt: skip
+            what = f"{path}: {name!r} cannot be read: {first_line(error)}"
+            raise BadJob(what, remedy="Whole numbers have 64 bits, and text is whole characters.") from error
         raise BadJob(
             f"{path}, row {rows[odd]}: {name!r} is {values[odd]!r}, a {kinds[odd]}, where others are a {usual}",
             remedy="Let all rows have one type in a column.",
@@ -236,15 +221,15 @@ def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Arr
 
 
 def _objects(path: Path, dropped: frozenset[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every row's object with its number; what is dropped is not looked at."""
+    """The objects of all rows that are not dropped, with their numbers."""
     with opened(path) as file:
         for row, line in enumerate(rows_in(Lines(file, path))):
             if row in dropped:
                 continue
-            found, fault = object_in(line.content)
+            value, fault = object_in(line.content)
             if fault:
                 raise _broken(path, row, fault, line.content[:_SHOWN].decode("utf-8", "replace"))
-            yield row, found
+            yield row, value
 
 
 def _broken(path: Path, row: int, fault: RowFault, text: str) -> BadJob:
@@ -256,23 +241,31 @@ def _broken(path: Path, row: int, fault: RowFault, text: str) -> BadJob:
 
 
 NOT_A_NUMBER = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")
-"""What stands for a missing number in text, beside nothing at all."""
+"""Missing numbers in text, in addition to empty text."""
 
 MOST_VALUES = 2**16
-"""A column of categories or classes with more different values than this is taken for a mistake."""
+"""A column of categories or classes with more different values than this is an error."""
 
 
 def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
-    """A column as float64 [B], with NaN where it is missing.
+    """A column as float64 [B], NaN for missing values.
 
     Raises:
-        BadJob: a value is no number, or the column is of a type without numbers.
+        BadJob: a value is not a number, or the column is of a type without numbers.
     """
     values = _plain(block.columns[column])
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = _parsed(block, column, values)
+        texts = numerals_of(values)
+        try:
+            values = pc.cast(texts, pa.float64())
+        except pa.ArrowException as error:
+            index, value = next((i, text) for i, text in enumerate(texts.to_pylist()) if not _is_number(text))
+            raise BadJob(
+                f"{block.path}, row {int(block.rows[index])}: {column!r} is {value!r}, which is no number",
+                remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
+            ) from error
     elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
               or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
         raise BadJob(
@@ -284,14 +277,14 @@ def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
 
 
 def as_float32(numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """The numbers as float32, and which of them are finite and too large for it."""
+    """The numbers as float32, and which of them are finite but too large for it."""
     with np.errstate(over="ignore"):
         stored = numbers.astype(np.float32)
     return stored, np.isinf(stored) & np.isfinite(numbers)
 
 
 def too_large(block: RowBlock, row: int, column: str, value: float) -> BadJob:
-    """What to say of a number of a block that float32 does not hold."""
+    """The error for a number of a block that is too large for float32."""
     return BadJob(
         f"{block.path}, row {int(block.rows[row])}: {column!r} is {value:g}, and float32 ends at 3.4e38",
         remedy="Give it in another unit, or leave the row out with clean=….",
@@ -299,10 +292,10 @@ def too_large(block: RowBlock, row: int, column: str, value: float) -> BadJob:
 
 
 def texts_of(block: RowBlock, column: str) -> pa.Array:
-    """A column as large_string [B], null where it is missing or NaN; numbers and booleans as they are written.
+    """A column as large_string [B], null for missing values and NaN; numbers and booleans as text.
 
     Raises:
-        BadJob: the column is of a type that has no text.
+        BadJob: the column is of a type without text.
     """
     values = _plain(block.columns[column])
     if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
@@ -316,7 +309,7 @@ def texts_of(block: RowBlock, column: str) -> pa.Array:
 
 
 def are_numbers(block: RowBlock, column: str) -> bool:
-    """Whether every value of a column that is not missing, nor a word for that, is a number; booleans are none."""
+    """True if every value of a column is a number, missing, or a word for that; False for booleans."""
     values = _plain(block.columns[column])
     if pa.types.is_boolean(values.type):
         return False
@@ -328,7 +321,7 @@ def are_numbers(block: RowBlock, column: str) -> bool:
 
 
 class Vocabulary:
-    """The different values of a column, numbered as they come, or as they were given."""
+    """The different values of a column, numbered in order of appearance, or as given."""
 
     def __init__(self, column: str, given: tuple[str, ...] | None) -> None:
         self.column = column
@@ -336,10 +329,10 @@ class Vocabulary:
         self.numbers: dict[str, int] = {value: number for number, value in enumerate(given or ())}
 
     def codes_of(self, block: RowBlock, texts: pa.Array) -> npt.NDArray[np.int64]:
-        """The numbers [B] of values [B], -1 where one is missing.
+        """The numbers [B] of values [B], -1 for missing ones.
 
         Raises:
-            BadJob: a value is not among those given, or there are too many.
+            BadJob: a value is not among the given ones, or there are too many.
         """
         encoded = pc.dictionary_encode(texts)
         known = np.array([self._number(block, texts, value) for value in encoded.dictionary.to_pylist()], np.int64)
@@ -347,7 +340,7 @@ class Vocabulary:
         return np.where(places < 0, -1, np.append(known, -1)[places])
 
     def sorted(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-        """The values in their final order (as given, else by themselves), and the final number of each code."""
+        """The values in their final order (as given, else sorted), and the final number of each code."""
         if self.given is not None:
             return self.given, np.arange(len(self.given), dtype=np.int64)
         values = tuple(sorted(self.numbers))
@@ -358,10 +351,10 @@ class Vocabulary:
     def _number(self, block: RowBlock, texts: pa.Array, value: str) -> int:
         if value not in self.numbers:
             if self.given is not None:
-                at = int(block.rows[texts.to_pylist().index(value)])
+                row = int(block.rows[texts.to_pylist().index(value)])
                 raise BadJob(
-                    f"{block.path}, row {at}: {self.column!r} is {value!r}, which is not among its {len(self.given):,} "
-                    f"values. {nearest(value, self.given)}",
+                    f"{block.path}, row {row}: {self.column!r} is {value!r}, which is not among its "
+                    f"{len(self.given):,} values. {nearest(value, self.given)}",
                     remedy="Add it where the values are named, or leave the row out with clean=….",
                 )
             if len(self.numbers) == MOST_VALUES:
@@ -378,24 +371,11 @@ def _plain(values: pa.Array) -> pa.Array:
 
 
 def numerals_of(texts: pa.Array) -> pa.Array:
-    """Text [B] without space around it, null where it is a word for a missing number."""
+    """Text [B] without surrounding space, null if it is a word for a missing number."""
     texts = pc.utf8_trim_whitespace(texts)
     words = pa.array(["", *NOT_A_NUMBER], texts.type)
     is_word = pc.fill_null(pc.is_in(texts, value_set=words), fill_value=False)
     return pc.if_else(is_word, pa.scalar(None, texts.type), texts)
-
-
-def _parsed(block: RowBlock, column: str, texts: pa.Array) -> pa.Array:
-    """Text as numbers."""
-    values = numerals_of(texts)
-    try:
-        return pc.cast(values, pa.float64())
-    except pa.ArrowException as error:
-        at, value = next((at, value) for at, value in enumerate(values.to_pylist()) if not _is_number(value))
-        raise BadJob(
-            f"{block.path}, row {int(block.rows[at])}: {column!r} is {value!r}, which is no number",
-            remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
-        ) from error
 
 
 def _is_number(value: str | None) -> bool:

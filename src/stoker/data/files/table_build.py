@@ -1,12 +1,8 @@
-"""Reading tables once, block by block, into arrays on disk. Imports pyarrow, and so is imported when that is done.
+"""Building a stored table: files are read once, block by block, into arrays on disk. Imports pyarrow.
 
-Memory holds one block, the targets, and what was found of the vocabularies; the rest goes to disk as it is read.
-
-Missing values of a table: counted, and made what the spec says they become.
-
-The column of the target: classes, whole numbers or numbers, whichever its values are.
-
-Among numbers a word such as `NA` stands for a missing one. Among words it is one of them: there is a country `NA`.
+Memory holds one block, the targets and the vocabularies; the rest is written as it is read. `MissingCount` counts and
+fills missing values; `TargetReader` finds out whether the target is a class, an integer or a number. Among numbers a
+word such as `NA` is a missing value; among words it is a value (there is a country `NA`).
 """
 
 from __future__ import annotations
@@ -57,20 +53,20 @@ from stoker.store.locks import is_alive
 _CHUNK_ROWS = 2**16
 
 _ABANDONED_S = 3600.0
-"""A table on its way that nothing was written to for so long [s], by a process that is not here, is nobody's."""
+"""A half-built table of a dead process is removed once nothing was written to it for so long [s]."""
 
 
 def built(
     folder: Path, paths: Sequence[Path], names: Sequence[str], spec: TableSpec, dropped: Mapping[str, frozenset[int]]
 ) -> StoredTable:
-    """The table of these files in `folder`, which is there whole or not at all.
+    """The table of these files in `folder`, which appears there complete or not at all.
 
     Args:
-        folder: where it will be.
+        folder: of the table.
         paths: the files, in order.
-        names: what the files are called in samples' names.
-        spec: what is read of them.
-        dropped: by name of a file, the rows to leave out.
+        names: the files' names in samples' names.
+        spec: the columns to read.
+        dropped: the rows to leave out, by name of the file.
 
     Raises:
         BadJob: the files cannot be read as the spec says, or the disk is full.
@@ -78,13 +74,29 @@ def built(
     aside = aside_path(folder)
     with disk_errors(folder, "a table in the cache", error=BadJob):
         make_directories(folder.parent)
-        _remove_abandoned(folder.parent)
+        for path in folder.parent.glob(".writing-*"):  # another machine may share the cache: its pid is not seen here
+            pid = path.name.split("-")[-2]
+            with suppress(OSError):
+                last_change_s = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+                if pid.isdigit() and not is_alive(int(pid)) and time.time() - last_change_s > _ABANDONED_S:
+                    remove_tree(path)
         aside.mkdir()
     try:
         header = header_of(paths[0], spec, dropped.get(names[0], frozenset()))
         record = _Building(aside, spec, header).read(paths, names, dropped)
         write_record(aside, record)
-        _put(aside, folder)
+        with disk_errors(folder, "a table in the cache", error=BadJob):
+            if opened(folder) is None:
+                if folder.exists():  # not whole
+                    remove_tree(folder)
+                try:
+                    disk().rename(aside, folder)
+                    disk().sync_directory(folder.parent)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
+                        raise
+            if aside.exists():
+                remove_tree(aside)
     except BaseException:
         with suppress(OSError):
             remove_tree(aside)
@@ -96,7 +108,7 @@ def built(
 
 
 class _Building:
-    """One table on its way to disk."""
+    """One table while it is read and written."""
 
     def __init__(self, folder: Path, spec: TableSpec, header: Sequence[str]) -> None:
         self.folder = folder
@@ -104,15 +116,15 @@ class _Building:
         self.features = spec.with_features(header)
         require_sensible_missing(spec, self.features, header)
         self.missing = MissingCount(spec)
-        self.words = {name: Vocabulary(name, given) for name, given in spec.categories}
+        self.vocabularies = {name: Vocabulary(name, given) for name, given in spec.categories}
         self.target = None if spec.target is None else TargetReader(spec.target, spec)
         self.num_rows = 0
         self.num_dropped = 0
         self.text_ends = [0] * len(spec.text)
 
     def read(self, paths: Sequence[Path], names: Sequence[str], dropped: Mapping[str, frozenset[int]]) -> TableRecord:
-        """All files; the record of what is on disk then."""
-        texts = [name for at in range(len(self.spec.text)) for name in (f"text-{at}.ends.i64", f"text-{at}.utf8")]
+        """Read all files into arrays on disk; returns their record."""
+        texts = [name for i in range(len(self.spec.text)) for name in (f"text-{i}.ends.i64", f"text-{i}.utf8")]
         written = [ROWS, FEATURES, CATEGORIES, *texts]
         ends = []
         with appending(self.folder, written) as files:
@@ -139,49 +151,43 @@ class _Building:
         )  # fmt: skip
 
     def _add(self, block: RowBlock, files: Mapping[str, Appended]) -> None:
-        """One block: read, its missing values seen to, written."""
+        """Read one block, treat its missing values, and write it."""
         kept = np.ones(len(block.rows), bool)
         numbers = np.empty((len(block.rows), len(self.features)))
-        for at, column in enumerate(self.features):
-            numbers[:, at] = numbers_of(block, column)
-            kept &= ~self.missing.see_numbers(block, column, numbers[:, at])
-        words = {name: texts_of(block, name) for name in (*self.words, *self.spec.text)}
-        for name, values in words.items():
-            words[name], is_dropped = self.missing.see_words(block, name, values)
+        for index, column in enumerate(self.features):
+            numbers[:, index] = numbers_of(block, column)
+            kept &= ~self.missing.see_numbers(block, column, numbers[:, index])
+        texts = {}
+        for name in (*self.vocabularies, *self.spec.text):
+            texts[name], is_dropped = self.missing.see_words(block, name, texts_of(block, name))
             kept &= ~is_dropped
         if self.target is not None:
             rest = block.only(kept)
             kept[kept] = ~self.missing.see_target(rest, self.target.column, self.target.missing_in(rest))
-        block, words = block.only(kept), {name: values.filter(pa.array(kept)) for name, values in words.items()}
+        block, numbers = block.only(kept), numbers[kept]
+        texts = {name: values.filter(pa.array(kept)) for name, values in texts.items()}
         if self.target is not None:
             self.target.read(block)
-        self.missing.add_means(self.features, numbers[kept])
-        codes = [vocabulary.codes_of(block, words[name]) for name, vocabulary in self.words.items()]
+        self.missing.add_means(self.features, numbers)
+        codes = [vocabulary.codes_of(block, texts[name]) for name, vocabulary in self.vocabularies.items()]
+        features, overflows = as_float32(numbers)
+        if overflows.any():
+            row, index = np.argwhere(overflows)[0].tolist()
+            raise too_large(block, row, self.features[index], numbers[row, index])
         files[ROWS].write(block.rows.tobytes())
-        files[FEATURES].write(self._stored(block, numbers[kept]).tobytes())
+        files[FEATURES].write(features.tobytes())
         files[CATEGORIES].write(np.stack(codes, axis=1).tobytes() if codes else b"")
-        for at, name in enumerate(self.spec.text):
-            self._write_text(files, at, words[name])
+        for index, name in enumerate(self.spec.text):
+            lengths = pc.fill_null(pc.binary_length(texts[name]), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+            ends = self.text_ends[index] + np.cumsum(lengths)
+            files[f"text-{index}.ends.i64"].write(ends.tobytes())
+            files[f"text-{index}.utf8"].write("".join(value or "" for value in texts[name].to_pylist()).encode())
+            self.text_ends[index] = int(ends[-1]) if len(ends) else self.text_ends[index]
         self.num_rows += int(kept.sum())
         self.num_dropped += int((~kept).sum())
 
-    def _stored(self, block: RowBlock, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """Features [B, F] as they are kept; raises BadJob where a number is too large for that."""
-        stored, overflows = as_float32(numbers)
-        if overflows.any():
-            row, at = np.argwhere(overflows)[0].tolist()
-            raise too_large(block, row, self.features[at], numbers[row, at])
-        return stored
-
-    def _write_text(self, files: Mapping[str, Appended], at: int, values: pa.Array) -> None:
-        lengths = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        ends = self.text_ends[at] + np.cumsum(lengths)
-        files[f"text-{at}.ends.i64"].write(ends.tobytes())
-        files[f"text-{at}.utf8"].write("".join(value or "" for value in values.to_pylist()).encode())
-        self.text_ends[at] = int(ends[-1]) if len(ends) else self.text_ends[at]
-
     def _fill(self, means: Mapping[str, float]) -> None:
-        """Put means where features are missing."""
+        """Replace missing features by means."""
         if not means:
             return
         shape = (self.num_rows, len(self.features))
@@ -194,75 +200,38 @@ class _Building:
 
     def _order_categories(self) -> dict[str, tuple[str, ...]]:
         """Number the values of categories in their final order."""
-        if not self.words:
+        if not self.vocabularies:
             return {}
-        stored = np.memmap(self.folder / CATEGORIES, np.int64, "r+", shape=(self.num_rows, len(self.words)))
+        stored = np.memmap(self.folder / CATEGORIES, np.int64, "r+", shape=(self.num_rows, len(self.vocabularies)))
         values: dict[str, tuple[str, ...]] = {}
-        for at, (name, vocabulary) in enumerate(self.words.items()):
+        for index, (name, vocabulary) in enumerate(self.vocabularies.items()):
             values[name], final = vocabulary.sorted()
             for start in range(0, self.num_rows, _CHUNK_ROWS):
-                stored[start : start + _CHUNK_ROWS, at] = final[stored[start : start + _CHUNK_ROWS, at]]
+                stored[start : start + _CHUNK_ROWS, index] = final[stored[start : start + _CHUNK_ROWS, index]]
         stored.flush()
         return values
 
     def _write_target(self) -> tuple[str | None, tuple[str, ...]]:
-        """The target on disk; its kind and classes."""
+        """Write the target; returns its kind and classes."""
         if self.target is None:
             return None, ()
-        found = self.target.result()
-        if found.kind == "class" and not self.spec.is_like:
-            _require_all(found.values, found.classes, self.target.column)
+        targets = self.target.result()
+        if targets.kind == "class" and not self.spec.is_like:
+            counts = np.bincount(targets.values.astype(np.int64, copy=False), minlength=len(targets.classes))
+            empty = [name for name, count in zip(targets.classes, counts, strict=True) if not count]
+            if empty:
+                raise BadJob(
+                    f"no row has the target {self.target.column!r} of {', '.join(map(repr, empty))}",
+                    remedy="Leave the class out of classes=[…]; for a part with few rows, give like= the table that "
+                    "has all.",
+                )
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
-            write_file(self.folder / TARGET, found.values.tobytes())
-        return found.kind, found.classes
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """Give a table its name, unless another process that made the same was faster."""
-    with disk_errors(folder, "a table in the cache", error=BadJob):
-        if opened(folder) is None:
-            if folder.exists():  # not whole
-                remove_tree(folder)
-            try:
-                disk().rename(aside, folder)
-                disk().sync_directory(folder.parent)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
-                    raise
-        if aside.exists():
-            remove_tree(aside)
-
-
-def _require_all(codes: npt.NDArray[np.int64] | npt.NDArray[np.float32], classes: Sequence[str], column: str) -> None:
-    """Refuse a class that no row has."""
-    counts = np.bincount(codes.astype(np.int64, copy=False), minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if empty:
-        raise BadJob(
-            f"no row has the target {column!r} of {', '.join(map(repr, empty))}",
-            remedy="Leave the class out of classes=[…]; for a part with few rows, give like= the table that has all.",
-        )
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Take away what processes that are gone left half made.
-
-    A process of another machine or container that shares the cache is not seen here: what is written to stays.
-    """
-    for path in parent.glob(".writing-*"):
-        pid = path.name.split("-")[-2]
-        with suppress(OSError):
-            if pid.isdigit() and not is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
-                remove_tree(path)
-
-
-def _last_change_s(folder: Path) -> float:
-    """When something was last written to a folder or its files [s since 1970]."""
-    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            write_file(self.folder / TARGET, targets.values.tobytes())
+        return targets.kind, targets.classes
 
 
 _NAMED = 3
-"""So many places of a column's missing values are told."""
+"""Number of places that an error lists for a column's missing values."""
 
 _OF_TARGET = ' A target can only be dropped; if a word such as NA is one of its classes: target_kind="class".'
 
@@ -270,16 +239,17 @@ Mask = npt.NDArray[np.bool_]
 
 
 def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: Sequence[str]) -> None:
-    """Refuse a word for missing values that no column can have.
+    """Check `missing=` against the table's columns.
 
     Raises:
-        BadJob: `missing=` names a column that the table, whose columns are `header`, lacks; or says something other
-            than "mean", "drop" or a number of one of `features`, than "drop" of the target.
+        BadJob: it names a column that is not in `header`; or gives something other than "mean", "drop" or a number for
+            one of `features`, or other than "drop" for the target.
     """
     for column, choice in spec.missing:
-        if column not in header and not spec.is_like:  # a file to validate on may lack some
+        if column not in header and not spec.is_like:  # a validation file may lack some
             raise BadJob(f"missing={{{column!r}: …}}: the table has no such column. {nearest(column, header)}")
-        if column in features and not (choice in ("mean", "drop") or _is_number(choice)):
+        is_number = isinstance(choice, int | float) and not isinstance(choice, bool)
+        if column in features and choice not in ("mean", "drop") and not is_number:
             raise BadJob(
                 f"missing={{{column!r}: {choice!r}}}: {column!r} is a column of numbers",
                 remedy='Give "mean", "drop", or a number; for a category any word.',
@@ -291,12 +261,8 @@ def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: S
             )
 
 
-def _is_number(choice: object) -> bool:
-    return isinstance(choice, int | float) and not isinstance(choice, bool)
-
-
 class MissingCount:
-    """What was missing so far, by column; and the sums that means are made of."""
+    """Counts missing values by column, replaces them, and sums up means."""
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
@@ -306,7 +272,7 @@ class MissingCount:
         self._present: dict[str, int] = {}
 
     def see_numbers(self, block: RowBlock, column: str, numbers: npt.NDArray[np.float64]) -> Mask:
-        """Fill a column's numbers [B] in place where a number stands in; which rows are dropped."""
+        """Fill a column's numbers [B] in place if `missing` gives a number; returns the rows to drop."""
         is_missing = np.isnan(numbers)
         choice = self._choice(block, column, is_missing)
         if isinstance(choice, int | float):
@@ -314,7 +280,7 @@ class MissingCount:
         return is_missing & (choice == "drop")
 
     def see_words(self, block: RowBlock, column: str, values: pa.Array) -> tuple[pa.Array, Mask]:
-        """A column's words with a word in place of missing ones, if one was given; and which rows are dropped."""
+        """A column's words, missing ones replaced if `missing` gives a word; and the rows to drop."""
         is_missing: Mask = pc.is_null(values).to_numpy(zero_copy_only=False)
         choice = self._choice(block, column, is_missing, of_words=True)
         if isinstance(choice, str) and choice != "drop":
@@ -322,19 +288,19 @@ class MissingCount:
         return values, is_missing & (choice == "drop")
 
     def see_target(self, block: RowBlock, column: str, is_missing: Mask) -> Mask:
-        """Which rows are dropped for want of a target, as `is_missing` [B] says."""
+        """The rows to drop for lack of a target, where `is_missing` [B]."""
         return is_missing & (self._choice(block, column, is_missing, of_words=True) == "drop")
 
     def add_means(self, columns: Sequence[str], numbers: npt.NDArray[np.float64]) -> None:
-        """Take the rows that are kept [B, F] into the means."""
-        for at, column in enumerate(columns):
+        """Add the kept rows [B, F] to the means."""
+        for values, column in zip(numbers.T, columns, strict=True):
             if self._spec.for_missing(column) == "mean":
-                present = numbers[:, at][~np.isnan(numbers[:, at])]
+                present = values[~np.isnan(values)]
                 self._sums[column] = self._sums.get(column, 0.0) + float(present.sum())
                 self._present[column] = self._present.get(column, 0) + len(present)
 
     def means(self) -> dict[str, float]:
-        """The mean of every feature whose missing values it stands in for: given with the spec, or of these rows."""
+        """The mean of every feature whose missing values it replaces: given with the spec, or of these rows."""
         given = dict(self._spec.means)
         means = {}
         for column, total in self._sums.items():
@@ -344,25 +310,21 @@ class MissingCount:
         return means
 
     def require_none(self) -> None:
-        """Refuse values that are missing where nothing was said of that.
-
-        Raises:
-            BadJob: there are some; how many, and where.
-        """
+        """Raise BadJob, with counts and places, if values are missing and `missing` does not say what they become."""
         if not self._unwanted:
             return
-        told = []
+        counts = []
         for column, places in self._unwanted.items():
             more = f" and {self.counts[column] - len(places):,} more" if self.counts[column] > len(places) else ""
-            told.append(f"{self.counts[column]:,} of {column!r} ({', '.join(places)}{more})")
+            counts.append(f"{self.counts[column]:,} of {column!r} ({', '.join(places)}{more})")
         raise BadJob(
-            f"values are missing: {'; '.join(told)}",
+            f"values are missing: {'; '.join(counts)}",
             remedy='Say what they become: missing="drop"; "mean" or a number for features; by column in a dict.'
             + (_OF_TARGET if self._spec.target in self._unwanted else ""),
         )
 
     def _choice(self, block: RowBlock, column: str, is_missing: Mask, *, of_words: bool = False) -> str | float | None:
-        """What missing values of the column become; they are counted."""
+        """The treatment of the column's missing values, which are counted."""
         choice = self._spec.for_missing(column)
         is_named = column in dict(self._spec.missing)
         if of_words and not is_named and choice != "drop":
@@ -382,12 +344,12 @@ class MissingCount:
 FoundKind = Literal["class", "integer", "number"]
 
 _INEXACT = 2**53
-"""From here on float64, which targets are read as, leaves whole numbers out."""
+"""From here on float64, as which targets are read, cannot represent every whole number."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What was found: the kind; the target of every row, int64 or float32 [N]; names of classes, if it is one."""
+    """The target's kind; its value in every row, int64 or float32 [N]; names of classes, if it is one."""
 
     kind: FoundKind
     values: npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -395,7 +357,7 @@ class Targets:
 
 
 class TargetReader:
-    """Reads the target block by block, as every kind that it can still be."""
+    """Reads the target block by block, as every kind that is still possible."""
 
     def __init__(self, column: str, spec: TableSpec) -> None:
         self.column = column
@@ -410,13 +372,18 @@ class TargetReader:
         self._taken_as_missing: str | None = None
 
     def missing_in(self, block: RowBlock) -> Mask:
-        """Which rows [B] lack a target; to be asked of every block, before it is read.
+        """The rows [B] without a target; call it for every block, before `read`.
 
         Raises:
-            BadJob: words follow numbers, and a word for a missing number was taken for one.
+            BadJob: words follow numbers, and a word such as `NA` was taken for a missing number before.
         """
         if self._can_be_number and self._wanted == "auto" and not are_numbers(block, self.column):
-            self._require_no_word_taken(block)
+            if self._taken_as_missing is not None:
+                raise BadJob(
+                    f"the target {self.column!r} begins with numbers, among which {self._taken_as_missing}, a missing "
+                    f"one; from row {int(block.rows[0])} of {block.path} on it has words",
+                    remedy='If they are all classes, say so: target_kind="class". If not: target_kind="number".',
+                )
             self._can_be_number = self._can_be_integer = False
             self._numbers.clear()
         is_nothing: Mask = pc.is_null(block.columns[self.column], nan_is_null=True).to_numpy(zero_copy_only=False)
@@ -424,25 +391,31 @@ class TargetReader:
             return is_nothing
         is_missing = np.isnan(numbers_of(block, self.column))
         if self._taken_as_missing is None and (is_missing & ~is_nothing).any():
-            at = int((is_missing & ~is_nothing).argmax())
-            value = block.columns[self.column][at].as_py()
-            self._taken_as_missing = f"row {int(block.rows[at])} of {block.path} is {value!r}"
+            index = int((is_missing & ~is_nothing).argmax())
+            value = block.columns[self.column][index].as_py()
+            self._taken_as_missing = f"row {int(block.rows[index])} of {block.path} is {value!r}"
         return is_missing
 
     def read(self, block: RowBlock) -> None:
-        """Take a block's targets; missing ones, which are counted elsewhere, become anything."""
+        """Add a block's targets; missing ones, which `MissingCount` counts, get an arbitrary value."""
         if self._can_be_class:
-            self._read_classes(block)
+            try:
+                self._codes.append(self._words.codes_of(block, texts_of(block, self.column)).astype(np.int32))
+            except BadJob:
+                if not self._can_be_number:
+                    raise
+                self._can_be_class = False  # numbers of many values, as a regression has
+                self._codes.clear()
         if self._can_be_integer and not _are_whole(block, self.column):
             self._can_be_integer = False
             if self._wanted == "integer":
-                raise BadJob(f"{block.path}: the target {self.column!r} has values that are no whole numbers",
-                             remedy='Take it as target_kind="number" or "class".')  # fmt: skip
+                what = f"{block.path}: the target {self.column!r} has values that are no whole numbers"
+                raise BadJob(what, remedy='Take it as target_kind="number" or "class".')
         if self._can_be_number:
             self._numbers.append(self._exact(block, numbers_of(block, self.column)))
 
     def result(self) -> Targets:
-        """The targets of all rows that were read."""
+        """The targets of all rows read."""
         if self._can_be_number:
             numbers = np.concatenate([*self._numbers, np.empty(0)])
             if self._can_be_integer:
@@ -453,17 +426,13 @@ class TargetReader:
         return Targets("class", np.append(final, -1)[codes], classes)
 
     def _exact(self, block: RowBlock, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The numbers of a block, if what they are kept as holds them.
-
-        Raises:
-            BadJob: a whole number cannot be told from the next, or another is too large.
-        """
+        """The numbers of a block; raises BadJob if the stored type cannot represent them."""
         if self._can_be_integer:
-            at = int(np.argmax(np.nan_to_num(np.abs(numbers)))) if len(numbers) else -1
-            if at >= 0 and abs(numbers[at]) >= _INEXACT:
+            index = int(np.argmax(np.nan_to_num(np.abs(numbers)))) if len(numbers) else -1
+            if index >= 0 and abs(numbers[index]) >= _INEXACT:
                 raise BadJob(
-                    f"{block.path}, row {int(block.rows[at])}: the target {self.column!r} is {numbers[at]:.0f}; from "
-                    f"{_INEXACT:,} on whole numbers are not told apart here",
+                    f"{block.path}, row {int(block.rows[index])}: the target {self.column!r} is {numbers[index]:.0f}; "
+                    f"from {_INEXACT:,} on whole numbers are not told apart here",
                     remedy='If they name classes: target_kind="class". If not: target_kind="number".',
                 )
             return numbers
@@ -472,23 +441,6 @@ class TargetReader:
             row = int(overflows.argmax())
             raise too_large(block, row, self.column, numbers[row])
         return numbers
-
-    def _read_classes(self, block: RowBlock) -> None:
-        try:
-            self._codes.append(self._words.codes_of(block, texts_of(block, self.column)).astype(np.int32))
-        except BadJob:
-            if not self._can_be_number:
-                raise
-            self._can_be_class = False  # numbers of many values, as a regression has
-            self._codes.clear()
-
-    def _require_no_word_taken(self, block: RowBlock) -> None:
-        if self._taken_as_missing is not None:
-            raise BadJob(
-                f"the target {self.column!r} begins with numbers, among which {self._taken_as_missing}, a missing one; "
-                f"from row {int(block.rows[0])} of {block.path} on it has words",
-                remedy='If they are all classes, say so: target_kind="class". If not: target_kind="number".',
-            )
 
 
 def _are_whole(block: RowBlock, column: str) -> bool:

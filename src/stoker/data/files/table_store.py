@@ -1,7 +1,4 @@
-"""A table on disk as the arrays that samples are gathered from, memory-mapped; and the record of what they are.
-
-What shall be read of a table: which columns, as what, and what becomes of missing values.
-"""
+"""Tables in the cache: memory-mapped arrays with their record, and the spec of the columns that are read."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from stoker.data.files.source import class_names, needs, require_choice
+from stoker.data.files.source import class_names, require_choice
 from stoker.errors import BadJob
 from stoker.records.codec import digest, dumps, parsed
 from stoker.store import cache_root, disk_errors
@@ -26,19 +23,19 @@ from stoker.store.files import Appended, disk, sha256_file, sync_file, write_fil
 
 _RECORD = "table.json"
 _VERSION = 3
-"""Of the files below; a table of another version is read anew."""
+"""Of the files below; a table of another version is read again."""
 
 FEATURES, CATEGORIES, TARGET, ROWS = "features.f32", "categories.i64", "target.bin", "rows.i64"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRecord:
-    """What a stored table holds; `digest` is of its content, `missing` counts what was missing by column."""
+    """Content of a stored table; `digest` is of its files, `missing` counts missing values by column."""
 
     num_rows: int
     files: tuple[str, ...]
     ends: tuple[int, ...]
-    """Rows up to the end of every file."""
+    """Number of rows up to the end of every file."""
     features: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
     text: tuple[str, ...]
@@ -52,15 +49,15 @@ class TableRecord:
     sizes: dict[str, int]
     digest: str
     checksum: str = ""
-    """SHA-256 of all above; "" in records of before 2026-11-23."""
+    """SHA-256 of all above; "" in records from before 2026-11-23."""
 
     def with_checksum(self) -> TableRecord:
-        """The same, with the checksum of what it holds."""
+        """A copy with the checksum of its content."""
         return dataclasses.replace(self, checksum=digest(dataclasses.asdict(self) | {"checksum": ""}))
 
 
 class StoredTable:
-    """A table whose arrays are mapped, so that only what is gathered is read."""
+    """A table whose arrays are memory-mapped, so that only gathered rows are read."""
 
     def __init__(self, folder: Path, record: TableRecord) -> None:
         self.record = record
@@ -72,46 +69,43 @@ class StoredTable:
         kind = np.float32 if record.target_kind == "number" else np.int64
         self.target = None if record.target is None else self._mapped(TARGET, kind, (rows,))
         self._texts = [
-            (self._mapped(f"text-{at}.ends.i64", np.int64, (rows,)), self._bytes(f"text-{at}.utf8"))
-            for at in range(len(record.text))
-        ]
+            (self._mapped(f"text-{column}.ends.i64", np.int64, (rows,)),
+             self._mapped(f"text-{column}.utf8", np.uint8, (record.sizes[f"text-{column}.utf8"],)))
+            for column in range(len(record.text))
+        ]  # fmt: skip
 
     def text(self, column: int, row: int) -> str:
-        """What the text column number `column` has in `row`."""
+        """The text in `row` of text column number `column`."""
         ends, content = self._texts[column]
         start = int(ends[row - 1]) if row else 0
         return bytes(content[start : int(ends[row])]).decode()
 
     def place(self, row: int) -> tuple[str, int]:
         """The file of a sample, and its row there."""
-        at = int(np.searchsorted(np.array(self.record.ends), row, side="right"))
-        return self.record.files[at], int(self.rows[row])
+        file = int(np.searchsorted(np.array(self.record.ends), row, side="right"))
+        return self.record.files[file], int(self.rows[row])
 
     def _mapped(self, name: str, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         if 0 in shape:
             return np.empty(shape, dtype)
         return np.memmap(self._folder / name, dtype, "r", shape=shape)
 
-    def _bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        size = self.record.sizes[name]
-        return self._mapped(name, np.uint8, (size,))
-
 
 def folder_of(key: str) -> Path:
-    """Where the table of this key is kept, or will be."""
+    """Folder of the table with this key."""
     return cache_root() / "data" / "tables" / key[:40]
 
 
 def key_of(*parts: object) -> str:
-    """What tells one table from another, before it is read."""
+    """Identity of a table before it is read."""
     return hashlib.sha256(json.dumps([_VERSION, *parts]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def opened(folder: Path) -> StoredTable | None:
-    """The table in `folder`; None where there is none, or not all of it as it was written."""
+    """The table in `folder`; None if there is none, or it is incomplete or damaged."""
     try:
-        found = parsed((folder / _RECORD).read_bytes())
-        record = TableRecord(**{name: _frozen(value) for name, value in found.items()})
+        content = parsed((folder / _RECORD).read_bytes())
+        record = TableRecord(**{name: _frozen(value) for name, value in content.items()})
         sizes = {name: (folder / name).stat().st_size for name in record.sizes}
         is_whole = record.checksum in ("", record.with_checksum().checksum) and sizes == record.sizes
         if not is_whole or _digest_of(file_digests(folder, record.sizes)) != record.digest:
@@ -122,7 +116,7 @@ def opened(folder: Path) -> StoredTable | None:
 
 
 def write_record(folder: Path, record: TableRecord) -> None:
-    """Write what the table is, after all its files are durable: last, so that a table without it is none."""
+    """Write the record last, once all files are durable: a folder without it holds no table."""
     with disk_errors(folder, "a table's record", error=BadJob):
         for name in record.sizes:
             sync_file(folder / name)
@@ -158,13 +152,6 @@ def appending(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Appended
                 file.close()
 
 
-def require_pyarrow() -> None:
-    """Say how to get pyarrow where it is missing; raises BadJob."""
-    with needs("pyarrow"):
-        import pyarrow as pa
-    assert pa.__version__
-
-
 def _frozen(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
@@ -174,15 +161,15 @@ def _frozen(value: Any) -> Any:
 Format = Literal["csv", "parquet", "jsonl"]
 TargetKind = Literal["auto", "class", "integer", "number"]
 Missing: TypeAlias = "str | float | Mapping[str, str | float] | None"
-"""What a missing value becomes: an error (None), "mean", a number, or "drop" for its row; or that by column."""
+"""Treatment of missing values: an error (None), "mean", a number, "drop" for the row; or a dict of these by column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """A table as a user describes it; names of columns are theirs.
+    """A table as a user describes it.
 
-    `features` None means every column that is not named otherwise. `categories` and `classes` hold the values that are
-    known in the order of their numbers, None where they are found. `means` are those of another table, by column.
+    `features` None means every column that is not named otherwise. `categories` and `classes` hold given values in the
+    order of their numbers, None if they are found in the table. `means` are of another table, by column.
     """
 
     format: Format
@@ -197,14 +184,14 @@ class TableSpec:
     delimiter: str
     means: tuple[tuple[str, float], ...] = ()
     is_like: bool = False
-    """Whether it describes a part, such as a validation file, of what another table was read for."""
+    """True for a table like another, such as a validation file."""
 
     def for_missing(self, column: str) -> str | float | None:
-        """What a missing value of `column` becomes."""
+        """Treatment of missing values of `column`."""
         return dict(self.missing).get(column, self.missing_else)
 
     def with_features(self, header: Sequence[str]) -> tuple[str, ...]:
-        """The columns of features, where the table has these columns."""
+        """The columns of features, for a table with these columns."""
         if self.features is not None:
             return self.features
         named = {*(name for name, _ in self.categories), *self.text, self.target}
@@ -232,10 +219,10 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
     missing: Missing,
     delimiter: str = ",",
 ) -> TableSpec:
-    """The record of a user's words.
+    """The spec for a user's arguments.
 
     Raises:
-        BadJob: one of them cannot be meant.
+        BadJob: an argument is invalid.
     """
     require_choice("target_kind=…", target_kind, ("auto", "class", "integer", "number"))
     known = dict(categories) if isinstance(categories, Mapping) else dict.fromkeys(_words("categories", categories))
@@ -251,17 +238,6 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
         missing_else=None if isinstance(missing, Mapping) else missing,
         delimiter=delimiter,
     )
-    _require_sense(spec)
-    return spec
-
-
-def _words(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise BadJob(f"{what}={given!r} is one word", remedy=f"Give a list of columns: {what}=[{given!r}].")
-    return tuple(given)
-
-
-def _require_sense(spec: TableSpec) -> None:
     roles = [*(spec.features or ()), *(name for name, _ in spec.categories), *spec.text, *filter(None, [spec.target])]
     twice = sorted({name for name in roles if roles.count(name) > 1})
     if twice:
@@ -277,3 +253,10 @@ def _require_sense(spec: TableSpec) -> None:
                 f"missing={choice!r} of {column!r} is not known",
                 remedy='Give "mean", "drop", or a number; for a category any word.',
             )
+    return spec
+
+
+def _words(what: str, given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise BadJob(f"{what}={given!r} is one word", remedy=f"Give a list of columns: {what}=[{given!r}].")
+    return tuple(given)

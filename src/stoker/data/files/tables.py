@@ -1,8 +1,7 @@
-"""Tables of numbers, categories and text: CSV, Parquet and JSONL files.
+"""Sources of rows of tables with numbers, categories and text: CSV, Parquet and JSONL files.
 
-A table is read once, block by block and checked on the way, into arrays in Stoker's cache, from which samples are then
-gathered at random without holding them in memory. It is read anew when a file's size or time of change, or what is
-read of it, differs.
+A table is read and checked once, block by block, into arrays in Stoker's cache, from which samples are gathered at
+random without holding them in memory. It is read again when a file's size or time of change, or the request, differs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from stoker.data.files.sample_files import Clean, Paths, left_out_of_files, require_once
-from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
+from stoker.data.files.sample_files import Clean, Paths, existing_version, left_out_of_files, require_once
+from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts, needs
 from stoker.data.files.table_store import (
     Missing,
     StoredTable,
@@ -26,20 +25,19 @@ from stoker.data.files.table_store import (
     folder_of,
     key_of,
     opened,
-    require_pyarrow,
     table_spec,
 )
 from stoker.errors import BadJob
 
 FEATURES, CATEGORIES, TARGET = "features", "categories", "target"
-"""Entries of a sample, where it is a dict; text columns keep their names."""
+"""Entries of a sample that is a dict; text columns keep their names."""
 
 
 @final
 class Table(IndexedSource):
     """Rows of tables.
 
-    With features and a target alone a sample is (features float32 [F], target); otherwise a dict of `features`,
+    With only features and a target a sample is (features float32 [F], target); otherwise a dict of `features`,
     `categories` int64 [K], each text column by its name, and `target`. The target is int64 for classes and whole
     numbers, else float32.
     """
@@ -53,29 +51,29 @@ class Table(IndexedSource):
         self._like = like
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the mapped arrays, which another process maps for itself."""
+        """The state without the mapped arrays, which another process maps for itself."""
         return {name: value for name, value in vars(self).items() if name != "table"}
 
     @cached_property
     def spec(self) -> TableSpec:
-        """What is read; of a table like another, with what was found in that one."""
+        """The columns to read; for a table like another, with the columns, categories and classes of that one."""
         return self._given if self._like is None else _found_in(self._like, self._given)
 
     @cached_property
     def table(self) -> StoredTable:
         """The table in the cache; read on first use."""
-        root = _root_of(self.paths)
-        dropped = self._dropped(root)
-        stats = [_stat(path) for path in self.paths]
-        key = key_of(self.spec.text_of(), [[str(path.resolve()), *stat] for path, stat in zip(self.paths, stats,
-                     strict=True)], {name: sorted(rows) for name, rows in dropped.items()})  # fmt: skip
-        found = opened(folder_of(key))
-        if found is not None:
-            return found
-        require_pyarrow()
-        from stoker.data.files.table_build import built
-
+        root = Path(os.path.commonpath([path.parent for path in self.paths]))
         names = [path.relative_to(root).as_posix() for path in self.paths]
+        left_out = zip(names, left_out_of_files(self._clean, self.paths), strict=True)
+        dropped = {name: frozenset(int(row) for row in rows if row.isdigit()) for name, rows in left_out if rows}
+        versions = [existing_version(path, remedy="Give a file that is there.") for path in self.paths]
+        key = key_of(self.spec.text_of(), [[str(path.resolve()), *version] for path, version in zip(self.paths,
+                     versions, strict=True)], {name: sorted(rows) for name, rows in dropped.items()})  # fmt: skip
+        stored = opened(folder_of(key))
+        if stored is not None:
+            return stored
+        with needs("pyarrow"):
+            from stoker.data.files.table_build import built
         return built(folder_of(key), self.paths, names, self.spec, dropped)
 
     @property
@@ -98,20 +96,20 @@ class Table(IndexedSource):
 
     @property
     def categories(self) -> Mapping[str, tuple[str, ...]]:
-        """By column, the values in the order of their numbers."""
+        """The values of every category in the order of their numbers."""
         return self.table.record.categories
 
     @property
     def note(self) -> str | None:
-        """What was missing, and what was left out."""
+        """Counts of missing values and of rows left out."""
         record = self.table.record
         missing = ", ".join(f"{count:,} of {name!r}" for name, count in record.missing.items())
-        told = [
+        parts = [
             f"missing values, made what missing= says: {missing}" if missing else "",
             f"{record.num_dropped:,} rows are left out for them" if record.num_dropped else "",
             f"{record.num_cleaned:,} rows are left out by the clean list" if record.num_cleaned else "",
         ]
-        return f"{self.name}: {'; '.join(filter(None, told))}" if any(told) else None
+        return f"{self.name}: {'; '.join(filter(None, parts))}" if any(parts) else None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -119,7 +117,7 @@ class Table(IndexedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the content that was read, and of what its columns, categories and classes are called."""
+        """Digest of the content that was read, and of the names of columns, categories and classes."""
         record = self.table.record
         categories = [f"{name}={value}" for name, values in record.categories.items() for value in values]
         digest = digest_of_parts(record.digest, record.features, categories, record.text, record.classes)
@@ -127,7 +125,10 @@ class Table(IndexedSource):
 
     def sample(self, index: int) -> Any:
         """Row `index`."""
-        return _first_of(self.rows(np.array([index], np.int64)))
+        batch = self.rows(np.array([index], np.int64))
+        if isinstance(batch, tuple):
+            return tuple(entry[0] for entry in batch)
+        return {name: entry[0] for name, entry in batch.items()}
 
     def sample_id(self, index: int) -> str:
         """The file and the row in it, from 0."""
@@ -144,8 +145,8 @@ class Table(IndexedSource):
             batch[FEATURES] = torch.from_numpy(np.take(table.features, indices, axis=0))
         if record.categories:
             batch[CATEGORIES] = torch.from_numpy(np.take(table.categories, indices, axis=0))
-        for at, name in enumerate(record.text):
-            batch[name] = [table.text(at, int(row)) for row in indices]
+        for column, name in enumerate(record.text):
+            batch[name] = [table.text(column, int(row)) for row in indices]
         if table.target is not None:
             batch[TARGET] = torch.from_numpy(np.take(table.target, indices))
         return tuple(batch.values()) if self._is_pair else batch
@@ -159,12 +160,6 @@ class Table(IndexedSource):
     def _is_pair(self) -> bool:
         record = self.table.record
         return bool(record.features) and not record.categories and not record.text
-
-    def _dropped(self, root: Path) -> dict[str, frozenset[int]]:
-        """By name of a file, the rows that the clean list leaves out."""
-        dropped = zip(self.paths, left_out_of_files(self._clean, self.paths), strict=True)
-        return {path.relative_to(root).as_posix(): frozenset(int(row) for row in rows if row.isdigit())
-                for path, rows in dropped if rows}  # fmt: skip
 
 
 def csv(  # noqa: PLR0913 - what can be said of a table
@@ -184,23 +179,23 @@ def csv(  # noqa: PLR0913 - what can be said of a table
     """Rows of CSV files with a header each; nothing is read until it is needed.
 
     Args:
-        path: a file, or several, one after the other.
+        path: a file, or several, read one after the other.
         features: columns of numbers, together one float32 vector; default: all that are not named otherwise.
         target: the column to learn.
-        categories: columns of words that become whole numbers, in the order of the sorted words; or a dict of column
-            to its words, where a word that is not among them is an error.
+        categories: columns of words that become whole numbers, in the order of the sorted words; or a dict from column
+            to its words, where any other word is an error.
         text: columns that stay text, for `Job(collate=…)` to make tokens of.
         target_kind: "class" (numbered in the order of the sorted words), "integer" or "number"; "auto" takes the first
-            of integer, number, class that all values are, where `NA`, `nan` and `null` are missing among numbers.
+            of integer, number, class that all values are; among numbers `NA`, `nan` and `null` are missing values.
         classes: the target's classes in the order of their numbers.
-        missing: what becomes of missing values: "drop" leaves the row out; for features "mean" or a number; by column
-            in a dict, where categories and text may become a word. Default: an error that says how many and where.
-        delimiter: what is between fields.
-        like: another table, whose columns, categories, classes and means are taken: for validation and test files.
-        clean: what `stoker data check` found, to be left out.
+        missing: treatment of missing values: "drop" leaves the row out; "mean" or a number for features; a dict by
+            column, where categories and text may become a word. Default: an error that counts and locates them.
+        delimiter: character between fields.
+        like: another table, whose columns, categories, classes and means are used: for validation and test files.
+        clean: the clean list of `stoker data check`, whose rows are left out.
 
     Raises:
-        BadJob: words that cannot be meant; and, when it is read, a missing column, a ragged row, a value that is no
+        BadJob: an argument is invalid; and, when it is read, a column is missing, a row is ragged, or a value is not a
             number.
     """
     spec = table_spec("csv", features=features, target=target, categories=categories, text=text,
@@ -221,7 +216,7 @@ def parquet(  # noqa: PLR0913 - as above
     like: Table | None = None,
     clean: Clean = None,
 ) -> Table:
-    """Rows of Parquet files; arguments as for `csv`. Only the columns that are named are read."""
+    """Rows of Parquet files; arguments as for `csv`. Only named columns are read."""
     spec = table_spec("parquet", features=features, target=target, categories=categories, text=text,
                       target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
     return _table(path, spec, clean, like)
@@ -240,7 +235,7 @@ def jsonl(  # noqa: PLR0913 - as above
     like: Table | None = None,
     clean: Clean = None,
 ) -> Table:
-    """Rows of JSONL files, an object a line; arguments as for `csv`. A key that an object lacks is a missing value."""
+    """Rows of JSONL files, one object a line; arguments as for `csv`. A missing key is a missing value."""
     spec = table_spec("jsonl", features=features, target=target, categories=categories, text=text,
                       target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
     return _table(path, spec, clean, like)
@@ -250,28 +245,20 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
     given = [path] if isinstance(path, str | Path) else list(path)
     if not given:
         raise BadJob(f"a {spec.format} source needs a file", remedy="Give a path, or a list of them.")
-    paths = tuple(Path(one).expanduser().absolute() for one in given)
-    for one in paths:
-        _require_no_folder(one, spec.format)
+    paths = tuple(Path(name).expanduser().absolute() for name in given)
+    kind = spec.format
+    for folder in filter(Path.is_dir, paths):
+        count = sum(1 for _ in folder.glob(f"*.{kind}"))
+        raise BadJob(
+            f"{folder} is a folder, and stoker.data.{kind} reads files; {count:,} in it end in .{kind}",
+            remedy=f'Name them: stoker.data.{kind}(sorted(Path({folder.name!r}).glob("*.{kind}"))).',
+        )
     require_once(paths)
     return Table(paths, spec, clean, like)
 
 
-def _require_no_folder(path: Path, ending: str) -> None:
-    if path.is_dir():
-        found = sum(1 for _ in path.glob(f"*.{ending}"))
-        raise BadJob(
-            f"{path} is a folder, and stoker.data.{ending} reads files; {found:,} in it end in .{ending}",
-            remedy=f'Name them: stoker.data.{ending}(sorted(Path({path.name!r}).glob("*.{ending}"))).',
-        )
-
-
 def _found_in(like: Table, given: TableSpec) -> TableSpec:
-    """The spec of a table like another.
-
-    Raises:
-        BadJob: it says something of its own about columns.
-    """
+    """The spec of a table like another; raises BadJob if `given` names columns of its own."""
     blank = table_spec(given.format, features=None, target=None, categories=(), text=(), target_kind="auto",
                        classes=None, missing=None, delimiter=given.delimiter)  # fmt: skip
     if given != blank:
@@ -282,22 +269,3 @@ def _found_in(like: Table, given: TableSpec) -> TableSpec:
         categories=tuple(record.categories.items()), classes=record.classes or None, means=tuple(record.means.items()),
         target_kind=cast("TargetKind", record.target_kind or "auto"), is_like=True,
     )  # fmt: skip
-
-
-def _root_of(paths: Sequence[Path]) -> Path:
-    """The folder that samples' names are relative to."""
-    return Path(os.path.commonpath([path.parent for path in paths])) if len(paths) > 1 else paths[0].parent
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise BadJob(f"{path} cannot be read: {error.strerror}", remedy="Give a file that is there.") from error
-    return found.st_size, found.st_mtime_ns
-
-
-def _first_of(batch: Any) -> Any:
-    if isinstance(batch, tuple):
-        return tuple(entry[0] for entry in batch)
-    return {name: entry[0] for name, entry in batch.items()}

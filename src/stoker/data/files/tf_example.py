@@ -1,7 +1,7 @@
-"""The message `tf.train.Example`. Imports protobuf, and so is imported when the first record is read.
+"""The message `tf.train.Example`, without TensorFlow. Imports protobuf: import it when the first record is read.
 
-It is made from its description here, under a package name of our own: TensorFlow, where it is loaded too, registers
-its own. Source: tensorflow/core/example/feature.proto and example.proto, whose numbers and types these are.
+The message has a package name of our own, because TensorFlow, if loaded too, registers its own. Source of field
+numbers and types: tensorflow/core/example/feature.proto and example.proto.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def features_of(content: bytes) -> Mapping[str, Any]:
     """The features of an encoded Example by name.
 
     Raises:
-        ValueError: the bytes are no such message.
+        ValueError: the bytes are not an Example.
     """
     try:
         example = _Example.FromString(content)
@@ -31,7 +31,7 @@ def features_of(content: bytes) -> Mapping[str, Any]:
 
 
 def encoded(features: Mapping[str, list[int] | list[float] | list[bytes]]) -> bytes:
-    """An Example with these features: lists of whole numbers, of other numbers, or of bytes."""
+    """An encoded Example with these features: lists of integers, floats, or bytes."""
     example = _Example()
     for name, values in features.items():
         kinds: dict[type, str] = {int: "int64_list", float: "float_list", bytes: "bytes_list"}

@@ -1,8 +1,8 @@
 """TFRecord files of `tf.train.Example`, read at random without TensorFlow.
 
-A record is its length (8 bytes), a checksum of that, the content, and a checksum of the content. An index of where
-records begin is made once, from the lengths, whose checksums are looked at then; those of the content are looked at
-whenever a record is read. Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
+A record is its length (8 bytes), a checksum of the length, the content, and a checksum of the content. An index of
+offsets is made once, which verifies the lengths; the content's checksum is verified whenever a record is read.
+Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Kind = str | tuple[str, Sequence[int]]
 
 @final
 class TFRecord(IndexedSource):
-    """Examples as dicts with an entry for each of `features`."""
+    """Examples as dicts with the entries `features`."""
 
     def __init__(
         self, paths: tuple[Path, ...], features: dict[str, tuple[str, tuple[int, ...]]], form: ImageForm,
@@ -56,10 +56,10 @@ class TFRecord(IndexedSource):
     @cached_property
     def _places(self) -> Arrays:
         """The shard, number, offset, length and stored checksum of every record [N]."""
-        found = [indexed(path, "tfrecord", records_of) for path in self.paths]
-        counts = [len(one["offset"]) for one in found]
-        places = {name: np.concatenate([one[name] for one in found]) for name in ("offset", "length", "checksum")}
-        places["shard"] = np.repeat(np.arange(len(found)), counts)
+        shards = [indexed(path, "tfrecord", records_of) for path in self.paths]
+        counts = [len(shard["offset"]) for shard in shards]
+        places = {name: np.concatenate([shard[name] for shard in shards]) for name in ("offset", "length", "checksum")}
+        places["shard"] = np.repeat(np.arange(len(shards)), counts)
         places["number"] = np.concatenate([np.arange(count) for count in counts])
         dropped = left_out_of_files(self._clean, self.paths)
         if any(dropped):
@@ -83,27 +83,32 @@ class TFRecord(IndexedSource):
         return f"{digest} (of the checksums of {len(self):,} records)"
 
     def sample(self, index: int) -> dict[str, Any]:
-        """Record `index`, its features as they were asked for."""
+        """Record `index` with the requested features."""
         return self._read(index, self.features)
 
     def _read(self, index: int, features: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
+        places = {name: int(values[index]) for name, values in self._places.items()}
         try:
-            found = _features_of(self._content(index))
-            return {name: self._entry(found, name, *kind) for name, kind in features.items()}
+            with needs("protobuf"):
+                from stoker.data.files.tf_example import features_of
+            content = self._files.read(places["shard"], places["offset"], places["length"])
+            if masked_crc(content) != places["checksum"]:
+                raise ValueError("its content does not have its checksum: it is damaged")
+            stored = features_of(content)
+            return {name: self._entry(stored, name, *kind) for name, kind in features.items()}
         except (OSError, ValueError) as error:
-            shard, number = int(self._places["shard"][index]), int(self._places["number"][index])
             raise BadJob(
-                f"record {number} of {self.paths[shard]} cannot be read: {error}",
+                f"record {places['number']} of {self.paths[places['shard']]} cannot be read: {error}",
                 remedy="Put a whole file in its place, and the same command goes on; or leave the record out with "
                 "clean=…, which makes it another job.",
             ) from error
 
     def sample_id(self, index: int) -> str:
         """The file, and the record in it, from 0."""
-        return self._named(int(self._places["shard"][index]), int(self._places["number"][index]))
+        return f"{self.paths[int(self._places['shard'][index])].name}:{int(self._places['number'][index])}"
 
     def labels(self) -> Labels | None:
-        """The target of every record, if it is one whole number; all records are read for that, once."""
+        """The target of every record, if it is one whole number; reads all records, once."""
         return self._labels
 
     @cached_property
@@ -121,28 +126,17 @@ class TFRecord(IndexedSource):
             for name, entry in batch.items()
         }
 
-    def _named(self, shard: int, number: int) -> str:
-        return f"{self.paths[shard].name}:{number}"
-
-    def _content(self, index: int) -> bytes:
-        places = self._places
-        length = int(places["length"][index])
-        content = self._files.read(int(places["shard"][index]), int(places["offset"][index]), length)
-        if masked_crc(content) != int(places["checksum"][index]):
-            raise ValueError("its content does not have its checksum: it is damaged")
-        return content
-
-    def _entry(self, found: Mapping[str, Any], name: str, kind: str, shape: tuple[int, ...]) -> Any:
+    def _entry(self, stored: Mapping[str, Any], name: str, kind: str, shape: tuple[int, ...]) -> Any:
         import torch
 
-        if name not in found:
-            raise ValueError(f"it has no feature {name!r}. {nearest(name, found)}")
-        stored = found[name].WhichOneof("kind")
-        wanted = {"int64": "int64_list", "float32": "float_list"}.get(kind, "bytes_list")
-        if stored != wanted:
-            raise ValueError(f"its feature {name!r} is a {stored or 'nothing'}, {kind!r} needs a {wanted}")
-        values = getattr(found[name], stored).value
-        if wanted == "bytes_list":
+        if name not in stored:
+            raise ValueError(f"it has no feature {name!r}. {nearest(name, stored)}")
+        stored_list = stored[name].WhichOneof("kind")
+        expected = {"int64": "int64_list", "float32": "float_list"}.get(kind, "bytes_list")
+        if stored_list != expected:
+            raise ValueError(f"its feature {name!r} is a {stored_list or 'nothing'}, {kind!r} needs a {expected}")
+        values = getattr(stored[name], stored_list).value
+        if expected == "bytes_list":
             if len(values) != 1:
                 raise ValueError(f"its feature {name!r} has {len(values)} values, {kind!r} is one")
             if kind == "image":
@@ -167,20 +161,20 @@ def tfrecord(  # noqa: PLR0913 - what can be said of records with images
     classes: Sequence[str] = (),
     clean: Clean = None,
 ) -> TFRecord:
-    """The records of TFRecord files, in the order they lie there.
+    """The records of TFRecord files, in file order.
 
     Args:
         paths: `train-{00000..00127}-of-00128`, with `*`, or a list; not compressed.
-        features: by name what each is: "image" (encoded), "int64", "float32", "text" or "bytes"; numbers with a shape
-            are ("float32", (28, 28)).
+        features: the kind of each by name: "image" (encoded), "int64", "float32", "text" or "bytes"; numbers with a
+            shape are ("float32", (28, 28)).
         target: the feature that is the label, if it is called none of target, label, labels, y; name it to the Job too.
-        size: of images, (height, width), or one number for both; without it all must be of one size.
+        size: of images, (height, width), or one number for both; without it all must have one size.
         channels: of images: 1, 3 or 4.
         resize: "stretch", "crop" or "pad".
-        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
-        std: what they are divided by then; default 1.
+        mean: subtracted from pixels from 0 to 1, for all channels or each; default 0.
+        std: divisor after that; default 1.
         classes: names of the label's values, for reports.
-        clean: what to leave out, as FILE:NUMBER.
+        clean: a clean list of samples to leave out, as FILE:NUMBER.
 
     Raises:
         BadJob: a file is missing, compressed, cut off or damaged, or a feature is of an unknown kind.
@@ -196,10 +190,10 @@ def tfrecord(  # noqa: PLR0913 - what can be said of records with images
 
 
 def records_of(path: Path) -> Arrays:
-    """Where the content of every record begins, its length [bytes], and the checksum stored after it: [N] each.
+    """Offset and length of every record's content [bytes], and the checksum stored after it: [N] each.
 
     Raises:
-        BadJob: the file is cut off, or a length does not have its checksum.
+        BadJob: the file is cut off, or a length's checksum is wrong.
     """
     num_bytes = path.stat().st_size
     offsets: list[int] = []
@@ -209,7 +203,10 @@ def records_of(path: Path) -> Arrays:
     with path.open("rb", buffering=0) as file:
         while at < num_bytes:
             header = os.pread(file.fileno(), _HEADER, at)
-            length = _length_in(header)
+            length = -1
+            if len(header) == _HEADER:
+                stated, checksum = struct.unpack("<QI", header)
+                length = stated if masked_crc(header[:8]) == checksum else -1
             end = at + _HEADER + length
             if length < 0 or end + _CHECKSUM > num_bytes:
                 what = "does not have its checksum" if length < 0 else f"ends after the file, of {num_bytes:,} bytes"
@@ -228,26 +225,11 @@ def records_of(path: Path) -> Arrays:
 
 
 def masked_crc(content: bytes) -> int:
-    """The checksum that TFRecord keeps: CRC-32C, turned and moved so that a checksum of checksums is no weak one."""
+    """TFRecord's checksum [32 bits]: CRC-32C, rotated and offset, so that a CRC of data with CRCs stays strong."""
     with needs("google-crc32c"):
         import google_crc32c
     crc: int = google_crc32c.value(content)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def _length_in(header: bytes) -> int:
-    """The length that a header states; -1 if it is cut off or does not have its checksum."""
-    if len(header) < _HEADER:
-        return -1
-    length, checksum = struct.unpack("<QI", header)
-    return int(length) if masked_crc(header[:8]) == checksum else -1
-
-
-def _features_of(content: bytes) -> Mapping[str, Any]:
-    """The features of an encoded `tf.train.Example`; ValueError if it is none."""
-    with needs("protobuf"):
-        from stoker.data.files.tf_example import features_of
-    return features_of(content)
 
 
 def _kind(name: str, given: Kind) -> tuple[str, tuple[int, ...]]:

@@ -1,11 +1,12 @@
 """WebDataset shards: tar files in which the members of a sample follow each other and share a name up to its first dot.
 
-They are made to be read from end to end; here an index of their members is made once, so that they are indexed data,
-in an order that is computed. Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
+Shards are made for sequential reads; an index of their members, made once, allows reads in any order.
+Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ _PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
 
 @dataclass(frozen=True)
 class Members:
-    """Where the parts of samples lie: `shard` [N], `offset` and `size` [N, F], `kind` [N, F] into `kinds`; keys."""
+    """Places of samples' parts: `shard` [N], `offset` and `size` [N, F] [bytes], `kind` [N, F] into `kinds`; keys."""
 
     shard: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
@@ -70,13 +71,42 @@ class WebDataset(IndexedSource):
 
     @cached_property
     def members(self) -> Members:
-        """Where everything lies; looked for on first use."""
-        found = [indexed(path, "shard", index_of) for path in self.paths]
-        return _chosen(self.paths, found, self.fields, self._clean)
+        """The index of all samples; read on first use."""
+        indices = [indexed(path, "shard", index_of) for path in self.paths]
+        dropped = left_out_of_files(self._clean, self.paths)
+        field_of = {kind: index for index, field in enumerate(self.fields) for kind in field.lower().split(";")}
+        kinds = tuple(field_of)
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        shards: list[int] = []
+        keys: list[str] = []
+        places: list[list[tuple[int, int, int]]] = []
+        num_cleaned = 0
+        for shard, (path, arrays) in enumerate(zip(self.paths, indices, strict=True)):
+            for key, parts in _samples_of(path, arrays):
+                if key in dropped[shard]:
+                    num_cleaned += 1
+                    continue
+                chosen = {field_of[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in field_of}
+                for index, field in enumerate(self.fields):
+                    if index not in chosen:
+                        raise BadJob(
+                            f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
+                            remedy="Name the members in fields=[…], or leave the sample out with clean=….",
+                        )
+                shards.append(shard)
+                keys.append(key)
+                places.append([chosen[index] for index in range(len(self.fields))])
+        require_known(frozenset().union(*dropped), num_cleaned, self.paths[0].name)
+        if not keys:
+            raise BadJob(f"{self.paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
+        array = np.array(places, np.int64)
+        return Members(
+            np.array(shards, np.int64), array[:, :, 0], array[:, :, 1], array[:, :, 2], kinds, Names(keys), num_cleaned
+        )
 
     @property
     def note(self) -> str | None:
-        """What was left out."""
+        """Count of samples left out."""
         count = self.members.num_cleaned
         return f"{self.name}: {count:,} samples are left out by the clean list" if count else None
 
@@ -86,22 +116,22 @@ class WebDataset(IndexedSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the shards' names, sizes and times, of what lies where in them, and of how it is read."""
-        found, names = self.members, [path.name for path in self.paths]
-        arrays = b"".join(array.tobytes() for array in (found.shard, found.offset, found.size))
-        digest = digest_of_parts(names, self._versions.tobytes(), arrays, found.keys, self.fields, self.classes,
+        """Digest of the shards' names, sizes and times, of the index of their members, and of how they are read."""
+        members, names = self.members, [path.name for path in self.paths]
+        arrays = b"".join(array.tobytes() for array in (members.shard, members.offset, members.size))
+        digest = digest_of_parts(names, self._versions.tobytes(), arrays, members.keys, self.fields, self.classes,
                                  repr(self.form))  # fmt: skip
         return f"{digest} (of names, sizes and times of {len(self.paths):,} shards, and of their members)"
 
     @cached_property
     def _versions(self) -> npt.NDArray[np.int64]:
-        """What the shards count as, [S, 2]."""
-        now = np.array([version_of(path) for path in self.paths], np.int64)
-        pairs = zip(self.paths, now, strict=True)
-        return np.concatenate([as_first_seen(path.parent, [path.name], one[None]) for path, one in pairs])
+        """Versions of the shards [S, 2] for the fingerprint, with repaired shards as they were first seen."""
+        return np.concatenate(
+            [as_first_seen(path.parent, [path.name], np.array([version_of(path)], np.int64)) for path in self.paths]
+        )
 
     def sample(self, index: int) -> tuple[Any, ...]:
-        """Sample `index`, its members decoded by their kinds."""
+        """Sample `index` with its members decoded by kind."""
         return tuple(self._entry(index, field) for field in range(len(self.fields)))
 
     def sample_id(self, index: int) -> str:
@@ -109,7 +139,7 @@ class WebDataset(IndexedSource):
         return f"{self.paths[int(self.members.shard[index])].name}:{self.members.keys[index]}"
 
     def labels(self) -> Labels | None:
-        """The last field of every sample, if it is `cls`; read once, a few bytes each."""
+        """The last field of every sample, if it is `cls`; read once."""
         return self._labels
 
     @cached_property
@@ -122,7 +152,8 @@ class WebDataset(IndexedSource):
     def prepare(self, batch: Any) -> Any:
         """Images as the form says, the rest as it is."""
         pairs = zip(self.fields, batch, strict=True)
-        return tuple(self.form.prepare(entry) if _is_image(field) else entry for field, entry in pairs)
+        is_image = {field: field.lower().split(";")[0].rpartition(".")[2] in _IMAGES for field in self.fields}
+        return tuple(self.form.prepare(entry) if is_image[field] else entry for field, entry in pairs)
 
     def _entry(self, index: int, field: int) -> Any:
         members = self.members
@@ -140,30 +171,28 @@ class WebDataset(IndexedSource):
             ) from error
 
     def _decoded(self, content: bytes, kind: str) -> Any:
-        """What a member's content means, by the last part of its name; ValueError where it means nothing."""
+        """A member's content decoded by the last part of its name; raises ValueError if it is invalid."""
         last = kind.rpartition(".")[2]
         if last in _IMAGES:
             import torch
 
             return torch.from_numpy(self.form.decoded(content))
         if last in {"cls", "cls2", "index", "inx", "id"}:
-            return self._number(content.decode().strip())
+            text = content.decode().strip()
+            if text in self.classes:
+                return self.classes.index(text)
+            try:
+                number = int(text)
+            except ValueError:
+                raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
+            if self.classes and not 0 <= number < len(self.classes):
+                raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
+            if abs(number) >= 2**63:
+                raise ValueError(f"{text[:30]} is no number of a class")
+            return number
         decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": parsed,
                                                        "npy": _array}  # fmt: skip
         return decoders.get(last, bytes)(content)
-
-    def _number(self, text: str) -> int:
-        if text in self.classes:
-            return self.classes.index(text)
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
-        if self.classes and not 0 <= number < len(self.classes):
-            raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
-        if abs(number) >= 2**63:
-            raise ValueError(f"{text[:30]} is no number of a class")
-        return number
 
 
 def webdataset(  # noqa: PLR0913 - what can be said of shards of images
@@ -178,19 +207,19 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
     classes: Sequence[str] = (),
     clean: Clean = None,
 ) -> WebDataset:
-    """The samples of tar shards, in the order they lie there; at first only the first bytes of each are looked at.
+    """The samples of tar shards, in file order; at first only the first bytes of each shard are read.
 
     Args:
         shards: `train-{0000..0146}.tar`, with `*`, or a list.
-        fields: the members that make a sample, in order; `;` separates the names that one may have. Images become
-            uint8 [C, H, W], `cls` a number, `txt` text, `json` what it holds, `npy` an array; others stay bytes.
-        size: of images, (height, width), or one number for both; without it all must be of one size.
+        fields: the members that make a sample, in order; `;` separates alternative names of one. Images become
+            uint8 [C, H, W], `cls` a number, `txt` text, `json` its value, `npy` an array; others stay bytes.
+        size: of images, (height, width), or one number for both; without it all must have one size.
         channels: of images: 1, 3 or 4.
         resize: "stretch", "crop" or "pad".
-        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
-        std: what they are divided by then; default 1.
-        classes: their names, where `cls` holds names; else for reports.
-        clean: what `stoker data check` found, to be left out.
+        mean: subtracted from pixels from 0 to 1, for all channels or each; default 0.
+        std: divisor after that; default 1.
+        classes: their names, if `cls` holds names; else for reports.
+        clean: the clean list of `stoker data check`, whose samples are left out.
 
     Raises:
         BadJob: a shard is missing, compressed or no tar file; a sample lacks a field; a field is a pickle.
@@ -206,7 +235,7 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
 
 
 def index_of(path: Path) -> Arrays:
-    """The parts of samples in a shard: where each begins and its size [M], and its name.
+    """The parts of samples in a shard: offset and size of each [bytes] as [M], and its name.
 
     Raises:
         BadJob: it is no tar file, or is cut off.
@@ -220,42 +249,14 @@ def index_of(path: Path) -> Arrays:
     }  # fmt: skip
 
 
-def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str], clean: Clean) -> Members:
-    """The fields of every sample of the shards, those left out taken away."""
-    dropped = left_out_of_files(clean, paths)
-    wanted = {kind: at for at, field in enumerate(fields) for kind in field.lower().split(";")}
-    kinds = tuple(wanted)
-    numbers = {kind: number for number, kind in enumerate(kinds)}
-    shards: list[int] = []
-    keys: list[str] = []
-    places: list[list[tuple[int, int, int]]] = []
-    num_cleaned = 0
-    for shard, (path, arrays) in enumerate(zip(paths, found, strict=True)):
-        for key, parts in _samples_of(path, arrays):
-            if key in dropped[shard]:
-                num_cleaned += 1
-                continue
-            chosen = {wanted[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in wanted}
-            _require_fields(path, key, fields, chosen, parts)
-            shards.append(shard)
-            keys.append(key)
-            places.append([chosen[at] for at in range(len(fields))])
-    require_known(frozenset().union(*dropped), num_cleaned, paths[0].name)
-    if not keys:
-        raise BadJob(f"{paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
-    array = np.array(places, np.int64)
-    return Members(np.array(shards, np.int64), array[:, :, 0], array[:, :, 1], array[:, :, 2], kinds, Names(keys),
-                   num_cleaned)  # fmt: skip
-
-
 def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[int, int]]]]:
-    """Keys in order, each with its members by kind: (offset, size)."""
+    """Keys in order, each with its members by kind: (offset, size) [bytes]."""
     names = Names.of_parts(arrays["names"].tobytes(), arrays["ends"])
     samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
     for name, offset, size in zip(names, arrays["offset"].tolist(), arrays["size"].tolist(), strict=True):
-        found = named(name)
-        assert found is not None, "only such names are in the index"
-        key, kind = found
+        key_and_kind = named(name)
+        assert key_and_kind is not None, "only such names are in the index"
+        key, kind = key_and_kind
         if not samples or samples[-1][0] != key:
             samples.append((key, {}))
         if kind in samples[-1][1]:
@@ -264,29 +265,12 @@ def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[i
     return samples
 
 
-def _require_fields(
-    path: Path, key: str, fields: Sequence[str], chosen: dict[int, tuple[int, int, int]], parts: dict[str, Any]
-) -> None:
-    for at, field in enumerate(fields):
-        if at not in chosen:
-            raise BadJob(
-                f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
-                remedy="Name the members in fields=[…], or leave the sample out with clean=….",
-            )
-
-
-def _is_image(field: str) -> bool:
-    return field.lower().split(";")[0].rpartition(".")[2] in _IMAGES
-
-
 def _array(content: bytes) -> Any:
-    """The array in a .npy file; no memory is taken for more than the file holds, whatever its header says.
+    """The array in a .npy file; allocates no more memory than the file's size, whatever its header says.
 
     Raises:
-        ValueError: it is none, holds objects, or of a type that PyTorch does not know.
+        ValueError: it is no array, holds objects, or is of a type that PyTorch does not know.
     """
-    import io
-
     import torch
 
     stream = io.BytesIO(content)
@@ -299,5 +283,5 @@ def _array(content: bytes) -> Any:
             raise ValueError(f"it has the shape {shape} and the type {dtype}")
         array = np.frombuffer(content, dtype, count, stream.tell()) if count else np.empty(0, dtype)
         return torch.from_numpy(array.reshape(shape, order="F" if is_fortran else "C").copy())
-    except Exception as error:  # NumPy reads headers as Python text, and raises what its parser does
+    except Exception as error:  # NumPy parses headers as Python text, and raises whatever its parser does
         raise ValueError(f"it is no array that can be read: {error}") from error

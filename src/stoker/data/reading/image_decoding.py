@@ -1,4 +1,4 @@
-"""Image files as pixels. Imports Pillow, and so is imported where the first image is decoded."""
+"""Decoding of image files into pixels. Imports Pillow, so import it where the first image is decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
 
     Args:
         content: the file.
-        is_strict: look at what decoding does without as well: the checksums of a PNG, the end of a JPEG.
+        is_strict: check what decoding does not need as well: the checksums of a PNG, the end of a JPEG.
 
     Raises:
         BadImage: it is empty, cut off, damaged, of no known format, or larger than any picture should be.
@@ -34,7 +34,22 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of broken EXIF, which is not what is decoded
-            return _loaded(content, is_strict=is_strict)
+            image = Image.open(io.BytesIO(content))
+            # An image that unpacks to hundreds of millions of pixels is an attack or a mistake. Pillow warns of it;
+            # several threads that decode at once cannot make an error of that, as the filters of warnings are one for
+            # all of them.
+            if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(
+                    f"it has {image.width:,} × {image.height:,} pixels, "
+                    f"and {Image.MAX_IMAGE_PIXELS:,} are taken at most"
+                )
+            if is_strict and image.format == "PNG":
+                image.verify()  # uses the image up
+                image = Image.open(io.BytesIO(content))
+            if is_strict and image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
+                raise OSError("the end of the JPEG is missing")
+            image.load()
+            return image
     except UnidentifiedImageError:
         raise BadImage("corrupt", f"it is no image: it begins with {content[:8].hex(' ')}") from None
     except Image.DecompressionBombError as error:
@@ -44,7 +59,7 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """As its EXIF data say it is to be seen; broken ones say nothing."""
+    """The image rotated and mirrored as its EXIF data say; broken EXIF data are ignored."""
     try:
         return ImageOps.exif_transpose(image)
     except (OSError, SyntaxError, ValueError, KeyError, TypeError, ZeroDivisionError):
@@ -69,38 +84,18 @@ def fitted(image: Image.Image, channels: int, size: tuple[int, int] | None, resi
         image = image.convert("RGBA")  # else Pillow warns that the table of transparency is lost
     mode = _MODES[channels]
     image = image if image.mode == mode else image.convert(mode)
-    pixels = np.asarray(_sized(image, size, resize))
+    if size is not None and (image.height, image.width) != size:
+        width_height = (size[1], size[0])
+        if resize == "stretch":
+            image = image.resize(width_height, Image.Resampling.BILINEAR)
+        else:
+            fit = ImageOps.fit if resize == "crop" else ImageOps.pad
+            image = fit(image, width_height, Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)
     pixels = pixels.reshape(*pixels.shape[:2], channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _sized(image: Image.Image, size: tuple[int, int] | None, resize: Resize) -> Image.Image:
-    if size is None or (image.height, image.width) == size:
-        return image
-    width_height = (size[1], size[0])
-    if resize == "stretch":
-        return image.resize(width_height, Image.Resampling.BILINEAR)
-    fit = ImageOps.fit if resize == "crop" else ImageOps.pad
-    return fit(image, width_height, Image.Resampling.BILINEAR)
-
-
-def _loaded(content: bytes, *, is_strict: bool) -> Image.Image:
-    image = Image.open(io.BytesIO(content))
-    # An image that unpacks to hundreds of millions of pixels is an attack or a mistake. Pillow warns of it; several
-    # threads that decode at once cannot make an error of that, as the filters of warnings are one for all of them.
-    if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError(
-            f"it has {image.width:,} × {image.height:,} pixels, and {Image.MAX_IMAGE_PIXELS:,} are taken at most"
-        )
-    if is_strict and image.format == "PNG":
-        image.verify()  # uses the image up
-        image = Image.open(io.BytesIO(content))
-    if is_strict and image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
-        raise OSError("the end of the JPEG is missing")
-    image.load()
-    return image
-
-
 def _words(error: BaseException) -> str:
-    """The error's words, without the memory address that Pillow puts in: the same every time."""
+    """The error's text without the memory address that Pillow puts in."""
     return _ADDRESS.sub("these bytes", str(error).strip()) or type(error).__name__

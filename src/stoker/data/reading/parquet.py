@@ -1,4 +1,4 @@
-"""Parquet, a batch at a time: row groups may be larger than memory. Imports pyarrow."""
+"""Parquet files, read a batch at a time because row groups may be larger than memory. Imports pyarrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 def parquet_file(path: Path) -> pq.ParquetFile:
-    """The open file; the checksums of pages that have one are looked at when they are read.
+    """The open file; checksums of pages are verified when they are read.
 
     Raises:
         BadTable: it is no Parquet file, or is cut off.
@@ -53,8 +53,5 @@ def batches_of(
             yield first, batch
             first += batch.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadTable(
-            path,
-            f"cannot be read after row {first:,}: {first_line(error)}",
-            remedy="Copy the file again; it is damaged.",
-        ) from error
+        what = f"cannot be read after row {first:,}: {first_line(error)}"
+        raise BadTable(path, what, remedy="Copy the file again; it is damaged.") from error

@@ -1,17 +1,8 @@
-"""CSV: a header, then a record each, whose quoted fields may hold line breaks (RFC 4180).
+"""Reader of CSV (RFC 4180) and JSON Lines files: rows with their place [bytes], and what is wrong with them.
 
-JSON Lines: an object a line; blank lines are no rows.
-
-Lines of a file, counted in bytes, so that reading can begin again in the middle.
-
-Whether the quotes of a CSV file are as RFC 4180 has them: a field in quotes ends where its second one is.
-
-Readers that are made for speed mind no quote that is never closed, nor what follows a closed one: they read on to the
-next quote, and take the rows on the way for one field.
-
-Why a column that somebody names is not in a table's header: another delimiter, or spaces.
-
-What can be wrong with a row, with a table as a whole, and with an image.
+`CsvFile` reads records, whose quoted fields may hold line breaks; `rows_in` and `object_in` read one JSON object a
+line. Blank lines are not rows. Reading can start in the middle, at the offset of a row. A fault of one row is a
+`RowFault`, which the caller may skip or report; a file that cannot be read on raises `BadTable`.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ from stoker.units import format_bytes
 
 
 class CsvRecord(NamedTuple):
-    """A record: where it begins [bytes], its fields, none where they cannot be told apart, and what is wrong."""
+    """A record: its offset [bytes], its fields (empty if they cannot be separated), and what is wrong with it."""
 
     start: int
     fields: list[str]
@@ -72,7 +63,7 @@ class CsvFile:
         Bytes that are no UTF-8 become lone surrogates. A record with more or fewer fields than the header is faulty.
 
         Raises:
-            BadTable: a quote is never closed, so that the end of the file cannot be told apart; or as `header`.
+            BadTable: a quote is never closed, so that the rest of the file has no rows; or as `header`.
         """
         records = self._all(Lines(file, self.path, offset, any_end=True), len(self.header))
         if offset == 0:
@@ -90,28 +81,21 @@ class CsvFile:
             except StopIteration:
                 return
             except csv.Error as error:
-                fields, fault = [], self._broken(start, error)
+                if str(error).startswith("unexpected end"):
+                    with opened(self.path) as file:
+                        before = Lines(file, self.path, any_end=True)
+                        number = 1 + sum(before.offset <= start for _ in before)
+                    raise BadTable(
+                        self.path,
+                        f"is no CSV from line {number:,} (byte {start:,}) on: a quote is opened there and never closed "
+                        f"({error})",
+                        remedy="A field with a quote or a line break is put in quotes, with the quotes in it doubled.",
+                    ) from error
+                fields, fault = [], RowFault("corrupt", f"is no CSV: {error}")
             if fields and len(fields) != width:
                 fault = RowFault("ragged", f"has {len(fields)} fields, the header has {width}")
             if fields or fault:
                 yield CsvRecord(start, fields, fault)
-
-    def _line_at(self, offset: int) -> int:
-        """The number of the line that begins at `offset` [bytes], from 1 on."""
-        with opened(self.path) as file:
-            lines = Lines(file, self.path, any_end=True)
-            return 1 + sum(lines.offset <= offset for _ in lines)
-
-    def _broken(self, start: int, error: csv.Error) -> RowFault:
-        """What is wrong with a record that is no CSV; the reader goes on with the line after it."""
-        if str(error).startswith("unexpected end"):
-            raise BadTable(
-                self.path,
-                f"is no CSV from line {self._line_at(start):,} (byte {start:,}) on: a quote is opened there and never "
-                f"closed ({error})",
-                remedy="A field with a quote or a line break is put in quotes, with the quotes in it doubled.",
-            ) from error
-        return RowFault("corrupt", f"is no CSV: {error}")
 
 
 _KINDS = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
@@ -125,7 +109,7 @@ class JsonLine(NamedTuple):
 
 
 def rows_in(lines: Lines) -> Iterator[JsonLine]:
-    """The lines that are rows."""
+    """The lines that are not blank."""
     start = lines.offset
     for content in lines:
         if content.strip():
@@ -134,7 +118,7 @@ def rows_in(lines: Lines) -> Iterator[JsonLine]:
 
 
 def object_in(content: bytes) -> tuple[dict[str, Any], RowFault | None]:
-    """What a line holds; nothing where it is no object, and why."""
+    """The object in a line; or an empty one, and why the line holds none."""
     try:
         value = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -147,7 +131,7 @@ def object_in(content: bytes) -> tuple[dict[str, Any], RowFault | None]:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls the type of a value."""
+    """JSON's name for the type of a value."""
     return _KINDS.get(type(value), "null")
 
 
@@ -169,7 +153,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class Lines:
-    """The lines of an open file from `offset` on; with `any_end` a carriage return alone ends one as well."""
+    """The lines of an open file from `offset` [bytes] on; with `any_end` a lone carriage return ends a line as well."""
 
     def __init__(self, file: BinaryIO, path: Path, offset: int = 0, *, any_end: bool = False) -> None:
         file.seek(offset)
@@ -177,7 +161,7 @@ class Lines:
         self._path = path
         self._any_end = any_end
         self.offset = offset
-        """Where the next line begins [bytes]."""
+        """Beginning of the next line [bytes]."""
 
     def __iter__(self) -> Iterator[bytes]:
         """The next lines, with their ends; a byte order mark is left out.
@@ -201,7 +185,7 @@ class Lines:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether all of a text could be decoded: bytes that could not are lone surrogates in it, as PEP 383 has it."""
+    """True if all of a text could be decoded; bytes that could not are lone surrogates (PEP 383)."""
     return text.isascii() or not any("\udc80" <= char <= "\udcff" for char in text)
 
 
@@ -209,14 +193,15 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def are_quotes_sound(file: BinaryIO, delimiter: str, *, chunk_bytes: int = _CHUNK_BYTES) -> bool:
-    r"""Whether every field of an open file that begins with a quote ends with one, before a delimiter or a line's end.
+    r"""True if every field that begins with a quote ends with one, before a delimiter or the end of a line.
 
-    Fields of more than 64 MiB are none.
+    Fast CSV readers ignore a quote that is never closed, and what follows a closed one: they read on to the next quote,
+    and take the rows in between for one field. Fields of more than 64 MiB are refused.
 
     Args:
-        file: read to its end, or to the first quote that is not sound.
-        delimiter: between fields, one byte; of others the answer is no.
-        chunk_bytes: read at once.
+        file: an open file, read to its end or to the first unsound quote.
+        delimiter: between fields, one byte; for others the answer is False.
+        chunk_bytes: size of one read [bytes].
 
     >>> import io
     >>> [are_quotes_sound(io.BytesIO(text), ",") for text in (b'x,y\n1,"a ""b"", c"\n', b'x,y\n1,"a\n2,b\n')]
@@ -231,7 +216,7 @@ def are_quotes_sound(file: BinaryIO, delimiter: str, *, chunk_bytes: int = _CHUN
         buffer += chunk
         found = inside.match(buffer, place)
         end = found.end() if found else place
-        buffer, place = buffer[max(0, end - 1) :], min(1, end)  # the byte before tells where a field begins
+        buffer, place = buffer[max(0, end - 1) :], min(1, end)  # the byte before shows whether a field begins
         if len(buffer) > LONGEST_LINE_BYTES:
             return False
     return at_end.fullmatch(buffer, place) is not None
@@ -239,7 +224,7 @@ def are_quotes_sound(file: BinaryIO, delimiter: str, *, chunk_bytes: int = _CHUN
 
 @lru_cache(maxsize=8)
 def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """What goes before the first quote that is not sound, within a file and up to its end."""
+    """The text before the first unsound quote, within a file and up to its end."""
     between = re.escape(delimiter.encode()) + rb"\r\n"
     field = rb'(?<![^%b])"(?:[^"]++|"")*+"' % between  # begins after a delimiter, at a line's or the file's beginning
     other = rb'[^"]++|(?<=[^%b])"' % between  # a quote within a field that begins with something else is a letter of it
@@ -252,7 +237,7 @@ _OTHER_DELIMITERS = {";": "';'", "\t": "'\\t' (tabs)", "|": "'|'", ",": "','"}
 
 
 def no_such_column(column: str, header: Sequence[str]) -> tuple[str, str]:
-    r"""What to say of it, and what to do.
+    r"""Why a header lacks a column (another delimiter, or spaces), and the remedy.
 
     >>> no_such_column("y", ["a;y"])
     ("Its header is one column, 'a;y'.", "If ';' is between fields, give delimiter=';'.")
@@ -275,14 +260,14 @@ def no_such_column(column: str, header: Sequence[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class RowFault:
-    """Why a row has no values: what it counts as, and in words that go on after the row's name."""
+    """Why a row has no values: its kind of fault, and a text that follows the row's name."""
 
     kind: Fault
     words: str
 
 
 class BadTable(BadJob):
-    """A file that cannot be read, or not on from here; `what` goes on after the file's name."""
+    """A file that cannot be read, or not any further; `what` follows the file's name."""
 
     def __init__(self, path: Path, what: str, *, remedy: str) -> None:
         super().__init__(f"{path} {what}", remedy=remedy)
@@ -290,7 +275,7 @@ class BadTable(BadJob):
 
 
 class BadImage(ValueError):
-    """An image that cannot be decoded: what it counts as, and why."""
+    """An image that cannot be decoded: its kind of fault, and why."""
 
     def __init__(self, fault: Fault, why: str) -> None:
         super().__init__(why)
