@@ -229,10 +229,7 @@ class InterleavedTimes:
 
 
 def time_interleaved(
-    contestants: Mapping[str, Callable[[], object]],
-    clock: Callable[[], float],
-    *,
-    seconds: float,
+    contestants: Mapping[str, Callable[[], object]], clock: Callable[[], float], *, seconds: float
 ) -> InterleavedTimes:
     """Let every contestant run in each round, for about `seconds` in all, within the fewest and most rounds.
 

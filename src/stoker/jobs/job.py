@@ -381,11 +381,7 @@ def _validation(job: Job) -> Iterator[_Check]:
         clashes = [measure for measure in measures if measure.startswith(f"{name}/")]
         yield "valid", not clashes, f"the set {name!r} and the metric {clashes} would have results of one name"
     num_held_out = sum(isinstance(data, Holdout) for data in job.valid.values())
-    yield (
-        "valid",
-        num_held_out <= 1,
-        f"{num_held_out} sets are held out of the training data, wanted one at most",
-    )
+    yield ("valid", num_held_out <= 1, f"{num_held_out} sets are held out of the training data, wanted one at most")
     absent = [name for name, data in job.valid.items() if data is None]
     yield "valid", not absent, f"the set {absent} is None"
 

@@ -131,8 +131,7 @@ def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
         when = "on import" if what == _IMPORT else f"while {what} ran"
         said = f": {error}" if str(error) else ""
         raise BadJob(
-            f"{_users_line(path, error)} raised {type(error).__name__} {when}{said}",
-            remedy=_remedy(error),
+            f"{_users_line(path, error)} raised {type(error).__name__} {when}{said}", remedy=_remedy(error)
         ) from error
 
 
