@@ -8,7 +8,7 @@ import sys
 _CODE = """
 import sys
 import stoker.engines.openvino
-from stoker.compressing.candidates import openvino as quantisers
+from stoker.compressing import openvino_candidates as quantisers
 
 quantisers._nncf()
 sent = [name for name in sys.modules if name.startswith("openvino_telemetry.")]
