@@ -148,8 +148,8 @@ def prove_alone(
     alone, errors = stacked(each), list[tuple[str, tuple[float, str]]]()
     for size in sizes:
         order = [row % count for row in range(size)]
-        error = _difference(answer, rows(trial.samples, order), partial(rows, alone, order))
-        errors.append((f"among {size}", error))
+        expected = partial(rows, alone, order)
+        errors.append((f"among {size}", _difference(answer, rows(trial.samples, order), expected)))
     return _worst(what, errors, limit)
 
 
