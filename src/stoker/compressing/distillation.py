@@ -120,8 +120,7 @@ def require_output(job: Job) -> None:
         BadJob: its loss is not of single samples by their output and target.
     """
     function = job.loss.forward if isinstance(job.loss, nn.Module) else job.loss
-    is_function = not isinstance(job.loss, str)
-    if job.step is not None or job.loss in (None, "own") or (is_function and takes_model(function)):
+    if job.step is not None or job.loss in (None, "own") or (callable(function) and takes_model(function)):
         raise BadJob(
             "a teacher needs the model's output, and this job's loss or step keeps it to itself",
             remedy="Pruning goes with losses by name, or of the form loss(output, target).",

@@ -431,13 +431,13 @@ def repaired(broken: CompressionCandidate, ranking: Ranking) -> Iterator[Compres
     """Candidates with more and more of the worst groups put back."""
     for count in shares(ranking.groups):
         points = tuple(point for group in ranking.groups[:count] for point in group)
-        yield dataclasses.replace(
-            broken,
-            name=f"{broken.name}, {len(points)} put back",
-            how=f"{broken.how}; activations of the {len(points)} worst of "
-            f"{sum(map(len, ranking.groups))} points not quantised",
-            make=lambda _context, directory, points=points: undone(ranking.graph, directory, points),
-        )
+
+        def make(_context: BuildContext, directory: Path, points: tuple[str, ...] = points) -> BuiltGraph:
+            return undone(ranking.graph, directory, points)
+
+        total = sum(map(len, ranking.groups))
+        how = f"{broken.how}; activations of the {len(points)} worst of {total} points not quantised"
+        yield dataclasses.replace(broken, name=f"{broken.name}, {len(points)} put back", how=how, make=make)
 
 
 def _error(

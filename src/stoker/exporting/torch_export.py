@@ -228,8 +228,9 @@ def write_graph(
     graph = exported.model.graph
     for values, specs in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, spec in zip(values, specs, strict=True):
-            for axis, dim in enumerate(() if value.shape is None else spec.shape):
-                if isinstance(dim, str):
+            named = {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+            if value.shape is not None:
+                for axis, dim in named.items():
                     value.shape[axis] = dim
     for node in graph.all_nodes():  # stack traces, with paths of this machine
         node.metadata_props.clear()

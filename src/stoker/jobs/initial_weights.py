@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob, BadSetting
 
@@ -122,7 +122,7 @@ def _without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[st
     return renamed
 
 
-def _tensors_of(source: WeightsSource) -> Mapping[str, torch.Tensor]:
+def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
     import safetensors.torch  # noqa: PLC0415 - a job's settings are imported without torch
     import torch  # noqa: PLC0415 - likewise
 
