@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from stoker.compressing.contender import CompressionTerms, Contender, Examinatio
 from stoker.compressing.gates import front
 from stoker.compressing.rows import TARGETS, EvaluationData, check_fit, read_rows, split_rows
 from stoker.compressing.scores import NAMES, Metric, named
-from stoker.compressing.search import CompressionSearch, Tell, begin_search, run_search
+from stoker.compressing.search import CompressionSearch, begin_search, run_search
 from stoker.devices import attached_cpu
 from stoker.engines import default_threads
 from stoker.errors import BadArtifact, BadJob
@@ -37,6 +36,14 @@ MOST_ROWS = 20_000
 """Validation rows that are used at most."""
 
 CALIBRATION_ROWS = 300
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A search's record, and the version it published; None if nothing was better than the original."""
+
+    record: Compression
+    artifact: Artifact | None
 
 
 def compress(  # noqa: PLR0913 - what the command line offers
@@ -95,23 +102,36 @@ def compress(  # noqa: PLR0913 - what the command line offers
         raise BadJob(f"batch sizes are 1 or more, got {min(terms.batch_sizes)}")
     if not 0 < terms.seconds < float("inf"):
         raise BadJob(f"--seconds {terms.seconds}: wanted a positive number")
-    material, chosen = _material(source, job, data, metric, seed)
-    cpu = attached_cpu()
-    around = CompressionEnvironment(
-        clock=time.perf_counter, cpu=cpu.model, fast_dtypes=cpu.fast_dtypes, made_at=now(), libraries=library_versions()
-    )
-    with TemporaryDirectory(prefix="stoker-prune-") as aside:
-
-        def pruned(course: Examination) -> Sequence[PrunedGraph]:
+    material, kept_metric = _material(source, job, data, metric, seed)
+    if not source.manifest.is_batched:
+        raise BadArtifact(
+            f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
+            remedy="Export it with a batch that varies.",
+        )
+    if keep_all is not None and keep_all.exists() and (not keep_all.is_dir() or any(keep_all.iterdir())):
+        raise BadJob(f"{keep_all} is not empty", remedy="Name a directory that is not there yet with --keep-all.")
+    kind, cpu, made_at = kind_of(source.graph_path), attached_cpu(), now()
+    course = Examination(source, material, kept_metric, terms, time.perf_counter)
+    with TemporaryDirectory(prefix="stoker-compress-") as aside, TemporaryDirectory(prefix="stoker-prune-") as pruning:
+        search = begin_search(course, keep_all or Path(aside), tell, sums_fit="int8" in cpu.fast_dtypes)
+        pruned: Sequence[PrunedGraph] = ()
+        if prune and not kind.quantised:  # known to have enough rows by now; its time is not the search's
             from stoker.compressing.pruning import pruned_graphs  # noqa: PLC0415 - loads torch
             from stoker.compressing.source_job import pruner_of  # noqa: PLC0415 - likewise
 
-            pruner = pruner_of(source, job, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
-            return pruned_graphs(pruner, Path(aside), until=fine_tune, sink=sink)
-
-        return compress_artifact(
-            source, material, chosen, terms, around=around, tell=tell, keep=keep_all, prune=pruned if prune else None
-        )
+            pruner = pruner_of(source, job, search.course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
+            pruned = pruned_graphs(pruner, Path(pruning), until=fine_tune, sink=sink)
+            search.started = course.clock()
+        run_search(search, kind, cpu.fast_dtypes, pruned)
+        search.require_tried()
+        chosen = search.accept(material.seed)
+        record = _record(search, chosen, kind, cpu.model, made_at)
+        published = None
+        if chosen is not search.original:
+            published = publish_chosen(source, chosen, record, source.path.parent)
+        for contender in (search.original, *search.passed):
+            contender.engine.close()
+    return Compressed(record, published)
 
 
 def _material(
@@ -204,87 +224,7 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
     return publish(model, write)
 
 
-Prune = Callable[[Examination], Sequence[PrunedGraph]]
-"""Makes smaller, trained networks for an examined model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressionEnvironment:
-    """Given to a search rather than looked up: the clock [s], the machine, the date, the versions of libraries."""
-
-    clock: Callable[[], float]
-    cpu: str
-    fast_dtypes: Collection[str]
-    made_at: str
-    libraries: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """A search's record, and the version it published; None if nothing was better than the original."""
-
-    record: Compression
-    artifact: Artifact | None
-
-
-def compress_artifact(
-    source: Artifact,
-    material: EvaluationData,
-    metric: Metric,
-    terms: CompressionTerms,
-    *,
-    around: CompressionEnvironment,
-    tell: Tell,
-    keep: Path | None = None,
-    prune: Prune | None = None,
-) -> Compressed:
-    """Search the fastest form of a model that keeps its metric, and publish it as the model's next version.
-
-    Args:
-        source: a model with a batch.
-        material: rows to calibrate on, choose by and accept by, as the model takes them.
-        metric: has to be kept.
-        terms: its allowed drop, the batch sizes, the time.
-        around: clock, machine and versions.
-        tell: receives progress, a line at a time.
-        keep: directory for the graphs of all candidates; None: they are deleted.
-        prune: makes smaller networks; called once there are known to be enough rows to judge by, outside the search's
-            time.
-
-    Raises:
-        BadArtifact: the model cannot be run or has no batch, or the disk cannot be written.
-        BadJob: too few rows to judge by, a metric that cannot be used, or no time to try anything.
-    """
-    if not source.manifest.is_batched:
-        raise BadArtifact(
-            f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
-            remedy="Export it with a batch that varies.",
-        )
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise BadJob(f"{keep} is not empty", remedy="Name a directory that is not there yet with --keep-all.")
-    kind = kind_of(source.graph_path)
-    course = Examination(source, material, metric, terms, around.clock)
-    with tempfile.TemporaryDirectory(prefix="stoker-compress-") as aside:
-        directory = Path(aside) if keep is None else keep
-        search = begin_search(course, directory, tell, sums_fit="int8" in around.fast_dtypes)
-        pruned: Sequence[PrunedGraph] = ()
-        if prune is not None and not kind.quantised:
-            pruned, search.started = prune(search.course), around.clock()
-        run_search(search, kind, around.fast_dtypes, pruned)
-        search.require_tried()
-        chosen = search.accept(material.seed)
-        record = _record(search, chosen, around, kind)
-        published = None
-        if chosen is not search.original:
-            published = publish_chosen(source, chosen, record, source.path.parent)
-        for contender in (search.original, *search.passed):
-            contender.engine.close()
-    return Compressed(record, published)
-
-
-def _record(
-    search: CompressionSearch, chosen: Contender, around: CompressionEnvironment, kind: GraphKind
-) -> Compression:
+def _record(search: CompressionSearch, chosen: Contender, kind: GraphKind, cpu: str, made_at: str) -> Compression:
     course, terms = search.course, search.course.terms
     material, source = course.material, course.source
     best, notes = front(search.trials), [*search.notes]
@@ -310,11 +250,11 @@ def _record(
         ),
         batch_sizes=terms.batch_sizes,
         threads=terms.threads,
-        proved_on=around.cpu,
+        proved_on=cpu,
         trials=tuple(dataclasses.replace(trial, on_front=trial.name in best) for trial in search.trials),
         chosen=chosen.trial.name,
         notes=tuple(notes),
-        took_s=around.clock() - search.started,
-        made_at=around.made_at,
-        libraries=around.libraries,
+        took_s=course.clock() - search.started,
+        made_at=made_at,
+        libraries=library_versions(),
     )  # fmt: skip

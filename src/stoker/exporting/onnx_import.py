@@ -169,19 +169,14 @@ def _write(
     # The reference's proofs are not kept: each engine is proved again below.
     inputs, _ = padded_specs(name, answer, trial, outputs, about.pad, about.limit)
     exported = Exported(
-        name=about.name or model.name,
+        about=about,
         graph="model.onnx",
-        inputs=inputs,
+        trial=trial.with_inputs(inputs),
         outputs=outputs,
-        dims=trial.dims,
         oracle=answer,
         oracle_name=name,
-        trial=trial.with_inputs(inputs),
         source=ArtifactSource(kind="onnx", name=original.path.name, digest=sha256_file(original.path)),
         precision=_precision(file),
-        labels={output: tuple(classes) for output, classes in about.labels.items()},
-        metrics=about.metrics,
-        limit=about.limit,
         notes=notes,
     )
 

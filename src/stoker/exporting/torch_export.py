@@ -106,19 +106,14 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
         write_program(program, directory / PROGRAM)
 
     exported = Exported(
-        name=about.name or model.name,
+        about=about,
         graph=GRAPH,
-        inputs=inputs,
+        trial=trial.with_inputs(inputs),
         outputs=outputs,
-        dims=trial.dims,
         oracle=answer,
         oracle_name=_ORACLE,
-        trial=trial.with_inputs(inputs),
         source=about.source or ArtifactSource(kind="module", name=type(module).__name__, digest=weights_digest(module)),
-        labels={name: tuple(classes) for name, classes in about.labels.items()},
-        metrics=about.metrics,
         proofs=(proof, *padding),
-        limit=about.limit,
     )
     return write_version(model, exported, write_files)
 

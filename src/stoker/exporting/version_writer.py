@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from stoker.artifacts.manifest_validation import manifest_problem
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, default_threads
 from stoker.errors import BadArtifact
-from stoker.exporting.proofs import LIMIT, Answer, Trial, prove
-from stoker.records import ArtifactSource, DynamicDim, FileDigest, Manifest, Proof, ServingPrecision, TensorSpec
+from stoker.exporting.proofs import Answer, Trial, prove
+from stoker.exporting.signature import About
+from stoker.records import ArtifactSource, FileDigest, Manifest, Proof, ServingPrecision, TensorSpec
 
 GOLDEN = "golden.safetensors"
 NUM_GOLDEN = 4
@@ -27,25 +28,21 @@ _LIBRARIES = ("stoker", "torch", "onnx", "onnxscript", "openvino", "onnxruntime"
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A model to be written: its signature, the original to compare with (`oracle`), and its description.
+    """A model to be written.
 
-    `limit` is the largest allowed difference from the original's answers, see `proofs`; `proofs` are the original's.
+    `trial` has the inputs, their dimensions and samples to try; `oracle` is the original to compare with, and `proofs`
+    are its own.
     """
 
-    name: str
+    about: About
     graph: str
-    inputs: tuple[TensorSpec, ...]
+    trial: Trial
     outputs: tuple[TensorSpec, ...]
-    dims: tuple[DynamicDim, ...]
     oracle: Answer
     oracle_name: str
-    trial: Trial
     source: ArtifactSource
     precision: ServingPrecision = "fp32"
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
     proofs: tuple[Proof, ...] = ()
-    limit: float = LIMIT
     notes: tuple[str, ...] = ()
 
 
@@ -62,34 +59,34 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             written.
     """
     require_place(model)
+    about, trial = exported.about, exported.trial
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         write_files(directory)
         graph = Graph(
             path=directory / exported.graph,
             precision=exported.precision,
-            inputs=exported.inputs,
+            inputs=trial.inputs,
             outputs=exported.outputs,
             threads=default_threads(1),
         )
-        trial = exported.trial
         inputs = trial.samples
         if trial.is_batched:
             inputs = {name: array[:NUM_GOLDEN].copy() for name, array in inputs.items()}
-        proven = prove(graph, exported.oracle, exported.oracle_name, trial, inputs, exported.limit)
+        proven = prove(graph, exported.oracle, exported.oracle_name, trial, inputs, about.limit)
         save_file(Golden(inputs, proven.golden).as_tensors(), directory / GOLDEN)
         manifest = Manifest(
-            name=exported.name,
+            name=about.name or model.name,
             engine=proven.engine,
             precision=exported.precision,
             graph=exported.graph,
             golden=GOLDEN,
-            inputs=exported.inputs,
+            inputs=trial.inputs,
             outputs=exported.outputs,
-            dims=exported.dims,
+            dims=trial.dims,
             tolerance=proven.tolerance,
-            labels=dict(exported.labels),
-            metrics=dict(exported.metrics),
+            labels={output: tuple(classes) for output, classes in about.labels.items()},
+            metrics=dict(about.metrics),
             proofs=(*exported.proofs, *proven.proofs),
             notes=exported.notes,
             proved_on=attached_cpu().model,

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging as a setting; `stoker.EMA` stands with the Job."""
+"""Averages of the weights as settings: exponential moving average and stochastic weight averaging."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from dataclasses import dataclass
 from stoker.errors import BadSetting
 from stoker.jobs.numeric_settings import is_number, is_whole
 from stoker.units import Duration, epochs, require_duration
+
+
+@dataclass(frozen=True)
+class EMA:
+    """An exponential moving average of the weights after every update, which is evaluated and kept.
+
+    Early averages are shorter: the decay of update `t` is min(decay, (1 + t) / (10 + t)). Buffers are copied.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.decay) and 0 < self.decay < 1):
+            raise BadSetting(f"the decay of an average lies between 0 and 1, got {self.decay!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

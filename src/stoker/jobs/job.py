@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
-from stoker.jobs.averages import SWA
+from stoker.jobs.averages import EMA, SWA
 from stoker.jobs.batch_size import AutoBatch, token_checks
 from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
@@ -66,20 +66,6 @@ def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdou
     `stratify` takes that share of each class, as nearly as whole samples allow.
     """
     return Holdout(fraction, seed, stratify)
-
-
-@dataclass(frozen=True)
-class EMA:
-    """An exponential moving average of the weights after every update, which is evaluated and kept.
-
-    Early averages are shorter: the decay of update `t` is min(decay, (1 + t) / (10 + t)). Buffers are copied.
-    """
-
-    decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.decay) and 0 < self.decay < 1):
-            raise BadSetting(f"the decay of an average lies between 0 and 1, got {self.decay!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

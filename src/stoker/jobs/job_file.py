@@ -191,7 +191,11 @@ def values_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
     """
     parameters = inspect.signature(function).parameters.items()
     values = {name: p.default for name, p in parameters if p.kind in _NAMED} | dict(arguments)
-    return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
+    plain: dict[str, JSON] = {}
+    for name, value in values.items():
+        with contextlib.suppress(ValueError):
+            plain[name] = _plain(value)
+    return plain
 
 
 def _type_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
@@ -276,17 +280,14 @@ def _in_words(expected: Any) -> str:
     return f"{expected.__name__ if isinstance(expected, type) else expected} written as JSON"
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Path)
-
-
 def _plain(value: Any) -> JSON:
-    if isinstance(value, Mapping):
+    """A value as JSON, or ValueError if it could not be typed on a command line."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError("not a plain value")

@@ -145,11 +145,9 @@ class Sync:
         )
         if is_short:
             outer = chosen.outer_optimizer
-            settings = f"lr={outer.lr:g}" + (f", momentum={outer.momentum:g}, nesterov=True" if outer.momentum else "")
-            return (
-                chosen,
-                f"{warning}. outer was not given: stoker.SGD({settings}) is taken, which ended 1 to 3 % above",
-            )
+            momentum = f", momentum={outer.momentum:g}, nesterov=True" if outer.momentum else ""
+            taken = f"stoker.SGD(lr={outer.lr:g}{momentum})"
+            return chosen, f"{warning}. outer was not given: {taken} is taken, which ended 1 to 3 % above"
         advice = f"outer=stoker.SGD(lr=1.0) without overlap takes their average; or come together {remedy}"
         return chosen, f"{warning}. {advice}"
 
