@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs import optimizers as optimizers
     from stoker.jobs import sampling as sampling
     from stoker.jobs import schedules as schedules
+    from stoker.jobs.averages import EMA as EMA
     from stoker.jobs.averages import SWA as SWA
     from stoker.jobs.batch_size import auto as auto
     from stoker.jobs.batch_size import tokens as tokens
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.early_stopping import Target as Target
     from stoker.jobs.freezing import Freeze as Freeze
     from stoker.jobs.initial_weights import Weights as Weights
-    from stoker.jobs.job import EMA as EMA
     from stoker.jobs.job import Job as Job
     from stoker.jobs.job import Loss as Loss
     from stoker.jobs.job import holdout as holdout

@@ -29,8 +29,8 @@ Change = Callable[[onnx.ModelProto], None]
 def planted(name: str, change: Change, precision: str = "int8") -> CompressionCandidate:
     """A candidate whose graph is the tiny model's, changed."""
 
-    def make(workshop: BuildContext, directory: Path) -> BuiltGraph:
-        model = onnx.load(workshop.source.graph_path)
+    def make(context: BuildContext, directory: Path) -> BuiltGraph:
+        model = onnx.load(context.source.graph_path)
         change(model)
         path = directory / "model.onnx"
         onnx.save(model, path)
@@ -135,12 +135,12 @@ def test_each_fault_is_found_by_its_gate(search: CompressionSearch, change: Chan
 def test_a_candidate_that_cannot_be_made_or_loaded_leaves_the_search_going(search: CompressionSearch) -> None:
     """Whatever a library raises is a reason, not the end."""
 
-    def raising(workshop: BuildContext, directory: Path) -> BuiltGraph:
+    def raising(context: BuildContext, directory: Path) -> BuiltGraph:
         with explained("the quantiser"):
             raise KeyError("Unsupported operator Frobnicate")
         raise AssertionError
 
-    def unloadable(workshop: BuildContext, directory: Path) -> BuiltGraph:
+    def unloadable(context: BuildContext, directory: Path) -> BuiltGraph:
         path = directory / "model.onnx"
         path.write_bytes(b"no graph")
         return BuiltGraph(path, (path,))
@@ -170,7 +170,7 @@ def test_the_faster_is_chosen_among_those_that_hold(
     for candidate, pace in ((good, 2.0), (better, 3.0), (worse, 4.0)):
         directory = search.directory / candidate.name
         directory.mkdir()
-        made = candidate.make(search.workshop, directory)
+        made = candidate.make(search.context, directory)
         manifest, engine = course.load(candidate, made)
         trial = CompressionTrial(
             name=candidate.name,

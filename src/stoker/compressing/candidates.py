@@ -1,13 +1,7 @@
-"""What a candidate is: how it is called, what it computes in, and how it is made.
+"""A compression candidate: its name, engine and precision, and how its graph is built.
 
-Candidates made of a pruned network: its graph, in the forms that served the whole one best.
-
-What: a network with fewer channels, trained on beside the whole one, takes the same inputs and answers in the same
-shapes; whatever makes the whole one's graph faster is done to it as well.
-Use when: there is a run to train on; see `compressing.pruning`.
-Costs: as the form it is made in.
-
-What a graph is made of, as far as the choice of candidates depends on it.
+A pruned network is tried in the forms that were fastest for the whole one. `kind_of` describes a graph as far as the
+choice of candidates depends on it.
 """
 
 from __future__ import annotations
@@ -28,15 +22,15 @@ from stoker.records import EngineName, ServingPrecision
 
 
 class CannotBuild(StokerError):
-    """A candidate that the library beneath could not make; the search goes on with the next."""
+    """A library could not build the candidate; the search goes on with the next."""
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What candidates are made from: the model given, and rows of training data, asked one at a time.
+    """The model to compress, and rows of training data to calibrate on.
 
-    `graph` takes the place of the model's own, such as that of a pruned network with the same inputs. `sums_fit` says
-    that the CPU adds products of 8 bits without overflow (VNNI and its like); others need weights of 7.
+    `graph` replaces the model's own, such as a pruned network's with the same inputs. `sums_fit`: the CPU adds 8-bit
+    products without overflow (VNNI); others need 7-bit weights.
     """
 
     source: Artifact
@@ -46,18 +40,18 @@ class BuildContext:
 
     @property
     def graph_path(self) -> Path:
-        """The graph to make candidates of."""
+        """The graph to build candidates from."""
         return self.graph or self.source.graph_path
 
     def calibration_inputs(self) -> Iterator[Arrays]:
-        """Inputs of each row [1, ...], cut to its own length, so that filling is not calibrated on."""
+        """Inputs of each row [1, ...], cut to its own length, so that padding is not calibrated on."""
         for _, inputs in batches(self.calibration, self.source.manifest, 1):
             yield inputs
 
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """The graph of a candidate, every file that belongs to it, and files `beside` that the engine does not read."""
+    """A candidate's graph, the files that the engine reads, and further files to keep (`beside`)."""
 
     graph: Path
     files: tuple[Path, ...]
@@ -65,7 +59,7 @@ class BuiltGraph:
 
     @property
     def num_bytes(self) -> int:
-        """What the engine reads [bytes]."""
+        """Size of the files that the engine reads [bytes]."""
         return sum(path.stat().st_size for path in self.files)
 
 
@@ -73,8 +67,8 @@ class BuiltGraph:
 class CompressionCandidate:
     """A way to make the model smaller or faster.
 
-    `make(workshop, directory)` writes the graph into an empty directory; raises CannotMake. `effort` is about how many
-    times as long that takes as other candidates of its kind.
+    `make(context, directory)` writes the graph into an empty directory, or raises CannotBuild. `effort` is the time
+    that takes relative to other candidates of its kind.
     """
 
     name: str
@@ -92,13 +86,13 @@ class CompressionCandidate:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether it costs accuracy by design, and so has to beat the best that does not."""
+        """Whether it costs accuracy by design, and so has to be faster than the best lossless one."""
         return self.is_reduced or self.is_pruned
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Whatever a library raises, as CannotMake."""
+    """Turn any exception of a library into CannotBuild."""
     try:
         yield
     except StokerError:
@@ -109,7 +103,7 @@ def explained(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PrunedGraph:
-    """A pruned network's graph; `record` is a file that tells how it was made, and goes where the graph goes."""
+    """A pruned network's graph; `record` is the file that describes its pruning, and is kept with it."""
 
     name: str
     how: str
@@ -125,24 +119,21 @@ def forms_of(
     Args:
         pruned: the network.
         candidates: forms of the whole network, the most promising of each kind first.
-        paces: how fast those were that passed, by name; where none of a kind did, its first is taken.
+        paces: speed-up [1] of those that passed, by name; if none of a kind passed, its first is taken.
     """
     for is_reduced in (False, True):
-        alike = [one for one in candidates if one.is_reduced is is_reduced]
-        if alike:
-            yield of_pruned(pruned, max(alike, key=lambda one: paces.get(one.name, 0.0)))
+        forms = [form for form in candidates if form.is_reduced is is_reduced]
+        if not forms:
+            continue
+        best = max(forms, key=lambda form: paces.get(form.name, 0.0))
 
+        def make(context: BuildContext, directory: Path, form: CompressionCandidate = best) -> BuiltGraph:
+            made = form.make(dataclasses.replace(context, graph=pruned.graph), directory)
+            return dataclasses.replace(made, beside=(*made.beside, pruned.record))
 
-def of_pruned(pruned: PrunedGraph, form: CompressionCandidate) -> CompressionCandidate:
-    """A candidate that does to the pruned network's graph what `form` does to the whole one's."""
-
-    def make(workshop: BuildContext, directory: Path) -> BuiltGraph:
-        made = form.make(dataclasses.replace(workshop, graph=pruned.graph), directory)
-        return dataclasses.replace(made, beside=(*made.beside, pruned.record))
-
-    return dataclasses.replace(
-        form, name=f"{pruned.name}, {form.name}", how=f"{pruned.how}; {form.how}", make=make, is_pruned=True
-    )
+        yield dataclasses.replace(
+            best, name=f"{pruned.name}, {best.name}", how=f"{pruned.how}; {best.how}", make=make, is_pruned=True
+        )
 
 
 _QUANTISED = frozenset({
@@ -165,7 +156,7 @@ class GraphKind:
 
     @property
     def heavy(self) -> int:
-        """Convolutions and matrix products: what 8 bits make faster."""
+        """Number of convolutions and matrix products, which 8 bits make faster [operators]."""
         return sum(count for name, count in self.operators.items() if name in _HEAVY)
 
     @property
@@ -175,30 +166,26 @@ class GraphKind:
 
     @property
     def has_attention(self) -> bool:
-        """Whether it looks like a transformer: matrix products and softmax."""
+        """Whether it looks like a transformer: it has matrix products and softmax."""
         return {"MatMul", "Softmax"} <= set(self.operators) or "Attention" in self.operators
 
 
 def kind_of(path: Path) -> GraphKind:
-    """What the graph in a file, ONNX or OpenVINO's, is made of; subgraphs are left out.
+    """Operators of the graph in a file, ONNX or OpenVINO's, without subgraphs.
 
     Raises:
         BadArtifact: it cannot be read.
     """
     try:
-        return GraphKind(dict(Counter(_types_in_ir(path) if path.suffix == ".xml" else _types_in_onnx(path))))
+        if path.suffix == ".xml":
+            tree = ET.parse(path)  # noqa: S314 - a graph of our own, or of an artifact that was verified
+            types = [layer.get("type", "") for layer in tree.iterfind("layers/layer")]
+        else:
+            import onnx  # noqa: PLC0415 - an extra, which is loaded where it is used
+
+            types = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
     except ImportError as error:
         raise BadArtifact("onnx is not installed", remedy="pip install 'stoker[compress]'") from error
     except Exception as error:
         raise BadArtifact(f"{path} cannot be read: {first_line(error)}", remedy="Export the model again.") from error
-
-
-def _types_in_onnx(path: Path) -> list[str]:
-    import onnx  # noqa: PLC0415 - an extra, which is loaded where it is used
-
-    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-
-
-def _types_in_ir(path: Path) -> list[str]:
-    tree = ET.parse(path)  # noqa: S314 - a graph of our own, or of an artifact that was verified
-    return [layer.get("type", "") for layer in tree.iterfind("layers/layer")]
+    return GraphKind(dict(Counter(types)))

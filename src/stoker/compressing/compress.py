@@ -1,18 +1,12 @@
-"""Compress: from an exported model to a faster one that keeps its metric, with proof.
-
-The accepted candidate as the next version of its model.
-
-A search from its beginning to the version it publishes.
-"""
+"""Compress an exported model: search the fastest form that keeps its metric, and publish it as the next version."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +19,11 @@ from stoker.compressing.contender import CompressionTerms, Contender, Examinatio
 from stoker.compressing.gates import front
 from stoker.compressing.rows import TARGETS, EvaluationData, check_fit, read_rows, split_rows
 from stoker.compressing.scores import NAMES, Metric, named
-from stoker.compressing.search import CompressionSearch, Tell, begin_search, run_search
+from stoker.compressing.search import CompressionSearch, begin_search, run_search
 from stoker.devices import attached_cpu
 from stoker.engines import default_threads
 from stoker.errors import BadArtifact, BadJob
-from stoker.exporting.version_writer import library_versions, now
+from stoker.exporting.version_writer import GOLDEN, library_versions, now
 from stoker.jobs import Job
 from stoker.planning.resolved_job import users_code
 from stoker.records import ArtifactSource, Event, FileDigest, Manifest, Proof, dumps
@@ -39,9 +33,17 @@ from stoker.store.disk_errors import disk_errors
 from stoker.units import Duration
 
 MOST_ROWS = 20_000
-"""Validation rows that are looked at, however many there are."""
+"""Validation rows that are used at most."""
 
 CALIBRATION_ROWS = 300
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A search's record, and the version it published; None if nothing was better than the original."""
+
+    record: Compression
+    artifact: Artifact | None
 
 
 def compress(  # noqa: PLR0913 - what the command line offers
@@ -61,30 +63,30 @@ def compress(  # noqa: PLR0913 - what the command line offers
     tell: Callable[[str], None] = lambda _line: None,
     sink: Callable[[Event], None] | None = None,
 ) -> Compressed:
-    """Look for the fastest form of an exported model that keeps its metric, and publish it as the next version.
+    """Search the fastest form of an exported model that keeps its metric, and publish it as the next version.
 
     Args:
-        model: a model's directory, or that of one version.
-        max_drop: what may be lost of the metric; see `Metric.allowed`.
-        job: whose data to use; default: that of the run the model was exported from.
+        model: a model's directory, or a version's.
+        max_drop: allowed loss of the metric; see `Metric.allowed`.
+        job: source of the data; default: the job of the run that the model was exported from.
         data: rows in a file instead, an .npz or a Parquet table, with an array or column for each input and `target`.
-        metric: a name, a Python file with a function `metric(outputs, targets)`; default: the job's first, or agreement
-            with the model's own answers where rows have no target.
-        batch_sizes: rows of the batches that count; default: 1, and the most the service takes.
-        threads: of an engine; default: as the service has them.
+        metric: a name, or a Python file with a function `metric(outputs, targets)`; default: the job's first, or
+            agreement with the model's own answers if rows have no target.
+        batch_sizes: of the batches that are timed [rows]; default: 1, and the service's largest.
+        threads: of an engine; default: as in the service.
         seconds: for the whole search, about.
         seed: of the split of rows.
         keep_all: a directory for the graphs of all candidates.
-        prune: try smaller networks too, each trained on by a run of its own, before the search and its time begin;
-            of a model that was exported from a run.
-        fine_tune: how long each of them is trained (default: a quarter of what the job was).
-        tell: told what happens, a line at a time.
+        prune: also try smaller networks, each trained in a run of its own before the search's time begins; only for a
+            model that was exported from a run.
+        fine_tune: length of their training (default: a quarter of the job's).
+        tell: receives progress, a line at a time.
         sink: receives the events of those runs (default: a display on standard error).
 
     Raises:
-        BadArtifact: the model cannot be read or asked.
-        BadJob: no data or metric that fits, too few rows to judge by, or nothing to train a pruned network by.
-        RunFailed: a pruned network's training was stopped; the same call goes on.
+        BadArtifact: the model cannot be read or run.
+        BadJob: no data or metric that fits, too few rows to judge by, or no job to train a pruned network by.
+        RunFailed: a pruned network's training was stopped; the same call continues it.
     """
     source = read(model)
     source.verify()
@@ -96,31 +98,40 @@ def compress(  # noqa: PLR0913 - what the command line offers
         threads=threads or settings.threads or default_threads(settings.instances or 1),
         seconds=seconds,
     )
-    _require_sensible(terms)
-    material, chosen = _material(source, job, data, metric, seed)
-    cpu = attached_cpu()
-    around = CompressionEnvironment(
-        clock=time.perf_counter, cpu=cpu.model, fast_dtypes=cpu.fast_dtypes, made_at=now(), libraries=library_versions()
-    )
-    with TemporaryDirectory(prefix="stoker-prune-") as aside:
-
-        def pruned(course: Examination) -> Sequence[PrunedGraph]:
-            from stoker.compressing.pruning import pruned_graphs  # noqa: PLC0415 - likewise
-            from stoker.compressing.source_job import pruner_of  # noqa: PLC0415 - loads torch
-
-            pruner = pruner_of(source, job, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
-            return pruned_graphs(pruner, Path(aside), until=fine_tune, sink=sink)
-
-        return compress_artifact(
-            source, material, chosen, terms, around=around, tell=tell, keep=keep_all, prune=pruned if prune else None
-        )
-
-
-def _require_sensible(terms: CompressionTerms) -> None:
     if min(terms.batch_sizes) < 1:
         raise BadJob(f"batch sizes are 1 or more, got {min(terms.batch_sizes)}")
     if not 0 < terms.seconds < float("inf"):
         raise BadJob(f"--seconds {terms.seconds}: wanted a positive number")
+    material, kept_metric = _material(source, job, data, metric, seed)
+    if not source.manifest.is_batched:
+        raise BadArtifact(
+            f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
+            remedy="Export it with a batch that varies.",
+        )
+    if keep_all is not None and keep_all.exists() and (not keep_all.is_dir() or any(keep_all.iterdir())):
+        raise BadJob(f"{keep_all} is not empty", remedy="Name a directory that is not there yet with --keep-all.")
+    kind, cpu, made_at = kind_of(source.graph_path), attached_cpu(), now()
+    course = Examination(source, material, kept_metric, terms, time.perf_counter)
+    with TemporaryDirectory(prefix="stoker-compress-") as aside, TemporaryDirectory(prefix="stoker-prune-") as pruning:
+        search = begin_search(course, keep_all or Path(aside), tell, sums_fit="int8" in cpu.fast_dtypes)
+        pruned: Sequence[PrunedGraph] = ()
+        if prune and not kind.quantised:  # known to have enough rows by now; its time is not the search's
+            from stoker.compressing.pruning import pruned_graphs  # noqa: PLC0415 - loads torch
+            from stoker.compressing.source_job import pruner_of  # noqa: PLC0415 - likewise
+
+            pruner = pruner_of(source, job, search.course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
+            pruned = pruned_graphs(pruner, Path(pruning), until=fine_tune, sink=sink)
+            search.started = course.clock()
+        run_search(search, kind, cpu.fast_dtypes, pruned)
+        search.require_tried()
+        chosen = search.accept(material.seed)
+        record = _record(search, chosen, kind, cpu.model, made_at)
+        published = None
+        if chosen is not search.original:
+            published = publish_chosen(source, chosen, record, source.path.parent)
+        for contender in (search.original, *search.passed):
+            contender.engine.close()
+    return Compressed(record, published)
 
 
 def _material(
@@ -149,14 +160,13 @@ def _material(
     if metric is None:
         metric = metric_of_job(job) if validation.targets is not None else "agreement"
     chosen = _metric_of(metric, manifest)
-    training, validation = (
-        check_fit(rows, manifest, what) for rows, what in ((training, "training data"), (validation, "validation data"))
-    )
+    training = check_fit(training, manifest, "training data")
+    validation = check_fit(validation, manifest, "validation data")
     return split_rows(training, validation, seed=seed, calibration=CALIBRATION_ROWS), chosen
 
 
 def _metric_of(metric: str | Path | Metric, manifest: Manifest) -> Metric:
-    """A metric by name, or out of a Python file."""
+    """A metric by name, or from a Python file."""
     if isinstance(metric, Metric):
         return metric
     path = Path(metric)
@@ -177,9 +187,7 @@ def _metric_of(metric: str | Path | Metric, manifest: Manifest) -> Metric:
 
 
 RECORD = "compression.json"
-"""Every trial of the search, beside the graph that came of it."""
-
-_GOLDEN = "golden.safetensors"
+"""File of a version with every trial of its search."""
 
 
 def publish_chosen(source: Artifact, chosen: Contender, record: Compression, model: Path) -> Artifact:
@@ -190,25 +198,24 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
     """
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
-        asked = source.golden().inputs
+        inputs = source.golden().inputs
         with disk_errors(directory, "the compressed model", error=BadArtifact, option="-o DIR"):
             for path in (*chosen.made.files, *chosen.made.beside):
                 shutil.copyfile(path, directory / path.name)
-            save_file(Golden(asked, chosen.engine.run(asked)).as_tensors(), directory / _GOLDEN)
+            save_file(Golden(inputs, chosen.engine.run(inputs)).as_tensors(), directory / GOLDEN)
         write_atomic(directory / RECORD, dumps(record) + "\n", what=RECORD, error=BadArtifact)
-        tolerance = chosen.trial.tolerance or source.manifest.tolerance
+        drop = 0.0 if chosen.trial.drop is None else chosen.trial.drop.value
+        metric = record.baseline + (drop if record.lower_is_better else -drop)
         return dataclasses.replace(
             chosen.manifest,
             graph=chosen.made.graph.name,
-            golden=_GOLDEN,
-            tolerance=tolerance,
-            metrics=_metrics(record, chosen),
-            proofs=_proofs(chosen),
+            golden=GOLDEN,
+            tolerance=chosen.trial.tolerance or source.manifest.tolerance,
+            metrics={record.metric: metric},  # on the rows of acceptance; the original's others no longer hold
+            proofs=tuple(Proof(what=gate.what, error=gate.found, limit=gate.limit) for gate in chosen.trial.gates),
             notes=record.notes,
             proved_on=record.proved_on,
-            source=ArtifactSource(
-                kind="artifact", name=f"{source.manifest.name}/{source.version}", digest=source.digest
-            ),
+            source=record.source,
             libraries=record.libraries,
             made_at=record.made_at,
             files=digests(),
@@ -217,100 +224,19 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
     return publish(model, write)
 
 
-def _metrics(record: Compression, chosen: Contender) -> dict[str, float]:
-    """The metric on the rows of acceptance; what was measured of the original does not hold any more."""
-    drop = chosen.trial.drop.value if chosen.trial.drop is not None else 0.0
-    return {record.metric: record.baseline + (drop if record.lower_is_better else -drop)}
-
-
-def _proofs(chosen: Contender) -> tuple[Proof, ...]:
-    return tuple(Proof(what=gate.what, error=gate.found, limit=gate.limit) for gate in chosen.trial.gates)
-
-
-Prune = Callable[[Examination], Sequence[PrunedGraph]]
-"""Makes smaller networks, trained on, for a model that is searched on this course."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressionEnvironment:
-    """What a search does not look up by itself: the clock [s], the machine, the day, the versions of libraries."""
-
-    clock: Callable[[], float]
-    cpu: str
-    fast_dtypes: Collection[str]
-    made_at: str
-    libraries: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """A search's record, and the version it published; None where nothing was better than the original."""
-
-    record: Compression
-    artifact: Artifact | None
-
-
-def compress_artifact(
-    source: Artifact,
-    material: EvaluationData,
-    metric: Metric,
-    terms: CompressionTerms,
-    *,
-    around: CompressionEnvironment,
-    tell: Tell,
-    keep: Path | None = None,
-    prune: Prune | None = None,
-) -> Compressed:
-    """Look for the fastest form of a model that keeps its metric, and publish it as the model's next version.
-
-    Args:
-        source: a model with a batch.
-        material: rows to calibrate on, choose by and accept by, as the model takes them.
-        metric: what has to be kept.
-        terms: how much of it may be lost, for which batch sizes, in which time.
-        around: clock, machine and versions.
-        tell: told what happens.
-        keep: where the graphs of all candidates are kept; None: they are thrown away.
-        prune: makes smaller networks that answer as the model does; asked once it is known that there are rows enough
-            to judge by, and its time is not the search's.
-
-    Raises:
-        BadArtifact: the model cannot be asked or has no batch, or the disk cannot be written.
-        BadJob: too few rows to judge by, a metric that cannot be used, or no time to try anything.
-    """
-    if not source.manifest.is_batched:
-        raise BadArtifact(
-            f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
-            remedy="Export it with a batch that varies.",
-        )
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise BadJob(f"{keep} is not empty", remedy="Name a directory that is not there yet with --keep-all.")
-    kind = kind_of(source.graph_path)
-    course = Examination(source, material, metric, terms, around.clock)
-    with tempfile.TemporaryDirectory(prefix="stoker-compress-") as aside:
-        directory = Path(aside) if keep is None else keep
-        search = begin_search(course, directory, tell, sums_fit="int8" in around.fast_dtypes)
-        pruned: Sequence[PrunedGraph] = ()
-        if prune is not None and not kind.quantised:
-            pruned, search.started = prune(search.course), around.clock()
-        run_search(search, kind, around.fast_dtypes, pruned)
-        search.require_tried()
-        chosen = search.accept(material.seed)
-        record = _record(search, chosen, around, (*search.notes, *_notes(kind, source), *_untried(search)))
-        published = None
-        if chosen is not search.original:
-            published = publish_chosen(source, chosen, record, source.path.parent)
-        for one in (search.original, *search.passed):
-            one.engine.close()
-    return Compressed(record, published)
-
-
-def _record(
-    search: CompressionSearch, chosen: Contender, around: CompressionEnvironment, notes: tuple[str, ...]
-) -> Compression:
+def _record(search: CompressionSearch, chosen: Contender, kind: GraphKind, cpu: str, made_at: str) -> Compression:
     course, terms = search.course, search.course.terms
-    best = front(search.trials)
     material, source = course.material, course.source
+    best, notes = front(search.trials), [*search.notes]
+    if kind.quantised:
+        origin = source.manifest.source
+        advice = f"; it was made of {origin.name}, which can be compressed anew" if origin.kind == "artifact" else ""
+        notes.append(f"already quantised (it has {', '.join(kind.quantised)}): it is not quantised again{advice}")
+    elif not kind.heavy:
+        notes.append("no convolution or matrix product: there is nothing to gain in 8 bits")
+    if count := len(search.left_out):
+        enough = f"--seconds {search.seconds_for(count)} would likely try them all"
+        notes.append(f"{count} of {len(search.trials) - 1} candidates were left out for want of time; {enough}")
     return Compression(
         source=ArtifactSource(kind="artifact", name=f"{source.manifest.name}/{source.version}", digest=source.digest),
         metric=course.metric.name,
@@ -324,28 +250,11 @@ def _record(
         ),
         batch_sizes=terms.batch_sizes,
         threads=terms.threads,
-        proved_on=around.cpu,
-        trials=tuple(dataclasses.replace(one, on_front=one.name in best) for one in search.trials),
+        proved_on=cpu,
+        trials=tuple(dataclasses.replace(trial, on_front=trial.name in best) for trial in search.trials),
         chosen=chosen.trial.name,
-        notes=notes,
-        took_s=around.clock() - search.started,
-        made_at=around.made_at,
-        libraries=around.libraries,
+        notes=tuple(notes),
+        took_s=course.clock() - search.started,
+        made_at=made_at,
+        libraries=library_versions(),
     )  # fmt: skip
-
-
-def _untried(search: CompressionSearch) -> tuple[str, ...]:
-    """What there was no time for, and how much it takes."""
-    count = len(search.left_out)
-    if not count:
-        return ()
-    enough = f"--seconds {search.seconds_for(count)} would likely try them all"
-    return (f"{count} of {len(search.trials) - 1} candidates were left out for want of time; {enough}",)
-
-
-def _notes(kind: GraphKind, source: Artifact) -> tuple[str, ...]:
-    if kind.quantised:
-        made_of = source.manifest.source
-        origin = f"; it was made of {made_of.name}, which can be compressed anew" if made_of.kind == "artifact" else ""
-        return (f"already quantised (it has {', '.join(kind.quantised)}): it is not quantised again{origin}",)
-    return () if kind.heavy else ("no convolution or matrix product: there is nothing to gain in 8 bits",)

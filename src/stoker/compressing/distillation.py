@@ -1,15 +1,13 @@
-"""A loss that keeps a network near another that taught it.
+"""Train a pruned network with the whole one as its teacher: a run of the job with a distillation loss.
 
-What: beside the job's own loss, the distance from the teacher's answer to the same input: for classes the
-Kullback-Leibler divergence of both distributions at a temperature, times its square, which keeps gradients in scale;
-for numbers the squared distance. The teacher sees what the student sees, augmentation included, in evaluation mode.
-Use when: a network was cut down and shall find back to what it could. The teacher says more of each sample than its
-label does, so that little training is enough.
+What: the job's own loss plus the distance from the teacher's answer to the same input: for classes the Kullback-Leibler
+divergence of both distributions at a temperature, times its square, which keeps gradients in scale; for numbers the
+squared distance. The teacher sees the student's inputs, augmentation included, in evaluation mode.
+Use when: a pruned network has to recover. The teacher says more of each sample than its label, so that little training
+is enough.
 Costs: a forward pass of the teacher with every micro-batch.
-Does not combine with: losses of the form loss(model, batch), which keep the output to themselves.
+Does not combine with: losses of the form loss(model, batch), which do not expose the output.
 Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", https://arxiv.org/abs/1503.02531, section 2.
-
-Training what is left of a pruned network, with the whole one as its teacher: a run like any other.
 """
 
 from __future__ import annotations
@@ -43,22 +41,22 @@ from stoker.units import Duration
 
 TEMPERATURE = 4.0
 TEACHERS_SHARE = 0.7
-"""How much of the loss is the distance from the teacher."""
+"""Share of the teacher's part in the loss."""
 
 _CLASSES = {"cross_entropy": 1, "token_cross_entropy": -1}
-"""The dimension that classes lie in, by the name of the loss."""
+"""Dimension of the classes, by the name of the loss."""
 
 
 class Distillation(nn.Module):
-    """The loss of a job whose model learns from its labels and from a teacher; give it as `Job(loss=…)`.
+    """The loss of a job whose model learns from its labels and from a teacher: `Job(loss=…)`.
 
-    A module, so that the teacher is placed with the job's tensors, and described by its weights.
+    A module, so that the teacher moves with the job's tensors and is described by its weights.
 
     Args:
-        teacher: takes what the job's model takes, and answers in the same shapes; a copy of it, in evaluation mode.
-        job: whose loss, inputs and target these are.
-        temperature: divides the logits of both; higher says more of the classes that are not the answer.
-        share: of the teacher's part, in [0, 1].
+        teacher: has the inputs and output shapes of the job's model; copied, in evaluation mode.
+        job: its loss, inputs and target are used.
+        temperature: divides both logits; a higher one gives more weight to classes that are not the answer.
+        share: weight of the teacher's part [0 to 1].
 
     Raises:
         BadJob: see `require_output`.
@@ -77,15 +75,15 @@ class Distillation(nn.Module):
         self._fields = Fields(job.inputs, job.target)
 
     def forward(self, model: Callable[..., Any], batch: Content) -> Loss:
-        """The loss of a batch, as a sum over what the job's own loss counts."""
+        """Summed loss of a batch, with the count of the job's own loss."""
         output = in_full_precision(self._fields.call(model, batch))
         target = self._fields.target_of(batch)
         own = self._own(output, target)
         with torch.no_grad():
             taught = in_full_precision(self._fields.call(self.teacher, batch))
         pairs = zip(_tensors(scores(output)), _tensors(scores(taught)), strict=True)
-        apart = sum((self._distance(a, b, target) for a, b in pairs), start=torch.zeros_like(own.sum))
-        return Loss((1 - self.share) * own.sum + self.share * apart, own.count)
+        distance = sum((self._distance(a, b, target) for a, b in pairs), start=torch.zeros_like(own.sum))
+        return Loss((1 - self.share) * own.sum + self.share * distance, own.count)
 
     def _own(self, output: Any, target: Any) -> Loss:
         """The job's own loss."""
@@ -93,38 +91,36 @@ class Distillation(nn.Module):
         if self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
         is_users = not isinstance(self.loss, str) and not type(self.loss).__module__.startswith("torch.nn")
-        found = function(output if is_users else scores(output), target)
-        if isinstance(found, Loss):
-            return found
+        loss = function(output if is_users else scores(output), target)
+        if isinstance(loss, Loss):
+            return loss
         rows = len(_tensors(output)[0])
-        return Loss(found * rows, rows) if found.dim() == 0 else Loss(found.sum(), found.numel())
+        return Loss(loss * rows, rows) if loss.dim() == 0 else Loss(loss.sum(), loss.numel())
 
     def _distance(self, output: torch.Tensor, taught: torch.Tensor, target: Any) -> torch.Tensor:
-        """The sum over samples, or over tokens that have a target."""
+        """Distance from the teacher, summed over samples, or over tokens that have a target."""
         if isinstance(self.loss, str) and self.loss in _CLASSES:
-            return self._divergence(output, taught, target, _CLASSES[self.loss])
+            dim = _CLASSES[self.loss]
+            student = F.log_softmax(output / self.temperature, dim)
+            teacher = F.log_softmax(taught / self.temperature, dim)
+            each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim)
+            if isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == each.shape:
+                each = each * (target != IGNORED_TARGET)
+            return each.sum() * self.temperature**2
         if self.loss == "binary_cross_entropy":
             logits, soft = output / self.temperature, torch.sigmoid(taught / self.temperature)
             return F.binary_cross_entropy_with_logits(logits, soft, reduction="sum") * self.temperature**2
         return F.mse_loss(output, taught, reduction="sum")
-
-    def _divergence(self, output: torch.Tensor, taught: torch.Tensor, target: Any, dim: int) -> torch.Tensor:
-        student = F.log_softmax(output / self.temperature, dim)
-        teacher = F.log_softmax(taught / self.temperature, dim)
-        each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim)
-        if isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == each.shape:
-            each = each * (target != IGNORED_TARGET)
-        return each.sum() * self.temperature**2
 
 
 def require_output(job: Job) -> None:
     """Refuse a job that a teacher cannot take part in.
 
     Raises:
-        BadJob: its loss is none of single samples by their output and target.
+        BadJob: its loss is not of single samples by their output and target.
     """
-    is_named = isinstance(job.loss, str)
-    if job.step is not None or job.loss in (None, "own") or not (is_named or _takes_output(job.loss)):
+    function = job.loss.forward if isinstance(job.loss, nn.Module) else job.loss
+    if job.step is not None or job.loss in (None, "own") or (callable(function) and takes_model(function)):
         raise BadJob(
             "a teacher needs the model's output, and this job's loss or step keeps it to itself",
             remedy="Pruning goes with losses by name, or of the form loss(output, target).",
@@ -133,26 +129,22 @@ def require_output(job: Job) -> None:
         raise BadJob("pruning takes losses of single samples, and this job's is of a whole batch")
 
 
-def _takes_output(loss: Any) -> bool:
-    return not takes_model(loss.forward if isinstance(loss, nn.Module) else loss)
-
-
 def _tensors(output: Any) -> list[torch.Tensor]:
     """The tensors of floating point in an output, in order."""
     if isinstance(output, torch.Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):
-        return [one for item in output.values() for one in _tensors(item)]
+        return [tensor for item in output.values() for tensor in _tensors(item)]
     if isinstance(output, Sequence) and not isinstance(output, str):
-        return [one for item in output for one in _tensors(item)]
+        return [tensor for item in output for tensor in _tensors(item)]
     return []
 
 
 SHARE_OF_TRAINING = 0.25
-"""How long a pruned network is trained for, of what the job itself was."""
+"""Length of a pruned network's training, relative to the job's."""
 
 RATE = 0.3
-"""The highest learning rate of that, of the job's own: what is left is near where it shall be."""
+"""Its highest learning rate, relative to the job's: the network is close to a solution already."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +155,15 @@ class Reduced:
     schedule: schedules.Schedule
 
     def __call__(self, progress: float) -> float:
-        """The factor of the learning rate at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         return self.share * self.schedule(progress)
 
 
 def tuning_job(job: Job, module: nn.Module, teacher: nn.Module, until: Duration, *, name: str) -> Job:
-    """The job that trains what is left of a network: the original's data and loss, and the whole network as teacher.
+    """The job that trains a pruned network: the original's data and loss, and the whole network as teacher.
 
-    What would be chosen by validation data is left out: a pruned network is accepted on rows of it that nothing was
-    chosen by, its weights included. So the last weights are kept, and nothing stops early. How the original began,
-    was averaged and was spread over machines is not taken over either, nor are its mixtures of samples.
+    Nothing is chosen by validation data, since a pruned network is accepted on rows of it: the last weights are kept,
+    and nothing stops early. Initial weights, averaging, synchronisation and mixing of the original are left out too.
 
     Raises:
         BadJob: the loss or step does not go with a teacher.
@@ -191,18 +182,18 @@ def share_of(until: Duration) -> Duration:
 
 
 def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink: Sink | None) -> Run:
-    """A run that trained the network of a pruning on: continued if it was stopped, and taken if it is finished.
+    """The finished run that trained a pruned network; continued if it was stopped.
 
     Args:
         original: the run whose model was pruned.
-        job: its job, made ready.
+        job: its job, resolved.
         teacher: its model.
-        pruning: what was decided.
+        pruning: the decision.
         sink: receives the run's events; None: a display on standard error.
 
     Raises:
         BadJob: the job's loss or step does not go with a teacher.
-        RunFailed: training was asked to stop, or could not go on.
+        RunFailed: training was stopped, or failed.
     """
     name = f"{original.name}-pruned-{pruning.target:g}x"
     tuning = tuning_job(job, rebuild_pruned(teacher, pruning.cut), teacher, pruning.until, name=name)

@@ -1,12 +1,10 @@
-"""What passes: decisions on measured values, each with the reason in words.
+"""The gates that a candidate has to pass, cheap ones first: built, loaded, finite, accurate, batch-invariant, fast.
 
-Does a model answer a row alike whatever shares its batch, and however far it is filled up?
+`examine` puts one candidate through all of them but the last: acceptance (`accepted`) on rows that nothing was chosen
+by. Every gate records the measured value and its limit.
 
-A service stacks requests, so a model whose answer depends on its neighbours answers at random. Quantised models do so
-to some extent: kernels of other batch sizes round elsewhere, and scales that are taken from the batch itself
-("dynamic" quantisation) change with every neighbour.
-
-One candidate through the gates, cheap ones first: made, loaded, sane, good enough on the selection, steady, fast.
+Batch invariance: a service stacks requests, so an answer must not depend on its neighbours. Quantised models depend on
+them to some extent: kernels of other batch sizes round differently, and "dynamic" scales are taken from the batch.
 """
 
 from __future__ import annotations
@@ -41,19 +39,147 @@ from stoker.records import Manifest, Tolerance
 from stoker.records.compression import CompressionTrial, Gate, Interval
 
 LEAST_GAIN_LOSSY = 1.1
-"""How much faster than the best other candidate one that is pruned or in 8 bits is at least, at the lower bound: it
-costs accuracy, and a tenth more speed is what that is worth."""
+"""Least speed-up, at its lower bound, of a pruned or 8-bit candidate over the best lossless one: it costs accuracy."""
 
 LEAST_GAIN_LOSSLESS = 1.0
-"""Any other candidate is measurably faster, or not worth it."""
+"""Least speed-up of a lossless candidate, at its lower bound."""
 
 MOST_FINALISTS = 3
-"""Candidates that are held against the rows of acceptance. Each more takes confidence from all."""
+"""Candidates that are tested on the rows of acceptance. Each further one lowers the confidence of all."""
+
+LEAST_LIKENESS = 0.8
+"""Least cosine with the original's answers, whatever the metric says."""
+
+RACE_SHARE = 0.015
+"""Each race takes about this share of the search's time."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The original's answers and scores on the rows of selection, and the drop that is allowed."""
+
+    answers: Arrays
+    scores: Scores
+    allowed: float
+
+
+def reference(course: Examination) -> Contender:
+    """The original model as a contender."""
+    source = course.source
+    manifest, graph = source.manifest, source.graph_path
+    weights = graph.with_suffix(".bin") if graph.suffix == ".xml" else graph.with_name(f"{graph.name}.data")
+    trial = CompressionTrial(
+        name="original",
+        how=f"version {source.version} as it is",
+        engine=manifest.engine,
+        precision=manifest.precision,
+        outcome="reference",
+        reason="what the others are held against",
+        num_bytes=sum(path.stat().st_size for path in (graph, weights) if path.is_file()),
+        pace=1.0,
+        selection_drop=0.0,
+        tolerance=manifest.tolerance,
+    )
+    engine = course.engine_of(manifest, graph)
+    rows = course.material.selection
+    outputs = course.answers(engine, rows)
+    scores = course.scores(outputs, course.with_targets(rows, outputs))
+    return Contender(trial, manifest, BuiltGraph(graph, (graph,)), engine, scores)
+
+
+def examine(
+    candidate: CompressionCandidate,
+    course: Examination,
+    bar: Baseline,
+    rival: Contender,
+    context: BuildContext,
+    directory: Path,
+) -> Contender | CompressionTrial:
+    """A contender that passed every gate but acceptance, or the record of a rejected candidate.
+
+    An error of a library rejects the candidate; the search goes on.
+    """
+    started = course.clock()
+    contender: Contender | None = None
+    trial = trial_of(candidate)
+    try:
+        made = candidate.make(context, directory)
+        trial = dataclasses.replace(trial, num_bytes=made.num_bytes)
+        manifest, engine = course.load(candidate, made)
+        contender = Contender(trial, manifest, made, engine, bar.scores)
+        refusal = _judge(contender, candidate, course, bar, rival)
+    except StokerError as error:
+        refusal = error.message
+    if contender is not None:
+        trial = contender.trial
+    trial = dataclasses.replace(trial, took_s=course.clock() - started, reason=refusal or "")
+    if contender is not None and refusal is None:
+        contender.trial = trial
+        return contender
+    if contender is not None:
+        contender.engine.close()
+    return trial
+
+
+def trial_of(candidate: CompressionCandidate) -> CompressionTrial:
+    """The record of a candidate before anything is known of it: rejected."""
+    return CompressionTrial(
+        name=candidate.name, how=candidate.how, engine=candidate.engine, precision=candidate.precision,
+        outcome="rejected", reason="",
+    )  # fmt: skip
+
+
+def _judge(
+    contender: Contender, candidate: CompressionCandidate, course: Examination, bar: Baseline, rival: Contender
+) -> str | None:
+    """Why a contender is rejected, or None. Gates are recorded as far as it got."""
+    selection, terms = course.material.selection, course.terms
+    outputs = course.answers(contender.engine, selection)
+    if not is_finite_like(outputs, bar.answers):
+        contender.note(Gate(what="answers that are not finite, or missing", passed=False, found=1, limit=0))
+        return "gives answers that are not finite, or of another shape, where the original's are"
+    cosine = likeness(outputs, bar.answers)
+    is_like = cosine >= LEAST_LIKENESS
+    contender.note(Gate(what="cosine with the original's answers", passed=is_like, found=cosine, limit=LEAST_LIKENESS))
+    if not is_like:
+        return f"computes something else: the cosine with the original's answers is {cosine:.2f}"
+
+    contender.scores = course.scores(outputs, selection)
+    rows, confidence = len(course.material.acceptance), corrected(terms.confidence, MOST_FINALISTS)
+    contender.is_likely = foreseen_bound(bar.scores, contender.scores, rows, confidence) <= bar.allowed
+    accuracy = selected(bar.scores, contender.scores, bar.allowed)
+    contender.note(accuracy.gate, selection_drop=drop_of(bar.scores, contender.scores))
+    if not accuracy.passed:
+        return accuracy.reason
+
+    if (refusal := _judge_invariance(contender, course)) is not None:
+        return refusal
+
+    races = course.races(contender.engine, rival.engine, seconds=RACE_SHARE * terms.seconds)
+    gain = gain_of(races, terms.confidence)
+    contender.pace = gain.value * rival.pace
+    speed = fast_enough(gain, rival.trial.name, is_lossy=candidate.is_lossy)
+    latency_s = interleaved_latencies(rival.trial.latency_s, races, terms.batch_sizes)
+    contender.note(speed.gate, latency_s=latency_s, speed_up=gain, rival=rival.trial.name, pace=contender.pace)
+    return None if speed.passed else speed.reason
+
+
+def _judge_invariance(contender: Contender, course: Examination) -> str | None:
+    """Why a contender is rejected for answers that depend on their batch, at any served size; or None."""
+    sizes = course.terms.served_sizes
+    steady = batch_invariance(contender.engine, course.material.selection, contender.manifest, sizes)
+    contender.note(*steady.gates(), tolerance=steady.tolerance)
+    if not all(gate.passed for gate in steady.gates()):
+        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    excess = course.golden_excess(contender.engine, steady.tolerance)
+    what = f"golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
+    contender.note(Gate(what=what, passed=excess <= 1, found=excess, limit=1.0))
+    return None if excess <= 1 else f"a golden answer depends on its batch: {excess:.3g} times what is allowed"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether something passed, the gate it was held against, and what to tell where it did not."""
+    """A gate, and the reason to show if it was not passed."""
 
     gate: Gate
     reason: str
@@ -65,14 +191,14 @@ class Judgement:
 
 
 def foreseen_bound(original: Scores, candidate: Scores, rows: int, confidence: float) -> float:
-    """The bound on the drop that `rows` rows of acceptance would likely give, from those of selection."""
+    """Upper bound of the drop [in the metric's unit] that `rows` rows of acceptance would likely give."""
     losses = original - candidate
     z = NormalDist().inv_cdf(confidence)
     return float(losses.mean()) + z * float(losses.std()) / math.sqrt(rows) + largest_loss(original, candidate) / rows
 
 
 def selected(original: Scores, candidate: Scores, allowed: float) -> Judgement:
-    """Whether a candidate keeps within what is allowed on the rows of selection, bounds aside."""
+    """Whether the drop on the rows of selection is within the allowed one, without a confidence bound."""
     drop = float(np.mean(original - candidate))
     what = f"the drop on {len(original)} rows for selection"
     gate = Gate(what=what, passed=drop <= allowed, found=drop, limit=allowed)
@@ -80,7 +206,7 @@ def selected(original: Scores, candidate: Scores, allowed: float) -> Judgement:
 
 
 def fast_enough(gain: Interval, rival: str, *, is_lossy: bool) -> Judgement:
-    """Whether a candidate is faster than the best that is neither pruned nor in 8 bits, at the lower bound."""
+    """Whether a candidate is faster, at the lower bound, than the best that is neither pruned nor in 8 bits."""
     least = LEAST_GAIN_LOSSY if is_lossy else LEAST_GAIN_LOSSLESS
     passed = gain.low > least
     gate = Gate(what=f"how much faster than {rival}, at least", passed=passed, found=gain.low, limit=least)
@@ -99,10 +225,10 @@ def accepted(
     seed: int,
     others: int = 0,
 ) -> tuple[Interval, Judgement]:
-    """The drop on rows that nothing was chosen by, and whether it keeps within what is allowed.
+    """The drop on the rows of acceptance, and whether its upper bound is within the allowed one.
 
-    With several finalists each bound holds at a higher confidence, so that all hold together at `confidence`. `others`
-    are the validation rows that other uses take, for how many to give in all.
+    With several finalists each bound has a higher confidence, so that all hold together at `confidence`. `others` are
+    the validation rows of other uses, for the advice how many rows to give in all.
     """
     each = corrected(confidence, finalists)
     drop = drop_interval(original, candidate, confidence=each, seed=seed)
@@ -118,17 +244,17 @@ def accepted(
 
 
 def require_rows(rows: int, original: Scores, allowed: float, confidence: float, others: int = 0) -> None:
-    """Refuse to judge by so few rows that not even a model that changes nothing could pass.
+    """Refuse so few rows that not even an unchanged model could pass.
 
     Args:
-        rows: those of acceptance.
-        original: the original's scores, of any rows: how far they lie apart is the most that a row can lose.
+        rows: number of acceptance rows.
+        original: the original's scores of any rows: their range is the most that a row can lose.
         allowed: the drop that is allowed.
         confidence: of all bounds together.
-        others: validation rows that other uses take.
+        others: validation rows of other uses.
 
     Raises:
-        BadJob: they are too few; says how many it takes, and what these could show.
+        BadJob: there are too few; with the number needed, and the drop that these could show.
     """
     worst, each = largest_loss(original, original), corrected(confidence, MOST_FINALISTS)
     needed = rows_needed(allowed, worst, each)
@@ -142,48 +268,35 @@ def require_rows(rows: int, original: Scores, allowed: float, confidence: float,
 
 
 def front(trials: Sequence[CompressionTrial]) -> frozenset[str]:
-    """Names of the trials that no other beats: as good or better in size, pace and metric, and better in one.
-
-    Those that were rejected before they were timed take no part.
-    """
-    measured = {
-        one.name: (float(one.num_bytes), 1 / one.pace, _drop(one))
-        for one in trials
-        if one.num_bytes is not None and one.pace is not None
-    }
+    """Names of the trials on the Pareto front of size, time and drop; those that were not timed are left out."""
+    costs: dict[str, tuple[float, ...]] = {}
+    for trial in trials:
+        if trial.num_bytes is not None and trial.pace is not None:
+            drop = trial.selection_drop or 0.0 if trial.drop is None else trial.drop.value
+            costs[trial.name] = (float(trial.num_bytes), 1 / trial.pace, drop)
     return frozenset(
         name
-        for name, own in measured.items()
-        if not any(_beats(other, own) for rival, other in measured.items() if rival != name)
+        for name, own in costs.items()
+        if not any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in costs.values())
     )
-
-
-def _drop(trial: CompressionTrial) -> float:
-    if trial.drop is not None:
-        return trial.drop.value
-    return trial.selection_drop or 0.0
-
-
-def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
 
 
 ROWS = 8
 """Rows that are asked alone."""
 
 MARGIN = 4.0
-"""The manifest's tolerance is so many times the deviation found: some rows of many deviate more than ROWS showed."""
+"""The manifest's tolerance is this many times the measured deviation: other rows may deviate more than these."""
 
 FLOOR = 1e-5
-"""The tolerance is at least so much of the outputs' scale: rounding of fp32 sums in another order."""
+"""Least tolerance relative to the outputs' scale: rounding of fp32 sums in another order."""
 
 CEILING = 0.05
-"""The most that an answer may deviate, of the outputs' scale (their root mean square)."""
+"""Largest allowed deviation relative to the outputs' scale (their root mean square)."""
 
 
 @dataclass(frozen=True)
 class BatchInvariance:
-    """The largest deviation of an answer in company from the same answer alone, and the outputs' scale, by output."""
+    """Largest deviation of an answer in a batch from the answer alone, and the outputs' scale, by output."""
 
     deviation: dict[str, float]
     scale: dict[str, float]
@@ -191,18 +304,18 @@ class BatchInvariance:
 
     @property
     def share(self) -> float:
-        """The largest deviation of any output, in its scale."""
+        """Largest deviation of any output relative to its scale [1]."""
         return max((self.deviation[name] / (self.scale[name] or 1.0) for name in self.deviation), default=0.0)
 
     @property
     def tolerance(self) -> Tolerance:
-        """What two answers to one request may differ by."""
+        """Allowed difference between two answers to one request."""
         largest = max(self.deviation.values(), default=0.0)
         scale = max(self.scale.values(), default=0.0)
         return Tolerance(absolute=max(MARGIN * largest, FLOOR * scale), relative=1e-4)
 
     def gates(self) -> tuple[Gate, ...]:
-        """Finite, and steady enough."""
+        """The gates of finite answers and of the largest deviation."""
         infinite = 0.0 if self.is_finite else 1.0
         what = "an answer in a batch from the answer alone, of the outputs' root mean square"
         return (
@@ -212,196 +325,46 @@ class BatchInvariance:
 
 
 def batch_invariance(engine: Engine, rows: EvaluationRows, manifest: Manifest, sizes: Sequence[int]) -> BatchInvariance:
-    """Ask some rows alone, each cut to its own length, and the same in batches, filled up to the longest.
+    """Compare answers to rows alone, each cut to its own length, with those in batches, padded to the longest.
 
     Args:
-        engine: loaded as a service would.
+        engine: loaded as in a service.
         rows: the first `ROWS` of them are asked, repeated where a batch has more.
-        manifest: what the model takes.
+        manifest: the model's signature.
         sizes: of batches [rows]; those that are served (`artifacts.served_sizes`).
 
     Raises:
-        ServiceError: the engine could not.
+        ServiceError: the engine could not answer.
     """
     few = rows.take(np.arange(min(ROWS, len(rows))))
-    alone = [_alone(engine, few, manifest, row) for row in range(len(few))]
+    alone = []
+    for row in range(len(few)):
+        single = few.take(np.array([row]))
+        alone.append(engine.run(cut_to(single.inputs, manifest, int(row_lengths(single, manifest)[0]))))
     deviation = dict.fromkeys(alone[0], 0.0)
     for size in sizes:
         repeated = few.take(np.arange(max(size, len(few))) % len(few))
         forms = [answers(engine, repeated, manifest, batch=size)]
-        if size == max(sizes):
-            forms.append(_at_full_length(engine, repeated))
+        if size == max(sizes):  # once more in one batch, in the rows' order, with all of their padding
+            forms.append(engine.run({name: np.ascontiguousarray(array) for name, array in repeated.inputs.items()}))
         for row in range(len(repeated)):
-            for name, one in alone[row % len(few)].items():
-                region = (slice(row, row + 1), *(slice(0, length) for length in one.shape[1:]))
-                for other in forms:
-                    deviation[name] = max(deviation[name], _max_difference(other[name][region], one))
-    stacked = {name: np.concatenate([one[name].ravel() for one in alone]).astype(np.float64) for name in deviation}
-    scale = {name: _root_mean_square(values) for name, values in stacked.items()}
-    finite = all(np.isfinite(values).all() for values in stacked.values()) and all(map(np.isfinite, deviation.values()))
-    return BatchInvariance(deviation, scale, bool(finite))
-
-
-def _root_mean_square(values: NDArray[np.float64]) -> float:
-    """The scale of an output's values; what the model fills in does not count."""
-    told = values[~is_filled_in(np.abs(values))]
-    return float(np.sqrt(np.mean(np.square(told)))) if len(told) else 0.0
+            for name, own in alone[row % len(few)].items():
+                region = (slice(row, row + 1), *(slice(0, length) for length in own.shape[1:]))
+                for form in forms:
+                    deviation[name] = max(deviation[name], _max_difference(form[name][region], own))
+    scale: dict[str, float] = {}
+    is_finite = all(map(math.isfinite, deviation.values()))
+    for name in deviation:
+        values = np.concatenate([outputs[name].ravel() for outputs in alone]).astype(np.float64)
+        is_finite = is_finite and bool(np.isfinite(values).all())
+        values = values[~is_filled_in(np.abs(values))]
+        scale[name] = float(np.sqrt(np.mean(np.square(values)))) if len(values) else 0.0
+    return BatchInvariance(deviation, scale, is_finite)
 
 
 def _max_difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest difference; infinite where one of them alone is not finite."""
+    """Largest absolute difference; infinite where only one of them is finite."""
     a, b = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        apart = np.where(a == b, 0.0, np.abs(a - b))
-    return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
-
-
-def _alone(engine: Engine, rows: EvaluationRows, manifest: Manifest, row: int) -> Arrays:
-    one = rows.take(np.array([row]))
-    return engine.run(cut_to(one.inputs, manifest, int(row_lengths(one, manifest)[0])))
-
-
-def _at_full_length(engine: Engine, rows: EvaluationRows) -> Arrays:
-    """Answers in one batch, in the rows' order, without cutting what they are filled up with."""
-    return engine.run({name: np.ascontiguousarray(array) for name, array in rows.inputs.items()})
-
-
-LEAST_LIKENESS = 0.8
-"""Answers whose cosine with the original's is lower have little to do with them, whatever the metric says."""
-
-RACE_SHARE = 0.015
-"""Each race takes about this share of the search's time."""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What candidates are held against: the original's answers and scores on the selection, and the drop allowed."""
-
-    answers: Arrays
-    scores: Scores
-    allowed: float
-
-
-def reference(course: Examination) -> Contender:
-    """The model given, as the first contender."""
-    source = course.source
-    manifest = source.manifest
-    trial = CompressionTrial(
-        name="original",
-        how=f"version {source.version} as it is",
-        engine=manifest.engine,
-        precision=manifest.precision,
-        outcome="reference",
-        reason="what the others are held against",
-        num_bytes=_engine_bytes(source.graph_path),
-        pace=1.0,
-        selection_drop=0.0,
-        tolerance=manifest.tolerance,
-    )
-    engine = course.engine_of(manifest, source.graph_path)
-    rows = course.material.selection
-    found = course.answers(engine, rows)
-    scores = course.scores(found, course.with_targets(rows, found))
-    return Contender(trial, manifest, BuiltGraph(source.graph_path, (source.graph_path,)), engine, scores)
-
-
-def examine(
-    candidate: CompressionCandidate,
-    course: Examination,
-    bar: Baseline,
-    rival: Contender,
-    workshop: BuildContext,
-    directory: Path,
-) -> Contender | CompressionTrial:
-    """A contender that passed every gate but acceptance, or the record of one that did not.
-
-    Whatever a library raises rejects the candidate, and not the search.
-    """
-    started = course.clock()
-    contender: Contender | None = None
-    trial = CompressionTrial(
-        name=candidate.name, how=candidate.how, engine=candidate.engine, precision=candidate.precision,
-        outcome="rejected", reason="",
-    )  # fmt: skip
-    try:
-        made = candidate.make(workshop, directory)
-        trial = dataclasses.replace(trial, num_bytes=made.num_bytes)
-        manifest, engine = course.load(candidate, made)
-        contender = Contender(trial, manifest, made, engine, bar.scores)
-        refusal = _judge(contender, candidate, course, bar, rival)
-    except StokerError as error:
-        refusal = error.message
-    found = trial if contender is None else contender.trial
-    found = dataclasses.replace(found, took_s=course.clock() - started, reason=refusal or "")
-    if contender is None or refusal is not None:
-        if contender is not None:
-            contender.engine.close()
-        return found
-    contender.trial = found
-    return contender
-
-
-def _judge(
-    contender: Contender, candidate: CompressionCandidate, course: Examination, bar: Baseline, rival: Contender
-) -> str | None:
-    """Why a contender is rejected; None if it passes. What was found is written down as far as it got."""
-    selection = course.material.selection
-    found = course.answers(contender.engine, selection)
-    if not is_finite_like(found, bar.answers):
-        contender.note(Gate(what="answers that are not finite, or missing", passed=False, found=1, limit=0))
-        return "gives answers that are not finite, or of another shape, where the original's are"
-    alike = likeness(found, bar.answers)
-    contender.note(
-        Gate(what="cosine with the original's answers", passed=alike >= LEAST_LIKENESS, found=alike,
-             limit=LEAST_LIKENESS)
-    )  # fmt: skip
-    if alike < LEAST_LIKENESS:
-        return f"computes something else: the cosine with the original's answers is {alike:.2f}"
-    judged = _by_metric(contender, course, bar, found)
-    if not judged.passed:
-        return judged.reason
-    if (unsteady := _by_batch(contender, course)) is not None:
-        return unsteady
-    raced = _by_time(contender, candidate, course, rival)
-    return None if raced.passed else raced.reason
-
-
-def _by_metric(contender: Contender, course: Examination, bar: Baseline, found: Arrays) -> Judgement:
-    contender.scores = course.scores(found, course.material.selection)
-    rows, confidence = len(course.material.acceptance), corrected(course.terms.confidence, MOST_FINALISTS)
-    contender.is_likely = foreseen_bound(bar.scores, contender.scores, rows, confidence) <= bar.allowed
-    judged = selected(bar.scores, contender.scores, bar.allowed)
-    contender.note(judged.gate, selection_drop=drop_of(bar.scores, contender.scores))
-    return judged
-
-
-def _by_batch(contender: Contender, course: Examination) -> str | None:
-    """Why a contender's answers depend on their batch; None if they do not, at any size that is served."""
-    sizes = course.terms.served_sizes
-    steady = batch_invariance(contender.engine, course.material.selection, contender.manifest, sizes)
-    contender.note(*steady.gates(), tolerance=steady.tolerance)
-    if not all(gate.passed for gate in steady.gates()):
-        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
-    excess = course.golden_excess(contender.engine, steady.tolerance)
-    what = f"golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
-    contender.note(Gate(what=what, passed=excess <= 1, found=excess, limit=1.0))
-    return None if excess <= 1 else f"a golden answer depends on its batch: {excess:.3g} times what is allowed"
-
-
-def _by_time(contender: Contender, candidate: CompressionCandidate, course: Examination, rival: Contender) -> Judgement:
-    terms = course.terms
-    races = course.races(contender.engine, rival.engine, seconds=RACE_SHARE * terms.seconds)
-    gain = gain_of(races, terms.confidence)
-    contender.pace = gain.value * rival.pace
-    judged = fast_enough(gain, rival.trial.name, is_lossy=candidate.is_lossy)
-    contender.note(
-        judged.gate, latency_s=interleaved_latencies(rival.trial.latency_s, races, terms.batch_sizes), speed_up=gain,
-        rival=rival.trial.name, pace=contender.pace,
-    )  # fmt: skip
-    return judged
-
-
-def _engine_bytes(graph: Path) -> int:
-    """What the engine reads [bytes]: the graph, and weights that lie beside it (`model.onnx.data`, `model.bin`)."""
-    beside = [graph.with_suffix(".bin")] if graph.suffix == ".xml" else [graph.with_name(f"{graph.name}.data")]
-    return sum(path.stat().st_size for path in (graph, *beside) if path.is_file())
+        differences = np.where(a == b, 0.0, np.abs(a - b))
+    return float(np.max(np.nan_to_num(differences, nan=np.inf), initial=0.0))

@@ -1,27 +1,18 @@
-"""Candidates that OpenVINO runs: in fp32, in bf16 or fp16, and in int8 as NNCF quantises.
+"""Candidates for OpenVINO: fp32, bf16 or fp16, int8 as NNCF quantises, and int8 with some layers put back.
 
 What: int8 static quantisation after training. Scales of weights are per channel, those of activations per tensor, taken
-from calibration rows; biases are corrected for the mean error. "SmoothQuant" first moves outliers of activations into
-the weights, which transformers need.
+from calibration rows; biases are corrected for the mean error. SmoothQuant first moves outliers of activations into the
+weights, which transformers need.
 Use when: the CPU has 8-bit dot products (VNNI, AMX), where it is 1.5 to 2 times as fast as bf16.
 Costs: seconds; some accuracy, which the search measures.
 Source: Nagel et al. 2021, https://arxiv.org/abs/2106.08295 (quantisation after training, bias correction); Xiao et al.
 2022, https://arxiv.org/abs/2211.10438 (SmoothQuant); NNCF's documentation of `nncf.quantize`.
 
-OpenVINO's own format, as small as it gets.
-
-A small network's description (`model.xml`) takes a fifth of its weights in int8: layers' names, sizes that follow from
-others, notes of the tools, indentation. The engine needs none of it.
-
-Layers of an int8 graph put back: their activations are no longer quantised, their weights stay in 8 bits.
-
-What: a quantised graph rounds activations at points before its layers. Each point is undone alone, and how much nearer
-the answers come to the original's ranks it; then the first 1, 2, 4, … of the ranking are undone together, until the
-metric is kept. Points that follow one another are taken together where there are more than time allows to ask singly.
-Use when: int8 is fast enough and not good enough; often a few layers do all the damage.
-Costs: an undone layer computes as the rest does, in fp32 or bf16.
-Source: accuracy-aware quantisation as in NNCF's `quantize_with_accuracy_control`, which puts back weights as well and
-asks the metric for each; the ranking by answers and the doubling are ours.
+Putting layers back: a quantised graph rounds activations at points before its layers. Each point, or group of
+neighbouring points, is undone alone and ranked by how much nearer the answers come to the original's; then the first 1,
+2, 4, … of the ranking are undone together, until the metric is kept. Their layers then compute in fp32 or bf16; weights
+stay in 8 bits. Source: NNCF's `quantize_with_accuracy_control`, which puts back weights as well and measures the metric
+for each; the ranking by answers and the doubling are ours.
 """
 
 from __future__ import annotations
@@ -38,57 +29,44 @@ from stoker.compressing.candidates import BuildContext, BuiltGraph, CannotBuild,
 from stoker.engines import openvino_process
 
 Style = Literal["mixed", "plain", "percentile", "min-max", "smooth"]
-"""How scales are found: extremes, with a zero point for activations of either sign; the same without correcting biases;
+"""How scales are found: extremes, with a zero point for activations of either sign; the same without bias correction;
 extremes without outliers; symmetric extremes; after SmoothQuant."""
 
 
-def as_it_is(workshop: BuildContext, directory: Path) -> BuiltGraph:
+def as_it_is(context: BuildContext, directory: Path) -> BuiltGraph:
     """The graph in OpenVINO's own format."""
     with explained("OpenVINO"):
-        return saved(read(workshop.graph_path), directory)
+        return saved(read(context.graph_path), directory)
 
 
-def halved(workshop: BuildContext, directory: Path) -> BuiltGraph:
-    """The graph with its weights stored in fp16, which bf16 is computed from as well: half the size."""
+def halved(context: BuildContext, directory: Path) -> BuiltGraph:
+    """The graph with its weights stored in fp16, also for bf16: half the size."""
     with explained("OpenVINO"):
-        return saved(read(workshop.graph_path), directory, halve=True)
+        return saved(read(context.graph_path), directory, halve=True)
 
 
-def quantised(workshop: BuildContext, directory: Path, style: Style) -> BuiltGraph:
+def quantised(context: BuildContext, directory: Path, style: Style) -> BuiltGraph:
     """The graph in int8."""
     with explained("NNCF"):
-        return saved(quantised_model(workshop, style), directory)
-
-
-def quantised_model(workshop: BuildContext, style: Style) -> Any:
-    """The graph in int8, in memory.
-
-    Raises:
-        CannotMake: NNCF is not installed.
-    """
-    nncf = _nncf()
-    rows = list(workshop.calibration_inputs())
-    with _quietly(), openvino_process.signal_stack_kept():
-        model = read(workshop.graph_path)
-        return nncf.quantize(
-            model, nncf.Dataset(rows), subset_size=len(rows), **_settings(nncf, style, sums_fit=workshop.sums_fit)
-        )  # fmt: skip
-
-
-def _settings(nncf: Any, style: Style, *, sums_fit: bool) -> dict[str, Any]:
-    """What NNCF calls a style."""
-    finer: dict[str, Any] = {"disable_bias_correction": style == "plain"}
-    if sums_fit:
-        finer["overflow_fix"] = nncf.OverflowFix.DISABLE
-    if style == "percentile":
-        sets = nncf.quantization.range_estimator.RangeEstimatorParametersSet
-        finer["activations_range_estimator_params"] = sets.MEAN_NO_OUTLIERS_MINMAX
-    preset = nncf.QuantizationPreset.PERFORMANCE if style == "min-max" else nncf.QuantizationPreset.MIXED
-    return {
-        "model_type": nncf.ModelType.TRANSFORMER if style == "smooth" else None,
-        "preset": preset,
-        "advanced_parameters": nncf.AdvancedQuantizationParameters(**finer),
-    }
+        nncf = _nncf()
+        presets = nncf.QuantizationPreset
+        advanced: dict[str, Any] = {"disable_bias_correction": style == "plain"}
+        if context.sums_fit:
+            advanced["overflow_fix"] = nncf.OverflowFix.DISABLE
+        if style == "percentile":
+            sets = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+            advanced["activations_range_estimator_params"] = sets.MEAN_NO_OUTLIERS_MINMAX
+        rows = list(context.calibration_inputs())
+        with _quietly(), openvino_process.signal_stack_kept():
+            model = nncf.quantize(
+                read(context.graph_path),
+                nncf.Dataset(rows),
+                subset_size=len(rows),
+                model_type=nncf.ModelType.TRANSFORMER if style == "smooth" else None,
+                preset=presets.PERFORMANCE if style == "min-max" else presets.MIXED,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(**advanced),
+            )
+        return saved(model, directory)
 
 
 def _nncf() -> Any:
@@ -103,7 +81,7 @@ def _nncf() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the bars and notes that NNCF writes while it works."""
+    """Silence NNCF's progress bars and notes."""
     logger = logging.getLogger("nncf")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -114,14 +92,11 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(level)
 
 
-_ENDS = frozenset({"Parameter", "Result"})
-
-
 def openvino() -> Any:
     """The library.
 
     Raises:
-        CannotMake: it is not installed.
+        CannotBuild: it is not installed.
     """
     openvino_process.withhold_telemetry()
     try:
@@ -133,7 +108,7 @@ def openvino() -> Any:
 
 
 def read(path: Path) -> Any:
-    """A graph in memory, with what follows from constants alone computed once and for all."""
+    """A graph in memory, with constants folded."""
     library = openvino()
     model = library.Core().read_model(path)
     passes = library.passes.Manager()
@@ -143,7 +118,7 @@ def read(path: Path) -> Any:
 
 
 def saved(model: Any, directory: Path, *, halve: bool = False) -> BuiltGraph:
-    """Write `model.xml` and `model.bin`, with weights in fp16 if they are to be halved."""
+    """Write `model.xml` and `model.bin`, with weights in fp16 if `halve`."""
     path = directory / "model.xml"
     openvino().save_model(model, path, compress_to_fp16=halve)
     ends = {name for port in (*model.inputs, *model.outputs) for name in port.get_names()}
@@ -152,10 +127,14 @@ def saved(model: Any, directory: Path, *, halve: bool = False) -> BuiltGraph:
 
 
 def slimmed(xml: str, ends: Collection[str]) -> str:
-    """The description without what the engine works out for itself; names of inputs and outputs, `ends`, stay."""
+    """A description (`model.xml`) without what the engine does not need; names of inputs and outputs, `ends`, stay.
+
+    A small network's description is a fifth the size of its int8 weights: layers' names, inferred sizes, notes of the
+    tools, indentation.
+    """
     net = ET.fromstring(xml)  # noqa: S314 - a graph of our own, or of an artifact that was verified
     for layer in net.iterfind("layers/layer"):
-        if layer.get("type") not in _ENDS:
+        if layer.get("type") not in {"Parameter", "Result"}:
             layer.set("name", layer.get("id", ""))
         for port in layer.iterfind("input/port"):
             for dim in list(port):
@@ -179,15 +158,16 @@ LayerGroup = tuple[str, ...]
 
 
 def points_of(graph: Path) -> tuple[str, ...]:
-    """Where an int8 graph rounds activations, in the order of its layers."""
+    """The points at which an int8 graph rounds activations, in the order of its layers."""
     with explained("OpenVINO"):
-        return tuple(op.get_friendly_name() for op in _read(graph).get_ordered_ops() if _is_point(op))
+        model = openvino().Core().read_model(graph)
+        return tuple(op.get_friendly_name() for op in model.get_ordered_ops() if _is_point(op))
 
 
 def undone(graph: Path, directory: Path, points: Collection[str]) -> BuiltGraph:
     """The graph without rounding at these points, written to `directory`."""
     with explained("OpenVINO"):
-        model = _read(graph)
+        model = openvino().Core().read_model(graph)
         for op in model.get_ordered_ops():
             if _is_point(op) and op.get_friendly_name() in points:
                 for reader in list(op.output(0).get_target_inputs()):
@@ -196,13 +176,13 @@ def undone(graph: Path, directory: Path, points: Collection[str]) -> BuiltGraph:
 
 
 def grouped(points: Sequence[str], most: int) -> tuple[LayerGroup, ...]:
-    """At most `most` groups of points, each of neighbours, of like sizes.
+    """At most `most` groups of neighbouring points, of equal size but for the last.
 
     >>> grouped(["a", "b", "c", "d", "e"], 2)
     (('a', 'b', 'c'), ('d', 'e'))
     """
     size = -(-len(points) // max(1, most))
-    return tuple(tuple(points[at : at + size]) for at in range(0, len(points), size))
+    return tuple(tuple(points[start : start + size]) for start in range(0, len(points), size))
 
 
 def shares(groups: Sequence[LayerGroup]) -> tuple[int, ...]:
@@ -213,10 +193,6 @@ def shares(groups: Sequence[LayerGroup]) -> tuple[int, ...]:
     """
     doubled = (2**power for power in range(len(groups).bit_length()))
     return tuple(count for count in doubled if count < len(groups))
-
-
-def _read(graph: Path) -> Any:
-    return openvino().Core().read_model(graph)
 
 
 def _is_point(op: Any) -> bool:

@@ -1,9 +1,4 @@
-"""Rows that a search calibrates, selects and accepts on, and batches of them as a service would make them.
-
-What a model answers for rows, in batches as a service would make them.
-
-Rows out of a file: arrays of an .npz, or columns of a Parquet table.
-"""
+"""Rows that a search calibrates, selects and accepts on: read from a file, split, batched as in a service, answered."""
 
 from __future__ import annotations
 
@@ -25,28 +20,27 @@ from stoker.loading.order import Indices, KeyedPermutation
 from stoker.loading.randomness import RandomStream, key_of
 from stoker.records import BATCH, Manifest, TensorSpec
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """Samples of one set, stacked: inputs by the manifest's names [N, ...], and targets [N, ...] where there are any.
-
-    Samples of several sizes are filled up with the manifest's `pad`.
-    """
+    """Stacked samples: inputs by the manifest's names [N, ...], padded with its `pad`, and targets [N, ...] if any."""
 
     inputs: Arrays
-    targets: NDArray[Any] | Arrays | None = None
-    """By output where they are another model's answers."""
+    targets: Array | Arrays | None = None
+    """A dict by output if they are another model's answers."""
 
     def __len__(self) -> int:
         """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
     def first(self, most: int) -> EvaluationRows:
-        """The first rows, at most so many."""
+        """The first rows, at most `most`."""
         return self if len(self) <= most else self.take(np.arange(most))
 
     def take(self, indices: Indices) -> EvaluationRows:
-        """The rows of these indices [M], in that order."""
+        """Rows by index [M], in that order."""
         targets = self.targets
         if isinstance(targets, dict):
             targets = {name: array[indices] for name, array in targets.items()}
@@ -55,20 +49,19 @@ class EvaluationRows:
         return EvaluationRows({name: array[indices] for name, array in self.inputs.items()}, targets)
 
     def joined(self, other: EvaluationRows) -> EvaluationRows:
-        """These rows, and then others of the same inputs and targets."""
+        """These rows followed by others with the same inputs and targets."""
         targets = self.targets
         if isinstance(targets, np.ndarray) and isinstance(other.targets, np.ndarray):
             targets = np.concatenate([targets, other.targets])
-        return EvaluationRows(
-            {name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}, targets
-        )
+        inputs = {name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}
+        return EvaluationRows(inputs, targets)
 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """All rows of a search: to calibrate on, to choose by, and to accept by; no row has two of these uses.
+    """All rows of a search: for calibration, selection and acceptance; no row has two uses.
 
-    `is_held_out` says that the calibration rows, too, are rows that the model was not trained on.
+    `is_held_out`: the calibration rows, too, are rows that the model was not trained on.
     """
 
     calibration: EvaluationRows
@@ -78,9 +71,9 @@ class EvaluationData:
     is_held_out: bool = False
 
     def limited(self, *, selection: int, acceptance: int, calibration: int) -> EvaluationData:
-        """At most so many rows for each use; what is left over of others serves for acceptance if that lacks rows.
+        """At most this many rows for each use; unused rows of other uses serve for acceptance if that lacks rows.
 
-        Parts begin with the same rows, as these lie in the order they were dealt in.
+        Parts keep their first rows, which are in the order of the split.
         """
         rows = self.acceptance
         spare = [(self.selection, selection), *([(self.calibration, calibration)] if self.is_held_out else [])]
@@ -97,21 +90,21 @@ class EvaluationData:
 
     @property
     def num_others(self) -> int:
-        """Validation rows of other uses than acceptance."""
+        """Number of validation rows for other uses than acceptance [rows]."""
         return len(self.selection) + (len(self.calibration) if self.is_held_out else 0)
 
 
 def split_rows(
     training: EvaluationRows | None, validation: EvaluationRows, *, seed: int, calibration: int, selection: float = 0.3
 ) -> EvaluationData:
-    """Deal rows out by a keyed permutation.
+    """Split rows by a keyed permutation.
 
     Args:
-        training: what may be calibrated on; None: a quarter of `validation`, at most, is set aside for it.
-        validation: rows the model was not trained on.
-        seed: of the permutation; equal seeds deal alike.
-        calibration: rows to calibrate with, where there are as many.
-        selection: the share of the other validation rows that the search may look at; the rest is for acceptance.
+        training: rows to calibrate on; None: up to a quarter of `validation` is used instead.
+        validation: rows that the model was not trained on.
+        seed: of the permutation; equal seeds give equal splits.
+        calibration: number of rows to calibrate on, at most.
+        selection: share of the other validation rows that the search may look at; the rest is for acceptance.
 
     Raises:
         BadJob: too few rows for three parts.
@@ -122,22 +115,25 @@ def split_rows(
         calibrating, order = validation.take(order[:aside]), order[aside:]
     else:
         calibrating = training.take(_order(len(training), seed)[:calibration])
-    at = round(len(order) * selection)
-    if min(len(calibrating), at, len(order) - at) < 2:
+    num_selection = round(len(order) * selection)
+    if min(len(calibrating), num_selection, len(order) - num_selection) < 2:
         raise BadJob(
             f"{len(validation)} rows are too few to choose a candidate by some and accept it by others",
             remedy="Give more validation data: some hundred rows at least.",
         )
-    return EvaluationData(
-        calibrating, validation.take(order[:at]), validation.take(order[at:]), seed, is_held_out=training is None
-    )
+    selecting, accepting = validation.take(order[:num_selection]), validation.take(order[num_selection:])
+    return EvaluationData(calibrating, selecting, accepting, seed, is_held_out=training is None)
+
+
+def _order(size: int, seed: int) -> Indices:
+    return KeyedPermutation(size, key_of(RandomStream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
 
 
 def check_fit(rows: EvaluationRows, manifest: Manifest, what: str) -> EvaluationRows:
-    """The rows with the manifest's dtypes, if they are what the model takes.
+    """The rows in the manifest's dtypes, if the model can take them.
 
     Raises:
-        BadJob: an input is missing, too much, of another shape, or of a type that cannot stand for the model's.
+        BadJob: an input is missing or unknown, or has another shape, or a dtype that cannot be converted.
     """
     names = {spec.name for spec in manifest.inputs}
     if names != set(rows.inputs):
@@ -152,7 +148,7 @@ def check_fit(rows: EvaluationRows, manifest: Manifest, what: str) -> Evaluation
 
 
 def batches(rows: EvaluationRows, manifest: Manifest, size: int) -> Iterator[tuple[Indices, Arrays]]:
-    """Which rows, and their inputs cut to the longest among them: rows of like length share a batch."""
+    """Indices of the rows of each batch, and their inputs cut to the longest: rows of similar length share a batch."""
     lengths = row_lengths(rows, manifest)
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(rows), size):
@@ -161,9 +157,9 @@ def batches(rows: EvaluationRows, manifest: Manifest, size: int) -> Iterator[tup
 
 
 def row_lengths(rows: EvaluationRows, manifest: Manifest) -> Indices:
-    """How far each row goes along the named dimension that is filled up [N]; 0 everywhere where none is.
+    """Length of each row without padding, along the padded dimension [N]; 0 if there is no such dimension.
 
-    A place is filled up where every input that has this dimension holds its `pad`.
+    A position is padding if every input with this dimension holds its `pad` there.
     """
     longest = np.zeros(len(rows), np.int64)
     for name, specs in _padded(manifest).items():
@@ -179,7 +175,7 @@ def row_lengths(rows: EvaluationRows, manifest: Manifest) -> Indices:
 
 
 def cut_to(inputs: Arrays, manifest: Manifest, length: int) -> Arrays:
-    """Inputs [B, ...] whose filled-up dimensions are `length` long; as they are where the model has none."""
+    """Inputs [B, ...] with padded dimensions cut to `length`; unchanged if the model has none."""
     out = dict(inputs)
     for name, specs in _padded(manifest).items():
         low = next((dim.low for dim in manifest.dims if dim.name == name), 1)
@@ -192,84 +188,73 @@ def cut_to(inputs: Arrays, manifest: Manifest, length: int) -> Arrays:
 
 
 def _padded(manifest: Manifest) -> dict[str, list[TensorSpec]]:
-    """The inputs with the one named dimension that can be filled up; none where there are several, such as H and W."""
-    found: dict[str, list[TensorSpec]] = {}
+    """The inputs with the one named dimension that can be padded; none if there are several, such as H and W."""
+    named: dict[str, list[TensorSpec]] = {}
     for spec in manifest.inputs:
         for dim in spec.shape[1:]:
             if isinstance(dim, str) and dim != BATCH:
-                found.setdefault(dim, []).append(spec)
-    can_fill = {name: specs for name, specs in found.items() if all(spec.pad is not None for spec in specs)}
-    return can_fill if len(can_fill) == 1 else {}
+                named.setdefault(dim, []).append(spec)
+    padded = {name: specs for name, specs in named.items() if all(spec.pad is not None for spec in specs)}
+    return padded if len(padded) == 1 else {}
 
 
-def _fitted(array: NDArray[Any], spec: TensorSpec, what: str) -> NDArray[Any]:
-    wanted = dtype_of(spec.datatype)
+def _fitted(array: Array, spec: TensorSpec, what: str) -> Array:
+    dtype = dtype_of(spec.datatype)
     fits = array.ndim == len(spec.shape) and all(
         isinstance(dim, str) or dim == size for dim, size in zip(spec.shape[1:], array.shape[1:], strict=True)
     )
     if not fits:
         raise BadJob(f"{what}: {spec.name} has shape {list(array.shape)}, the model takes {list(spec.shape)}")
-    if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
+    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise BadJob(f"{what}: {spec.name} is {array.dtype}, the model takes {spec.datatype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadJob(f"{what}: {spec.name} has values that are not finite")
-    fitted = np.ascontiguousarray(array.astype(wanted, copy=False))
+    fitted = np.ascontiguousarray(array.astype(dtype, copy=False))
     if array.dtype.kind in "iu" and not np.array_equal(fitted, array):
         raise BadJob(f"{what}: {spec.name} has numbers that {spec.datatype} cannot hold")
     return fitted
-
-
-def _order(size: int, seed: int) -> Indices:
-    return KeyedPermutation(size, key_of(RandomStream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
 
 
 def _listed(names: Any) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
-Array = NDArray[Any]
-
-
 def answers(engine: Engine, rows: EvaluationRows, manifest: Manifest, *, batch: int = 32) -> Arrays:
-    """Every output for all rows [N, ...], in the rows' order.
+    """Every output for all rows [N, ...], in the rows' order, in batches as in a service.
 
-    Outputs with a dimension that was cut with the inputs are filled up with zeros, so that rows stack.
+    Outputs with a dimension that was cut with the inputs are padded with zeros, so that rows stack.
 
     Raises:
-        ServiceError: the engine could not.
+        ServiceError: the engine could not answer.
         BadJob: outputs of different batches do not stack.
     """
-    found: Arrays = {}
+    outputs: Arrays = {}
     for chosen, inputs in batches(rows, manifest, batch):
         for name, part in engine.run(inputs).items():
             if part.shape[:1] != (len(chosen),):
                 raise BadJob(f"output {name!r} has shape {list(part.shape)} for {len(chosen)} rows")
-            found[name] = _placed(found.get(name), part, chosen, len(rows), name)
-    return found
-
-
-def _placed(whole: Array | None, part: Array, chosen: Indices, rows: int, name: str) -> Array:
-    """`part` put into the rows `chosen` of `whole`, which grows to hold it."""
-    if whole is None:
-        whole = np.zeros((rows, *part.shape[1:]), part.dtype)
-    if whole.ndim != part.ndim:
-        raise BadJob(f"output {name!r} has {part.ndim} dimensions in one batch and {whole.ndim} in another")
-    size = tuple(max(a, b) for a, b in zip(whole.shape[1:], part.shape[1:], strict=True))
-    if size != whole.shape[1:]:
-        whole = np.pad(whole, [(0, 0), *((0, new - old) for new, old in zip(size, whole.shape[1:], strict=True))])
-    region: Any = (chosen, *(slice(0, length) for length in part.shape[1:]))
-    whole[region] = part
-    return whole
+            whole = outputs.get(name)
+            if whole is None:
+                whole = np.zeros((len(rows), *part.shape[1:]), part.dtype)
+            if whole.ndim != part.ndim:
+                raise BadJob(f"output {name!r} has {part.ndim} dimensions in one batch and {whole.ndim} in another")
+            missing = [max(0, new - old) for new, old in zip(part.shape[1:], whole.shape[1:], strict=True)]
+            if any(missing):
+                whole = np.pad(whole, [(0, 0), *((0, count) for count in missing)])
+            region: Any = (chosen, *(slice(0, length) for length in part.shape[1:]))
+            whole[region] = part
+            outputs[name] = whole
+    return outputs
 
 
 TARGETS = ("target", "targets", "label", "labels", "y")
 
 
 def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
-    """Inputs by the manifest's names, and the target if there is one.
+    """Inputs by the manifest's names, and the target if there is one, from an .npz or a Parquet table.
 
     Raises:
-        BadJob: no such file, of another kind, or without an input.
+        BadJob: no such file, another kind of file, or an input is missing.
     """
     if not path.is_file():
         raise BadJob(f"there is no {path}")
@@ -278,7 +263,12 @@ def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         elif path.suffix == ".parquet":
-            arrays = _columns(path)
+            try:
+                import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which is loaded where it is used
+            except ImportError as error:
+                raise BadJob("pyarrow is not installed", remedy="pip install 'stoker[predict]'") from error
+            table = pq.read_table(path)
+            arrays = {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}
         else:
             raise BadJob(f"{path} is neither .npz nor .parquet")
     except (OSError, ValueError, zipfile.BadZipFile) as error:
@@ -288,12 +278,3 @@ def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
         raise BadJob(f"{path} has no {missing[0]!r}, which the model takes; it has {', '.join(sorted(arrays))}")
     target = next((arrays[name] for name in TARGETS if name in arrays and name not in names), None)
     return EvaluationRows({name: arrays[name] for name in names}, target)
-
-
-def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which is loaded where it is used
-    except ImportError as error:
-        raise BadJob("pyarrow is not installed", remedy="pip install 'stoker[predict]'") from error
-    table = pq.read_table(path)
-    return {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}

@@ -1,20 +1,17 @@
-"""How much of a metric a candidate loses, with a bound that holds at a stated confidence.
+"""A metric as one score a row, and the drop that a candidate costs, with bounds at a stated confidence.
 
-What: the paired bootstrap. Each row has a score under the original and under the candidate; the mean of the differences
-is the drop, and drawing rows with replacement tells how far it may be off. One more row is put among them, which lost
-all a row can lose: without it, a candidate that changed none of n rows would have a bound of zero, while up to 3/n of
-all rows may change (the rule of three, which this reproduces).
-Use when: the metric is a mean over rows. Rows must be independent draws of what the model will be asked.
+What: the paired bootstrap. Each row has a score under the original and under the candidate; the drop is the mean of the
+differences, and drawing rows with replacement gives its bounds. One row that lost all a row can lose is added: without
+it, a candidate that changed none of n rows would have a bound of zero, while up to 3/n of all rows may change (the rule
+of three, which this reproduces).
+Use when: the metric is a mean over rows, which are independent draws of what the model will be asked.
 Costs: RESAMPLES sums of as many draws as there are rows.
 Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13 (percentile interval); Hanley and
 Lippman-Hand 1983, "If nothing goes wrong, is everything all right?" (rule of three); Bonferroni for several candidates.
 
-A metric as one score a row, higher is better: Stoker's by name, or a function of the user's.
-
-Without targets there is `agreement`: how far answers are those of the original, 1 where they are the same. Of class
-scores it is whether the largest is the same one; of whole numbers and strings the share that is equal; of other numbers
-1 less their distance from the original's, as a share of the original's root mean square. Of several outputs the one
-that agrees least counts.
+Without targets the metric is `agreement` with the original's answers, 1 if they are the same: for class scores whether
+the largest is the same one; for integers and strings the share of equal elements; for other numbers 1 less the distance
+relative to the original's root mean square. The output that agrees least counts.
 """
 
 from __future__ import annotations
@@ -36,14 +33,14 @@ from stoker.records.compression import Interval
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 _CHUNK_DRAWS = 4_000_000
-"""Draws held at once: 32 MB of them."""
+"""Draws in memory at once: 32 MB."""
 
 Scores = NDArray[np.float64]
 """One score a row [N]; higher is better."""
 
 
 def drop_of(original: Scores, candidate: Scores) -> float:
-    """The mean loss of score from the original to the candidate; negative where the candidate is better."""
+    """Mean loss of score from the original to the candidate [in the metric's unit]; negative if it is better."""
     return float(np.mean(original - candidate))
 
 
@@ -54,7 +51,7 @@ def drop_interval(original: Scores, candidate: Scores, *, confidence: float, see
         original: scores [N] of the original.
         candidate: scores [N] of the candidate on the same rows.
         confidence: such as 0.95; for several candidates see `corrected`.
-        seed: of the draws; equal seeds, equal bounds.
+        seed: of the draws; equal seeds give equal bounds.
     """
     losses = original - candidate
     worst = largest_loss(original, candidate)
@@ -67,7 +64,7 @@ def drop_interval(original: Scores, candidate: Scores, *, confidence: float, see
 
 
 def corrected(confidence: float, num_candidates: int) -> float:
-    """The confidence for each of several candidates, so that all bounds hold together with `confidence`.
+    """Confidence [0 to 1] for each of several candidates, so that all bounds hold together with `confidence`.
 
     >>> round(corrected(0.95, 2), 4)
     0.975
@@ -76,14 +73,14 @@ def corrected(confidence: float, num_candidates: int) -> float:
 
 
 def largest_loss(original: Scores, candidate: Scores) -> float:
-    """The most a row can lose, as far as these rows tell: how far apart any two scores of either model lie."""
+    """Largest loss of a row that these rows show: the range of both models' scores [in the metric's unit]."""
     both = np.concatenate([original, candidate])
     spread = float(both.max() - both.min())
     return spread or float(np.abs(both).max()) or 1.0
 
 
 def rows_needed(max_drop: float, worst: float, confidence: float) -> int:
-    """Rows with which a candidate that changes nothing is told from one that loses more than `max_drop`.
+    """Number of rows that distinguish a candidate without any drop from one that loses more than `max_drop` [rows].
 
     If a share of rows p = max_drop / worst lost everything, none of n rows would show it with probability (1 - p)^n.
 
@@ -95,9 +92,9 @@ def rows_needed(max_drop: float, worst: float, confidence: float) -> int:
 
 
 def rows_to_tell(original: Scores, candidate: Scores, max_drop: float, confidence: float) -> int | None:
-    """About how many rows it takes to show that a candidate keeps within `max_drop`; None where more would not help.
+    """About how many rows show that a candidate's drop is within `max_drop` [rows]; None if more would not help.
 
-    From the normal approximation: the bound comes down to the drop as one over the root of the rows.
+    Normal approximation: the bound approaches the drop as one over the root of the number of rows.
     """
     losses = original - candidate
     room = max_drop - float(losses.mean())
@@ -105,16 +102,15 @@ def rows_to_tell(original: Scores, candidate: Scores, max_drop: float, confidenc
         return None
     z = NormalDist().inv_cdf(confidence)
     spread = max(float(losses.std()), largest_loss(original, candidate) / len(losses))
-    return max(
-        rows_needed(max_drop, largest_loss(original, candidate), confidence), math.ceil((z * spread / room) ** 2)
-    )
+    fewest = rows_needed(max_drop, largest_loss(original, candidate), confidence)
+    return max(fewest, math.ceil((z * spread / room) ** 2))
 
 
 def _means(losses: Scores, seed: int) -> Scores:
-    """Means of RESAMPLES draws with replacement, each of as many rows; divided by the rows without the added one."""
+    """Means of RESAMPLES draws with replacement of all rows, divided by their number without the added one."""
     generator = np.random.default_rng(seed)
     values, counts = np.unique(losses, return_counts=True)
-    if len(values) <= 64:  # few distinct losses, as of accuracy: draw how often each comes up
+    if len(values) <= 64:  # few distinct losses, as of accuracy: draw how often each occurs
         draws = generator.multinomial(len(losses), counts / len(losses), size=RESAMPLES)
         means: Scores = draws @ values / (len(losses) - 1)
         return means
@@ -127,16 +123,16 @@ def _means(losses: Scores, seed: int) -> Scores:
 
 
 Array = Any
-"""An array of NumPy's."""
+"""A NumPy array."""
 PerRow = Callable[[Any, Any], Any]
 """`metric(outputs, targets)`: one score a row [N]. `outputs` is an array if the model has one output, else a dict."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name; `per_row` gives values a row, of which the mean is the metric.
+    """A metric: the mean of the values that `per_row` gives, none above `highest`.
 
-    No score is above `highest`. With `is_agreement` the targets are the original's answers, by output.
+    With `is_agreement` the targets are the original's answers, by output.
     """
 
     name: str
@@ -149,11 +145,11 @@ class Metric:
         """One finite score a row [N], higher is better.
 
         Raises:
-            BadJob: the function raised, gave another number of scores, or one that is no finite number.
+            BadJob: the function raised, or gave another number of scores, or one that is not finite.
         """
         try:
-            found = self.per_row(next(iter(outputs.values())) if len(outputs) == 1 else outputs, targets)
-            scores = np.asarray(found, dtype=np.float64)
+            values = self.per_row(next(iter(outputs.values())) if len(outputs) == 1 else outputs, targets)
+            scores = np.asarray(values, dtype=np.float64)
         except Exception as error:
             raise BadJob(
                 f"the metric {self.name} raised {type(error).__name__}: {first_line(error)}",
@@ -165,23 +161,23 @@ class Metric:
                 remedy="It has to return one score a row: a row's own loss or hit, not the mean.",
             )
         if not np.isfinite(scores).all():
-            at = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise BadJob(f"the metric {self.name} gave {scores[at]} for row {at}")
+            row = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise BadJob(f"the metric {self.name} gave {scores[row]} for row {row}")
         return -scores if self.lower_is_better else scores
 
     def value(self, scores: Scores) -> float:
-        """The metric itself, of scores as `scores` gives them."""
+        """The metric [in its own unit], from the result of `scores`."""
         mean = float(np.mean(scores))
         return 0.0 - mean if self.lower_is_better else mean  # of an error of 0, no -0
 
     def allowed(self, max_drop: str, baseline: float) -> float:
-        """The drop that a user's words allow, in the metric's unit.
+        """Allowed drop in the metric's unit [1], from the user's text.
 
         A share, such as `0.5%`, is of 1 for a score (half a point of accuracy) and of the original's value for an error
-        (mse, l1, a loss), which has a scale of its own. A plain number is in the metric's unit.
+        (mse, l1, a loss), which has its own scale. A plain number is in the metric's unit.
 
         Raises:
-            BadJob: no positive number, one that allows any candidate, or a share of an error that is 0.
+            BadJob: not a positive number, one that allows any candidate, or a share of an error of 0.
         """
         is_share = max_drop.strip().endswith("%")
         try:
@@ -210,10 +206,6 @@ class Metric:
         return number * abs(baseline)
 
 
-def _accuracy(outputs: Array, targets: Array) -> Array:
-    return outputs.argmax(axis=1) == _classes(outputs, targets)
-
-
 def _top5_accuracy(outputs: Array, targets: Array) -> Array:
     classes = _classes(outputs, targets)
     own = np.take_along_axis(outputs, classes[:, None], axis=1)
@@ -227,19 +219,14 @@ def _token_accuracy(outputs: Array, targets: Array) -> Array:
     return shares
 
 
-def _binary_accuracy(outputs: Array, targets: Array) -> Array:
-    hits: Array = ((outputs > 0) == (targets > 0.5).reshape(outputs.shape)).reshape(len(outputs), -1)
-    return hits.mean(axis=1)
+def _elementwise(function: PerRow) -> PerRow:
+    """The mean over a row of a value for each element."""
 
+    def per_row(outputs: Array, targets: Array) -> Array:
+        values = function(outputs, targets.reshape(outputs.shape))
+        return values.reshape(len(values), -1).mean(axis=1)
 
-def _mse(outputs: Array, targets: Array) -> Array:
-    errors: Array = np.square(outputs - targets.reshape(outputs.shape), dtype=np.float64)
-    return errors.reshape(len(outputs), -1).mean(axis=1)
-
-
-def _l1(outputs: Array, targets: Array) -> Array:
-    errors: Array = np.abs(outputs.astype(np.float64) - targets.reshape(outputs.shape))
-    return errors.reshape(len(outputs), -1).mean(axis=1)
+    return per_row
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
@@ -251,14 +238,14 @@ def _cross_entropy(outputs: Array, targets: Array) -> Array:
 
 
 def _classes(outputs: Array, targets: Array) -> Array:
-    """Class numbers [N], whether targets are numbers or shares of each class [N, K]."""
+    """Class numbers [N] of targets that are numbers, or shares of each class [N, K]."""
     is_one_hot = targets.ndim == 2 and targets.shape == outputs.shape
     classes: Array = targets.argmax(axis=1) if is_one_hot else targets.reshape(len(targets)).astype(np.int64)
     return classes
 
 
 def are_own_answers(outputs: Arrays, targets: Array | None) -> bool:
-    """Whether targets are what the model itself answered, up to rounding."""
+    """Whether targets are the model's own answers, up to rounding."""
     if len(outputs) != 1 or targets is None or isinstance(targets, dict):
         return False
     (own,) = outputs.values()
@@ -272,9 +259,9 @@ Likeness = Literal["largest class", "equal values", "relative error"]
 
 
 def likeness_of(name: str, original: Array, labelled: Collection[str]) -> Likeness:
-    """What agreement in an output means, by the original's answers [N, ...].
+    """The measure of agreement for an output, by the original's answers [N, ...].
 
-    Class scores are rows of two or more numbers that have labels, are called logits, or are probabilities.
+    Class scores are rows of two or more numbers that have labels, are named logits, or are probabilities.
     """
     if original.dtype.kind not in "fV":
         return "equal values"
@@ -288,44 +275,41 @@ def likeness_of(name: str, original: Array, labelled: Collection[str]) -> Likene
 
 
 def agreement(labelled: Collection[str] = ()) -> Metric:
-    """How far answers are the original's; `labelled` are outputs whose values have names of classes."""
+    """Agreement with the original's answers; `labelled` are outputs with class names."""
 
     def per_row(outputs: Array, targets: Array) -> Array:
         answers = outputs if isinstance(outputs, dict) else {next(iter(targets)): outputs}
-        return np.min(
-            [_agreement(answers[name], right, likeness_of(name, right, labelled)) for name, right in targets.items()],
-            axis=0,
-        )
+        each = [_agreement(answers[name], own, likeness_of(name, own, labelled)) for name, own in targets.items()]
+        return np.min(each, axis=0)
 
     return Metric("agreement", per_row, highest=1.0, is_agreement=True)
 
 
-def _agreement(found: Array, right: Array, kind: Likeness) -> Array:
-    """The agreement of each row [N], from 0 to 1."""
+def _agreement(answer: Array, original: Array, kind: Likeness) -> Array:
+    """Agreement of each row [N], from 0 to 1."""
     if kind == "largest class":
-        return (found.argmax(axis=1) == right.argmax(axis=1)).astype(np.float64)
+        return (answer.argmax(axis=1) == original.argmax(axis=1)).astype(np.float64)
     if kind == "equal values":
-        return (found == right).reshape(len(right), -1).astype(np.float64).mean(axis=1)
-    left, right = (array.astype(np.float64).reshape(len(right), -1) for array in (found, right))
-    counts = np.isfinite(left) & np.isfinite(right) & ~is_filled_in(np.abs(right))
-    differs = ~counts & ~((left == right) | (np.isnan(left) & np.isnan(right)))
-    apart = np.square(np.subtract(left, right, where=counts, out=np.zeros_like(left))).mean(axis=1)
-    scale = float(np.mean(np.square(right[counts]))) if counts.any() else 0.0
-    shares = np.sqrt(apart / scale) if scale else (apart > 0).astype(np.float64)
+        return (answer == original).reshape(len(original), -1).astype(np.float64).mean(axis=1)
+    a, b = (array.astype(np.float64).reshape(len(original), -1) for array in (answer, original))
+    counts = np.isfinite(a) & np.isfinite(b) & ~is_filled_in(np.abs(b))
+    differs = ~counts & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    errors = np.square(np.subtract(a, b, where=counts, out=np.zeros_like(a))).mean(axis=1)
+    scale = float(np.mean(np.square(b[counts]))) if counts.any() else 0.0
+    shares = np.sqrt(errors / scale) if scale else (errors > 0).astype(np.float64)
     return np.where(differs.any(axis=1), 0.0, 1 - np.minimum(1.0, shares))
 
 
 _NAMED: Mapping[str, tuple[PerRow, bool]] = {
-    "accuracy": (_accuracy, False),
+    "accuracy": (lambda outputs, targets: outputs.argmax(axis=1) == _classes(outputs, targets), False),
     "top5_accuracy": (_top5_accuracy, False),
     "token_accuracy": (_token_accuracy, False),
-    "binary_accuracy": (_binary_accuracy, False),
-    "mse": (_mse, True),
-    "l1": (_l1, True),
+    "binary_accuracy": (_elementwise(lambda outputs, targets: (outputs > 0) == (targets > 0.5)), False),
+    "mse": (_elementwise(lambda outputs, targets: np.square(outputs - targets, dtype=np.float64)), True),
+    "l1": (_elementwise(lambda outputs, targets: np.abs(outputs.astype(np.float64) - targets)), True),
     "cross_entropy": (_cross_entropy, True),
 }
-_AGREEMENT = "agreement"
-NAMES = (*_NAMED, _AGREEMENT)
+NAMES = (*_NAMED, "agreement")
 
 
 def named(name: str, labelled: Collection[str] = ()) -> Metric:
@@ -334,7 +318,7 @@ def named(name: str, labelled: Collection[str] = ()) -> Metric:
     Raises:
         BadJob: there is none of that name.
     """
-    if name == _AGREEMENT:
+    if name == "agreement":
         return agreement(labelled)
     if name not in _NAMED:
         raise BadJob(f"{name!r} is no metric. {nearest(name, NAMES)}")

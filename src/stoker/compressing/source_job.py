@@ -1,7 +1,4 @@
-"""Rows and the metric of the job that a model was trained with.
-
-What pruning works with: a run, its job made ready, its model as exported, and where networks are timed.
-"""
+"""The job behind an exported model: its rows and metric, and all that pruning needs of its run."""
 
 from __future__ import annotations
 
@@ -42,13 +39,15 @@ from stoker.training.run_handle import Run, load
 
 _FETCHED = 1024
 """Samples fetched at once."""
+_BATCHES, _ROWS = 16, 64
+"""Number of training batches for gradients, and samples in each."""
 
 
 def job_of(artifact: Artifact) -> Job:
-    """The job of the run that an artifact came from, by way of other versions of the model if need be.
+    """The job of the run that an artifact was exported from, directly or through other versions of the model.
 
     Raises:
-        BadJob: it came from an ONNX file, or from a version that is gone.
+        BadJob: it was imported from an ONNX file, or its source version is gone.
         BadRun: the run is gone.
     """
     source = artifact.manifest.source
@@ -68,7 +67,7 @@ def job_of(artifact: Artifact) -> Job:
 def rows_of_job(
     job: Job, manifest: Manifest, calibration: int, most: int, seed: int
 ) -> tuple[EvaluationRows, EvaluationRows]:
-    """Some training rows, and validation rows, as the exported model takes them.
+    """Training rows, at most `calibration`, and validation rows, at most `most`, as the exported model takes them.
 
     Raises:
         BadJob: the job has neither validation nor test data.
@@ -85,10 +84,10 @@ def rows_of_job(
 
 
 def metric_of_job(job: Job) -> Metric:
-    """The job's first metric, or its loss where that is an error by name.
+    """The job's first metric, or its loss if that is an error by name.
 
     Raises:
-        BadJob: there is none that can be asked row by row.
+        BadJob: it has no metric that gives a value for each row.
     """
     first = next(iter(job.metrics), job.loss)
     if isinstance(first, str) and first in NAMES:
@@ -99,46 +98,41 @@ def metric_of_job(job: Job) -> Metric:
         )
 
     def per_row(outputs: Any, targets: Any) -> Any:
-        found = first(torch.from_numpy(outputs), torch.from_numpy(targets))
-        return found.detach().numpy() if isinstance(found, torch.Tensor) else found
+        values = first(torch.from_numpy(outputs), torch.from_numpy(targets))
+        return values.detach().numpy() if isinstance(values, torch.Tensor) else values
 
     return Metric(getattr(first, "__name__", "metric"), per_row, bool(getattr(first, "lower_is_better", False)))
 
 
-def stored_as(taken: JobInputs, manifest: Manifest) -> JobInputs:
+def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
     """The inputs as the exported model takes them: samples as they are stored, or already prepared."""
-    stored = taken.arrays([0])
+    stored = inputs.arrays([0])
     is_stored = all(
         spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
     )
-    return taken if is_stored else taken.prepared()
+    return inputs if is_stored else inputs.prepared()
 
 
-def _rows(taken: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
+def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
     """Samples chosen by a keyed permutation, with their targets."""
     permutation = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.HOLDOUT, seed, len(samples), 1))
     chosen = np.sort(permutation(np.arange(min(most, samples.num_at_hand), dtype=np.int64)))
-    at_once = (
-        [chosen] if not samples.is_in_memory else [chosen[i : i + _FETCHED] for i in range(0, len(chosen), _FETCHED)]
-    )
-    inputs = [taken.arrays(part.tolist(), samples) for part in at_once]
-    targets = [_targets(taken, samples, part) for part in at_once]
-    whole = None if any(one is None for one in targets) else np.concatenate([one for one in targets if one is not None])
-    return EvaluationRows({name: np.concatenate([part[name] for part in inputs]) for name in inputs[0]}, whole)
-
-
-def _targets(taken: JobInputs, samples: Samples, rows: Any) -> Any:
-    target = taken.fields.target_of(samples.prepare(samples.fetch(rows, 0)))
-    return as_array(target) if isinstance(target, torch.Tensor) else None
-
-
-_BATCHES, _ROWS = 16, 64
-"""Batches of training data that gradients are taken of, and samples in each."""
+    step = _FETCHED if samples.is_in_memory else max(1, len(chosen))
+    arrays: list[dict[str, NDArray[Any]]] = []
+    targets: list[NDArray[Any]] = []
+    for start in range(0, len(chosen), step):
+        part = chosen[start : start + step]
+        arrays.append(inputs.arrays(part.tolist(), samples))
+        target = inputs.fields.target_of(samples.prepare(samples.fetch(part, 0)))
+        if isinstance(target, torch.Tensor):
+            targets.append(as_array(target))
+    whole = np.concatenate(targets) if len(targets) == len(arrays) else None
+    return EvaluationRows({name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}, whole)
 
 
 @dataclass(frozen=True)
 class Pruner:
-    """What pruning works with: the run and its job made ready, the model as exported, and where it is timed."""
+    """All that pruning needs: the run, its resolved job, the model with its exported inputs, and the examination."""
 
     run: Run
     prepared: ResolvedJob
@@ -150,19 +144,19 @@ class Pruner:
     tell: Callable[[str], None]
 
     def ask(self, module: nn.Module) -> Sequence[torch.Tensor]:
-        """The outputs of a network like the teacher for the first training rows."""
+        """Outputs of a network like the teacher for the first training rows."""
         rows = self.taken.arrays(range(4), self.prepared.data.train)
         return tuple(named_outputs(self.taken.call(module, *map(as_tensor, rows.values()))).values())
 
     def export(self, module: nn.Module, out: Path) -> Artifact:
-        """A network like the teacher, with the signature of the model given.
+        """Export a network like the teacher, with the signature of the original.
 
         Raises:
             BadArtifact: it cannot be exported.
         """
         manifest = self.course.source.manifest
         named = {
-            spec.name: {at: dim for at, dim in enumerate(spec.shape) if isinstance(dim, str) and dim != BATCH}
+            spec.name: {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str) and dim != BATCH}
             for spec in manifest.inputs
         }
         about = About(
@@ -177,10 +171,10 @@ def pruner_of(
     source: Artifact, job: Job | None, course: Examination, *, fast_dtypes: Sequence[str], proved_on: str,
     tell: Callable[[str], None],
 ) -> Pruner:  # fmt: skip
-    """What it takes to prune the model of a version that was exported from a run.
+    """The pruner of a version that was exported from a run.
 
     Raises:
-        BadJob: it came from elsewhere, or the job's loss or step does not go with a teacher.
+        BadJob: it was not exported from a run, or the job's loss or step does not go with a teacher.
         BadRun: its run is gone.
     """
     origin = source.manifest.source
@@ -204,25 +198,23 @@ def pruner_of(
 
 
 def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, NDArray[np.float64]]:
-    """How important each channel that can go is, for what it costs; see `scores_of`.
+    """Importance per cost of each channel that can go; see `scores_of`.
 
     Raises:
         CannotPrune: none can go.
     """
+
+    def gradients(module: nn.Module) -> Iterator[None]:
+        """Leave the gradient of the job's loss on one training batch after another in `module`'s parameters."""
+        job, samples = pruner.prepared.job, pruner.prepared.data.train
+        objective, count = TrainingObjective(job), samples.num_at_hand
+        order = KeyedPermutation(count, key_of(RandomStream.HOLDOUT, job.seed, len(samples), 2))
+        for start in range(0, min(count, _BATCHES * _ROWS), _ROWS):
+            rows = order(np.arange(start, min(start + _ROWS, count), dtype=np.int64))
+            module.zero_grad(set_to_none=True)
+            loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
+            (loss.sum / loss.count).backward()
+            yield
+
     groups = prunable(pruner.teacher, pruner.ask)
-    return scores_of(
-        pruner.teacher, pruner.ask, groups, importance=importance, gradients=lambda module: _gradients(pruner, module)
-    )
-
-
-def _gradients(pruner: Pruner, module: nn.Module) -> Iterator[None]:
-    """Leave the gradient of the job's loss on some training batches, one after another, in `module`'s parameters."""
-    objective, samples = TrainingObjective(pruner.prepared.job), pruner.prepared.data.train
-    count = samples.num_at_hand
-    order = KeyedPermutation(count, key_of(RandomStream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
-    for start in range(0, min(count, _BATCHES * _ROWS), _ROWS):
-        rows = order(np.arange(start, min(start + _ROWS, count), dtype=np.int64))
-        module.zero_grad(set_to_none=True)
-        loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
-        (loss.sum / loss.count).backward()
-        yield
+    return scores_of(pruner.teacher, pruner.ask, groups, importance=importance, gradients=gradients)

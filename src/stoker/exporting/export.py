@@ -1,9 +1,9 @@
-"""Export: from a run, a module or a graph made elsewhere to an artifact that engines can run."""
+"""Export a run, a module or an ONNX file as an artifact that engines can run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
 from stoker.jobs import Job
 from stoker.loading.datasets import Datasets, datasets_of
-from stoker.loading.samples import Samples
 from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.resolved_job import users_code
 from stoker.recipes import resolved
@@ -32,7 +31,7 @@ from stoker.training.run_handle import WEIGHTS, Run, load
 _NUM_EXAMPLES = 8
 
 Examples = Inputs | Mapping[str, NDArray[Any]]
-"""Example inputs, first dimension samples: tensors, by position or by name, or arrays by name."""
+"""Example inputs, samples first: tensors by position or by name, or arrays by name."""
 
 
 def export(
@@ -43,7 +42,7 @@ def export(
     about: About | None = None,
     job: Job | None = None,
 ) -> Artifact:
-    """Export a model as the next version in a directory of its own; nothing is written unless engines compute the same.
+    """Export a model as the next version in its directory; nothing is written unless an engine computes the same.
 
     Args:
         what: a run, its directory or name; an ONNX file; or a module.
@@ -63,52 +62,19 @@ def export(
     if isinstance(what, nn.Module):
         if inputs is None:
             raise BadArtifact("A module is exported with examples of its inputs", remedy="Give inputs=…, two or more.")
+        if isinstance(inputs, Mapping):
+            inputs = {name: torch.as_tensor(value) for name, value in inputs.items()}
         with generators_kept(), users_code("the model", None, error=BadArtifact):
-            return exporting.export_module(what, _as_tensors(inputs), out, about)
-    if not isinstance(what, Run) and Path(what).suffix == ".onnx":
-        return exporting.import_onnx(Path(what), out, inputs=_as_arrays(inputs), about=about)
-    if not isinstance(what, Run):
-        _require_known_kind(Path(what))
-    return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
-
-
-def _require_known_kind(path: Path) -> None:
-    """Refuse files of models that are neither a run nor ONNX, with the way to export them.
-
-    Raises:
-        BadArtifact: it is a SavedModel, a TF Lite file, or weights of PyTorch.
-    """
-    if path.suffix in {".pt", ".pth", ".pt2", ".ckpt", ".safetensors"}:
-        raise BadArtifact(
-            f"{path} holds weights or a program of PyTorch: stoker export takes a run, or an ONNX file",
-            remedy="Load it in Python and call stoker.export(module, OUT, inputs=…), or convert it to ONNX.",
-        )
-    kinds = {
-        ".tflite": "a TF Lite model",
-        ".pb": "a TensorFlow graph",
-        ".h5": "a Keras model",
-        ".keras": "a Keras model",
-    }
-    kind = "a TensorFlow SavedModel" if (path / "saved_model.pb").is_file() else kinds.get(path.suffix)
-    if kind is not None:
-        raise BadArtifact(
-            f"{path} is {kind}: stoker export takes a run, or an ONNX file",
-            remedy="Convert it to ONNX first (tf2onnx), then: stoker export model.onnx -o DIR.",
-        )
-
-
-def _as_tensors(inputs: Examples) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {name: torch.as_tensor(value) for name, value in inputs.items()}
-    return inputs
-
-
-def _as_arrays(inputs: Examples | None) -> dict[str, NDArray[Any]] | None:
-    if inputs is None:
-        return None
-    if not isinstance(inputs, Mapping):
-        raise BadArtifact("Example inputs of an ONNX file go by name", remedy="Give inputs={NAME: array, …}.")
-    return {name: np.asarray(value) for name, value in inputs.items()}
+            return exporting.export_module(what, inputs, out, about)
+    if isinstance(what, Run):
+        return export_run(what, out, about or About(), job)
+    if Path(what).suffix == ".onnx":
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise BadArtifact("Example inputs of an ONNX file go by name", remedy="Give inputs={NAME: array, …}.")
+        arrays = None if inputs is None else {name: np.asarray(value) for name, value in inputs.items()}
+        return exporting.import_onnx(Path(what), out, inputs=arrays, about=about)
+    _require_known_kind(Path(what))
+    return export_run(load(what), out, about or About(), job)
 
 
 def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Artifact:
@@ -123,23 +89,52 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
         stack.enter_context(where)
         data = _data_of(job, run)
         samples = data.valid or data.test or data.train
-        taken = job_inputs(job, module, samples)
+        inputs = job_inputs(job, module, samples)
         about = dataclasses.replace(
             about,
             name=about.name or out.name,
             metrics=about.metrics or run.metrics,
             source=source,
-            dynamic=about.dynamic or _varying(taken),
-            labels=about.labels or _labels(job, module, taken),
+            dynamic=about.dynamic or _varying(inputs),
+            labels=about.labels or _labels(job, module, inputs),
         )
-        return _export(module, taken, out, about)
+        count = samples.num_at_hand
+        rows = np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count)).astype(np.int64)  # from all over the data
+        try:
+            return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
+        except exporting.Untraceable:
+            if not inputs.has_preparation:
+                raise
+            inputs = inputs.prepared()  # its preparation cannot be exported: the model takes prepared samples
+            return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
+
+
+def _require_known_kind(path: Path) -> None:
+    """Refuse files of models that are neither a run nor ONNX, with the way to export them.
+
+    Raises:
+        BadArtifact: it is a SavedModel, a TF Lite file, or weights of PyTorch.
+    """
+    if path.suffix in {".pt", ".pth", ".pt2", ".ckpt", ".safetensors"}:
+        raise BadArtifact(
+            f"{path} holds weights or a program of PyTorch: stoker export takes a run, or an ONNX file",
+            remedy="Load it in Python and call stoker.export(module, OUT, inputs=…), or convert it to ONNX.",
+        )
+    keras = "a Keras model"
+    kinds = {".tflite": "a TF Lite model", ".pb": "a TensorFlow graph", ".h5": keras, ".keras": keras}
+    kind = "a TensorFlow SavedModel" if (path / "saved_model.pb").is_file() else kinds.get(path.suffix)
+    if kind is not None:
+        raise BadArtifact(
+            f"{path} is {kind}: stoker export takes a run, or an ONNX file",
+            remedy="Convert it to ONNX first (tf2onnx), then: stoker export model.onnx -o DIR.",
+        )
 
 
 def _data_of(job: Job, run: Run) -> Datasets:
-    """The data that the run was trained with, which examples of the model's inputs come from.
+    """The run's data, source of the example inputs.
 
     Raises:
-        BadJob: they cannot be had.
+        BadJob: they cannot be loaded.
     """
     try:
         return datasets_of(job)
@@ -151,41 +146,21 @@ def _data_of(job: Job, run: Run) -> Datasets:
         ) from error
 
 
-def _export(module: nn.Module, taken: JobInputs, out: Path, about: About) -> Artifact:
-    """With the data's preparation in the graph; without, where that cannot be exported."""
-    rows = _examples(taken.samples)
-    try:
-        return exporting.export_call(module, taken.call, taken.arrays(rows), out, about)
-    except exporting.Untraceable:
-        if not taken.has_preparation:
-            raise
-        taken = taken.prepared()
-        return exporting.export_call(module, taken.call, taken.arrays(rows), out, about)
-
-
-def _examples(samples: Samples) -> Sequence[int]:
-    """Samples from all over the data, in order."""
-    count = samples.num_at_hand
-    return [int(at) for at in np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count))]
-
-
-def _varying(taken: JobInputs) -> dict[str, dict[int, str]]:
+def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
     """Dimensions in which batches of the data differ; arrays in memory have one size."""
-    if taken.samples.is_in_memory:
+    if inputs.samples.is_in_memory:
         return {}
-    count = taken.samples.num_at_hand
+    count = inputs.samples.num_at_hand
     half = max(1, count // 2)
-    first, second = taken.arrays(range(min(half, 4))), taken.arrays(range(half, min(count, half + 4)))
-    return varying(first, second)
+    return varying(inputs.arrays(range(min(half, 4))), inputs.arrays(range(half, min(count, half + 4))))
 
 
-def _labels(job: Job, module: nn.Module, taken: JobInputs) -> dict[str, tuple[str, ...]]:
-    """The data's own names of classes, for a single output that has one value for each."""
+def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:
+    """The data's class names, for a single output with one value per class."""
     classes: tuple[str, ...] = tuple(getattr(job.data, "classes", ()))
     if not classes:
         return {}
     with torch.no_grad():
-        asked = (as_tensor(array) for array in taken.arrays([0]).values())
-        outputs = named_outputs(taken.call(module, *asked))
+        outputs = named_outputs(inputs.call(module, *map(as_tensor, inputs.arrays([0]).values())))
     wide = [name for name, tensor in outputs.items() if tensor.shape == (1, len(classes))]
     return {wide[0]: classes} if len(outputs) == len(wide) == 1 else {}

@@ -1,8 +1,7 @@
-"""What a job's data hold, as an exported model takes it.
+"""The inputs of a job's model as its exported graph takes them: samples as the data source stores them.
 
-An exported model takes samples as the data source stores them, such as images of bytes: the source's own preparation
-(conversion, standardisation) becomes the first part of the graph, so that a client sends raw bytes and cannot prepare
-them wrongly. Augmentation is for training, and has no part in it but for what stands for it in evaluation.
+The source's own preparation (conversion, standardisation) becomes the first part of the graph, so that a client sends
+raw bytes. Augmentation is left out, except for what replaces it in evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from stoker.loading.samples import Samples
 from stoker.loading.transforms import for_evaluation
 
 Key = Any
-"""Where an input lies in a batch: a dict's key, a tuple's place, or None where the batch is the input."""
+"""Position of an input in a batch: a dict's key, a tuple's index, or None where the batch is the input."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class JobInputs:
 
     Attributes:
         names: what the exported model calls them, in the model's order.
-        keys: where each lies in a batch.
+        keys: position of each in a batch.
         samples: whose preparation belongs to the model.
         fields: how the model is called with a batch.
         template: a batch in which everything but the inputs is empty.
@@ -53,11 +52,11 @@ class JobInputs:
     """What the job's augmentation is in evaluation, such as the middle of an image for a crop anywhere."""
 
     def prepared(self) -> JobInputs:
-        """The same, of a model that takes samples already prepared."""
+        """The same inputs for a model that takes prepared samples."""
         return dataclasses.replace(self, is_prepared=True)
 
     def arrays(self, rows: Sequence[int] | Indices, samples: Samples | None = None) -> Arrays:
-        """Samples by their index, as the exported model takes them; of other samples of the job, if they are given."""
+        """Rows as the exported model takes them, of `samples` or else the job's own."""
         chosen = samples or self.samples
         content = chosen.fetch(np.asarray(rows, dtype=np.int64), 0)
         if self.is_prepared:
@@ -67,13 +66,13 @@ class JobInputs:
 
     @property
     def has_preparation(self) -> bool:
-        """Whether the samples are stored otherwise than a model takes them."""
+        """Whether the source prepares samples before the model takes them."""
         content = self.samples.fetch(np.zeros(1, dtype=np.int64), 0)
         return self._prepared(content, self.samples) is not content
 
     @property
     def call(self) -> Call:
-        """How the job's model is called with these inputs in order."""
+        """Calls the job's model with these inputs in order."""
 
         def call(module: nn.Module, *inputs: torch.Tensor) -> Any:
             content = with_entries(self.template, dict(zip(self.keys, inputs, strict=True)))
@@ -88,7 +87,7 @@ class JobInputs:
 
 
 def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
-    """Where the inputs of a job's model lie in its data, and what they are called.
+    """Find the inputs of a job's model in its data, and name them.
 
     Names are the data source's, a dict's keys, or those of the model's arguments.
 
@@ -97,15 +96,29 @@ def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
     """
     content = samples.fetch(np.arange(min(2, len(samples))), 0)
     fields, entries = Fields(job.inputs, job.target), entries_of(content)
-    keys = _keys(fields, content, entries)
+    arguments: list[Any] = []
+    fields.call(lambda *positional, **named: arguments.extend((*positional, *named.values())), content)
+    keys = tuple(next(key for key, entry in entries.items() if entry is argument) for argument in arguments)
     for key in keys:
         if not isinstance(entries[key], torch.Tensor) or entries[key].dim() == 0:
             raise BadArtifact(
                 f"The model's input {key!r} is a {type(entries[key]).__name__}; an exported model takes tensors",
                 remedy="Name the tensors that go into the model: Job(inputs=…).",
             )
-    names, emptied = _names(job, module, content, keys), _emptied(content, keys)
-    return JobInputs(names, keys, samples, fields, emptied, stand_ins=for_evaluation(job.augment))
+    described = getattr(job.data, "fields", ())
+    if isinstance(content, Mapping):
+        names = tuple(map(str, keys))
+    elif isinstance(content, tuple) and len(described) == len(content):
+        names = tuple(described[key].name for key in keys)
+    else:
+        names = names_of_arguments(module, len(keys))
+    emptied = {
+        key: entry[:0] if isinstance(entry, torch.Tensor) and entry.dim() else entry
+        for key, entry in entries.items()
+        if key not in keys
+    }
+    template = with_entries(content, emptied)
+    return JobInputs(names, keys, samples, fields, template, stand_ins=for_evaluation(job.augment))
 
 
 def entries_of(content: Content) -> dict[Key, Any]:
@@ -132,41 +145,12 @@ def varying(first: Arrays, second: Arrays) -> dict[str, dict[int, str]]:
 
     Two-dimensional inputs of whole numbers are tokens.
     """
-    found: dict[str, dict[int, str]] = {}
+    dynamic: dict[str, dict[int, str]] = {}
     names: dict[tuple[int, int], str] = {}
     for name, array in first.items():
-        for at, sizes in enumerate(zip(array.shape, second[name].shape, strict=True)):
-            if at > 0 and sizes[0] != sizes[1]:
-                is_tokens = array.ndim == 2 and array.dtype.kind in "iu"
-                dim = names.setdefault(
-                    sizes, "tokens" if is_tokens and "tokens" not in names.values() else f"{name}_{at}"
-                )
-                found.setdefault(name, {})[at] = dim
-    return found
-
-
-def _keys(fields: Fields, content: Content, entries: Mapping[Key, Any]) -> tuple[Key, ...]:
-    """Where the entries that go into the model lie: those it would be called with."""
-    arguments: list[Any] = []
-
-    def capture(*positional: Any, **named: Any) -> None:
-        arguments.extend((*positional, *named.values()))
-
-    fields.call(capture, content)
-    return tuple(next(key for key, entry in entries.items() if entry is one) for one in arguments)
-
-
-def _names(job: Job, module: nn.Module, content: Content, keys: Sequence[Key]) -> tuple[str, ...]:
-    if isinstance(content, Mapping):
-        return tuple(map(str, keys))
-    described = getattr(job.data, "fields", ())
-    if isinstance(content, tuple) and len(described) == len(content):
-        return tuple(described[key].name for key in keys)
-    return names_of_arguments(module, len(keys))
-
-
-def _emptied(content: Content, keys: Sequence[Key]) -> Content:
-    others = {key: entry for key, entry in entries_of(content).items() if key not in keys}
-    return with_entries(
-        content, {k: e[:0] if isinstance(e, torch.Tensor) and e.dim() else e for k, e in others.items()}
-    )
+        is_tokens = array.ndim == 2 and array.dtype.kind in "iu"
+        for axis, sizes in enumerate(zip(array.shape, second[name].shape, strict=True)):
+            if axis > 0 and sizes[0] != sizes[1]:
+                new = "tokens" if is_tokens and "tokens" not in names.values() else f"{name}_{axis}"
+                dynamic.setdefault(name, {})[axis] = names.setdefault(sizes, new)
+    return dynamic

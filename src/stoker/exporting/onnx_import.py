@@ -1,8 +1,8 @@
-"""Taking over an ONNX graph made elsewhere: from TensorFlow, JAX, MXNet, scikit-learn, or PyTorch long ago.
+"""Import an ONNX graph made elsewhere: TensorFlow, JAX, MXNet, scikit-learn, or an old PyTorch.
 
-What a graph says of its dimensions is a proposal. A batch is what it has if its samples have the same answers alone as
-together, at every size that is served; else it is served request by request, and the manifest's notes say so. Where no
-example inputs are given several kinds are drawn, as nonsense may move answers that real inputs leave alone.
+The first dimension is the batch if every sample has the same answer alone as in batches, at every served size.
+Otherwise the model is served request by request, and the manifest's notes say so. Without example inputs several kinds
+are drawn, since meaningless inputs may change answers that real ones leave alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +36,12 @@ from stoker.exporting.proofs import (
 )
 from stoker.exporting.signature import About, output_specs, ranges, require_varied
 from stoker.exporting.version_writer import Exported, require_place, write_version
-from stoker.records import BATCH, ArtifactSource, DynamicDim, EngineName, ServingPrecision, TensorSpec
+from stoker.records import BATCH, ArtifactSource, EngineName, ServingPrecision, TensorSpec
 from stoker.store import sha256_file
 
 _MOST_BY_NONSENSE = 0.05
-"""Answers alone and together that differ by more, of the largest value, are of samples that depend on one another, and
-not of rounding that drawn inputs magnify: no other kind is drawn then."""
+"""A larger difference between answers alone and in a batch, relative to the largest value, means that samples depend on
+one another. A smaller one may be rounding that drawn inputs magnify: another kind is drawn then."""
 
 
 def import_onnx(
@@ -50,9 +50,9 @@ def import_onnx(
     """Take over an ONNX file as the next version of a model.
 
     Args:
-        path: the file; weights in files beside it are taken along.
+        path: the file; its weight files are copied with it.
         model: the model's directory, such as `models/digits`.
-        inputs: example inputs, first dimension samples; drawn where there are none.
+        inputs: example inputs, samples first; None: drawn at random.
         about: names, dimensions that vary, labels, and how much answers may differ.
 
     Raises:
@@ -62,16 +62,20 @@ def import_onnx(
     about = about or About()
     if about.dynamic:
         raise BadArtifact("What varies in an ONNX file is said by its graph", remedy="Leave --dynamic out.")
-    found = read_onnx(path)
-    with _candidates(found) as candidates:
+    original = read_onnx(path)
+    with _candidates(original) as candidates:
         problem: BadArtifact | None = None
-        for candidate, specs in candidates:
+        for file, specs in candidates:
             is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
             for number in range(DRAWS if inputs is None and is_batched else 1):
-                samples = _drawn(candidate, specs, about.dims, number) if inputs is None else _fitting(inputs, specs)
+                if inputs is None:
+                    sizes = {**likely_sizes(specs, about.dims), BATCH: NUM_SAMPLES}
+                    samples = draw_inputs(file.model, specs, sizes, number=number)
+                else:
+                    samples = _fitting(inputs, specs)
                 notes = _notes(problem, is_drawn=inputs is None, is_batched=is_batched)
                 try:
-                    return _take_over(found, candidate, specs, model, samples, about, notes, is_drawn=inputs is None)
+                    return _write(original, file, specs, model, samples, about, notes, is_drawn=inputs is None)
                 except _NoBatch as error:
                     problem = problem or error
                     if _MOST_BY_NONSENSE < error.difference < math.inf:
@@ -81,7 +85,7 @@ def import_onnx(
 
 
 def _notes(problem: BadArtifact | None, *, is_drawn: bool, is_batched: bool) -> tuple[str, ...]:
-    """What to know of an import: that inputs were drawn, and why there is no batch, or hardly one."""
+    """Notes for the manifest: that inputs were drawn, and why the model has no batch or barely has one."""
     notes = [
         "example inputs were drawn at random: proofs are of these; give real ones with --inputs FILE.npz"
     ] * is_drawn
@@ -96,7 +100,7 @@ def _notes(problem: BadArtifact | None, *, is_drawn: bool, is_batched: bool) -> 
 
 
 class _NoBatch(BadArtifact):
-    """The first dimension is not the samples; `difference` of answers alone and together, infinite where unknown."""
+    """The first dimension is not the samples; `difference` of answers alone and in a batch is infinite if unknown."""
 
     difference = math.inf
 
@@ -109,32 +113,28 @@ Candidate = tuple[OnnxFile, tuple[TensorSpec, ...]]
 
 
 @contextmanager
-def _candidates(found: OnnxFile) -> Iterator[tuple[Candidate, ...]]:
-    """The graph with its first dimension as the batch, where that could be; then as it is, without one."""
-    inputs = found.inputs
+def _candidates(file: OnnxFile) -> Iterator[tuple[Candidate, ...]]:
+    """The graph with its first dimension as the batch, where possible; then as it is, without a batch."""
+    inputs = file.inputs
     firsts = {spec.shape[0] if spec.shape else None for spec in inputs}
-    alone = tuple(dataclasses.replace(spec, shape=_renamed(spec)) for spec in inputs)
+    unnamed = [
+        tuple(f"{spec.name}_{axis}" if dim == BATCH else dim for axis, dim in enumerate(spec.shape)) for spec in inputs
+    ]
+    alone = tuple(dataclasses.replace(spec, shape=shape) for spec, shape in zip(inputs, unnamed, strict=True))
     batched = tuple(dataclasses.replace(spec, shape=(BATCH, *spec.shape[1:])) for spec in inputs)
-    if None in firsts:
-        yield ((found, alone),)
-    elif all(isinstance(first, str) for first in firsts):
-        yield ((found, batched), (found, alone))
-    elif firsts == {1} and not found.external:
+    if all(isinstance(first, str) for first in firsts):
+        yield ((file, batched), (file, alone))
+    elif firsts == {1} and not file.external:
         with TemporaryDirectory(prefix="stoker-import-") as folder:
-            changed = OnnxFile(Path(folder) / "model.onnx", named_batch(found.model))
+            changed = OnnxFile(Path(folder) / "model.onnx", named_batch(file.model))
             changed.path.write_bytes(changed.model.SerializeToString())
-            yield ((changed, batched), (found, alone))
+            yield ((changed, batched), (file, alone))
     else:
-        yield ((found, alone),)
+        yield ((file, alone),)
 
 
-def _renamed(spec: TensorSpec) -> tuple[int | str, ...]:
-    """A shape in which no dimension is called the batch."""
-    return tuple(f"{spec.name}_{at}" if dim == BATCH else dim for at, dim in enumerate(spec.shape))
-
-
-def _take_over(
-    found: OnnxFile,
+def _write(
+    original: OnnxFile,
     file: OnnxFile,
     specs: tuple[TensorSpec, ...],
     model: Path,
@@ -144,37 +144,36 @@ def _take_over(
     *,
     is_drawn: bool,
 ) -> Artifact:
-    """Write the graph of one candidate, if it holds what its signature says of these samples."""
-    dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
-    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims, most_rows=read_settings(model).max_batch_rows)
+    """Write the graph of one candidate, if its answers to these samples agree with its signature."""
+    dims, most_rows = ranges(specs, about.dims), read_settings(model).max_batch_rows
+    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims, most_rows=most_rows)
     if trial.is_batched:
         trial = dataclasses.replace(trial, samples=eight_samples(trial.samples))
         require_varied(trial)
     name, answer = _reference(file, specs)
-    _require_batch(name, answer, trial, about.limit)
+    if trial.is_batched and not is_held(proof := prove_alone(name, answer, trial, about.limit)):
+        problem = _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {about.limit:g} is allowed")
+        problem.difference = proof.error
+        raise problem
     try:
         outputs = _outputs(answer, trial)
     except _CannotVary:
         if is_drawn:
             raise
-        trial = dataclasses.replace(trial, inputs=_fixed_size_specs(trial), dims=())
+        fixed = tuple(dataclasses.replace(spec, shape=trial.samples[spec.name].shape) for spec in trial.inputs)
+        trial = dataclasses.replace(trial, inputs=fixed, dims=())
         outputs = _outputs(answer, trial)
-    # What is proved of the reference here is proved again of each engine, and kept then.
+    # The reference's proofs are not kept: each engine is proved again below.
     inputs, _ = padded_specs(name, answer, trial, outputs, about.pad, about.limit)
     exported = Exported(
-        name=about.name or model.name,
+        about=about,
         graph="model.onnx",
-        inputs=inputs,
+        trial=trial.with_inputs(inputs),
         outputs=outputs,
-        dims=trial.dims,
         oracle=answer,
         oracle_name=name,
-        trial=trial.with_inputs(inputs),
-        source=ArtifactSource(kind="onnx", name=found.path.name, digest=sha256_file(found.path)),
+        source=ArtifactSource(kind="onnx", name=original.path.name, digest=sha256_file(original.path)),
         precision=_precision(file),
-        labels={output: tuple(classes) for output, classes in about.labels.items()},
-        metrics=about.metrics,
-        limit=about.limit,
         notes=notes,
     )
 
@@ -186,16 +185,8 @@ def _take_over(
     return write_version(model, exported, write_files)
 
 
-def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...], dims: Sequence[DynamicDim], number: int) -> Arrays:
-    sizes = likely_sizes(specs)
-    for dim in dims:
-        size = max(sizes.get(dim.name, 0), 2 * dim.low)
-        sizes[dim.name] = size if dim.high is None else min(size, dim.high)
-    return draw_inputs(file.model, specs, {**sizes, BATCH: NUM_SAMPLES}, number=number)
-
-
 def _fitting(given: Mapping[str, NDArray[Any]], specs: tuple[TensorSpec, ...]) -> Arrays:
-    """The user's examples, held against what the graph takes.
+    """The user's examples, checked against the graph's inputs.
 
     Raises:
         BadArtifact: a name, a type or a shape does not fit.
@@ -207,23 +198,23 @@ def _fitting(given: Mapping[str, NDArray[Any]], specs: tuple[TensorSpec, ...]) -
             remedy="Save them under its names: np.savez('inputs.npz', NAME=array, …).",
         )
     for spec in specs:
-        array, wanted = given[spec.name], dtype_of(spec.datatype)
+        array, dtype = given[spec.name], dtype_of(spec.datatype)
         fits = len(array.shape) == len(spec.shape) and all(
             isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
         )
-        if not fits or array.dtype != wanted:
+        if not fits or array.dtype != dtype:
             raise BadArtifact(
-                f"The example input {spec.name!r} is {array.dtype} {list(array.shape)}; the graph takes {wanted} "
+                f"The example input {spec.name!r} is {array.dtype} {list(array.shape)}; the graph takes {dtype} "
                 f"{list(spec.shape)}"
             )
     return {spec.name: np.asarray(given[spec.name]) for spec in specs}
 
 
 def _reference(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> tuple[EngineName, Answer]:
-    """The engine that says what the graph means.
+    """The reference engine.
 
     Raises:
-        BadArtifact: none can load it; with what each says.
+        BadArtifact: no engine can load it; with the message of each.
     """
     problems: list[str] = []
     for name in (record.name for record in sorted(engine_records(), key=lambda record: record.reference_rank)):
@@ -244,35 +235,15 @@ def _precision(file: OnnxFile) -> ServingPrecision:
     return "int8" if file.is_quantised else "fp32"
 
 
-def _require_batch(name: EngineName, answer: Answer, trial: Trial, limit: float) -> None:
-    """Hold what must hold of a batch.
-
-    Raises:
-        _NoBatch: samples have other answers alone than together, or cannot be asked so.
-    """
-    if not trial.is_batched:
-        return
-    proof = prove_alone(name, answer, trial, limit)
-    if not is_held(proof):
-        problem = _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {limit:g} is allowed")
-        problem.difference = proof.error
-        raise problem
-
-
-def _fixed_size_specs(trial: Trial) -> tuple[TensorSpec, ...]:
-    """Inputs of the examples' sizes alone."""
-    return tuple(dataclasses.replace(spec, shape=trial.samples[spec.name].shape) for spec in trial.inputs)
-
-
 def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
-    """What the graph gives, as found by asking.
+    """The graph's outputs, found by running it.
 
     Raises:
         _NoBatch: not every output begins with the samples, or sizes cannot be varied.
         _CannotVary: the example, or a shorter one, cannot be answered.
     """
     try:
-        found = output_specs(answer, trial)
+        outputs = output_specs(answer, trial)
     except ServiceError as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in trial.samples.items())
         kind = _NoBatch if trial.is_batched else _CannotVary
@@ -280,6 +251,6 @@ def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
         raise kind(
             f"The graph cannot answer inputs of these shapes ({shapes}): {error.message}", remedy=remedy
         ) from error
-    if trial.is_batched and any(spec.shape[:1] != (BATCH,) for spec in found):
+    if trial.is_batched and any(spec.shape[:1] != (BATCH,) for spec in outputs):
         raise _NoBatch("not every output begins with the samples")
-    return found
+    return outputs

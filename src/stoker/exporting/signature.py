@@ -1,16 +1,11 @@
-"""What a model takes and gives, as its manifest says it: found by asking, not by believing its graph.
-
-What whoever exports knows of a model beside its weights.
-"""
+"""A model's signature, found by running it; and what the caller of an export adds to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.artifacts import datatype_of
 from stoker.artifacts.dtypes import Arrays
@@ -20,14 +15,14 @@ from stoker.exporting.proofs import BATCH_SIZES, LIMIT, Answer, Trial
 from stoker.records import BATCH, ArtifactSource, Datatype, DynamicDim, TensorSpec
 
 Dynamic = Mapping[str, Mapping[int, str]]
-"""Names of dimensions that vary beside the batch: {"input_ids": {1: "tokens"}}."""
+"""Names of dimensions that vary, other than the batch: {"input_ids": {1: "tokens"}}."""
 
 
 def input_specs(samples: Arrays, dynamic: Dynamic) -> tuple[TensorSpec, ...]:
-    """What a model takes, from examples and the names of what varies.
+    """Input specs from examples and the names of dimensions that vary.
 
     Raises:
-        BadArtifact: a name is of no input or no dimension, or an element's type is not in the protocol.
+        BadArtifact: there is no such input or dimension, or the protocol has no such element type.
     """
     for name, dims in dynamic.items():
         count = samples[name].ndim if name in samples else 0
@@ -40,35 +35,38 @@ def input_specs(samples: Arrays, dynamic: Dynamic) -> tuple[TensorSpec, ...]:
         TensorSpec(
             name=name,
             datatype=_datatype(name, samples),
-            shape=(BATCH, *(dynamic.get(name, {}).get(at, array.shape[at]) for at in range(1, array.ndim))),
+            shape=(BATCH, *(dynamic.get(name, {}).get(axis, array.shape[axis]) for axis in range(1, array.ndim))),
         )
         for name, array in samples.items()
     )
 
 
 def output_specs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
-    """What a model gives, from its answers to two requests that differ in every size that may vary.
+    """Output specs from the answers to two requests that differ in every size that may vary.
 
-    A dimension that varies otherwise than an input's gets a name of its own. Without a batch a size of 1 cannot be cut;
-    where the model answers twice of it, an output that changes then varies too.
+    A dimension that varies unlike any input's gets a name of its own. Without a batch a size of 1 cannot be cut: if the
+    model answers when it is doubled, an output size that changes then varies too.
     """
     fewer = rows(trial.samples, slice(BATCH_SIZES[1])) if trial.is_batched else trial.samples
     other = cut(fewer, trial.inputs, trial.shorter)
-    found, again = answer(trial.samples), answer(other)
+    outputs, other_outputs = answer(trial.samples), answer(other)
     larger = _larger(answer, trial)
-    sizes_of_both = sizes_of(trial.samples, trial.inputs), sizes_of(other, trial.inputs)
-    return tuple(
-        TensorSpec(
-            name=name,
-            datatype=_datatype(name, found),
-            shape=_varied(name, _shape(name, (array.shape, again[name].shape), sizes_of_both), larger.get(name)),
-        )
-        for name, array in found.items()
-    )
+    sizes = sizes_of(trial.samples, trial.inputs), sizes_of(other, trial.inputs)
+    specs: list[TensorSpec] = []
+    for name, array in outputs.items():
+        shape = _shape(name, (array.shape, other_outputs[name].shape), sizes)
+        if name in larger and larger[name].ndim == len(shape):
+            pairs = zip(shape, larger[name].shape, strict=True)
+            shape = tuple(
+                f"{name}_{axis}" if isinstance(dim, int) and dim != size else dim
+                for axis, (dim, size) in enumerate(pairs)
+            )
+        specs.append(TensorSpec(name=name, datatype=_datatype(name, outputs), shape=shape))
+    return tuple(specs)
 
 
 def _larger(answer: Answer, trial: Trial) -> Arrays:
-    """Answers with every named size of 1 doubled; none where there is none, or the model cannot answer that."""
+    """Answers with every named size of 1 doubled; empty if there is none, or the model cannot answer."""
     ones = {dim for dim, size in trial.sizes.items() if size == 1}
     if trial.is_batched or not ones:
         return {}
@@ -83,36 +81,28 @@ def _larger(answer: Answer, trial: Trial) -> Arrays:
         return {}
 
 
-def _varied(name: str, shape: tuple[int | str, ...], other: NDArray[Any] | None) -> tuple[int | str, ...]:
-    """A shape in which the sizes that another answer has otherwise are named."""
-    if other is None or other.ndim != len(shape):
-        return shape
-    return tuple(
-        f"{name}_{axis}" if isinstance(dim, int) and dim != size else dim
-        for axis, (dim, size) in enumerate(zip(shape, other.shape, strict=True))
-    )
-
-
 def _shape(
     name: str, shapes: tuple[Sequence[int], Sequence[int]], sizes: tuple[dict[str, int], dict[str, int]]
 ) -> tuple[int | str, ...]:
-    pairs = [(sizes[0][dim], sizes[1][dim]) for dim in sizes[0]]
-    named = {
-        pair: dim for pair, dim in zip(pairs, sizes[0], strict=True) if pair[0] != pair[1] and pairs.count(pair) == 1
-    }
+    """An output's shape: a size that changes as exactly one input dimension does has that dimension's name."""
+    pairs = {dim: (size, sizes[1][dim]) for dim, size in sizes[0].items()}
+    each = list(pairs.values())
+    named = {pair: dim for dim, pair in pairs.items() if pair[0] != pair[1] and each.count(pair) == 1}
     dims: list[int | str] = []
-    for at, pair in enumerate(zip(*shapes, strict=True)):
-        dim = named.get(pair, f"{name}_{at}")
-        is_misplaced = dim == BATCH and at > 0
-        dims.append(pair[0] if pair[0] == pair[1] else f"{name}_{at}" if is_misplaced else dim)
+    for axis, pair in enumerate(zip(*shapes, strict=True)):
+        dim = named.get(pair, f"{name}_{axis}")
+        if pair[0] == pair[1]:
+            dims.append(pair[0])
+        else:
+            dims.append(f"{name}_{axis}" if dim == BATCH and axis > 0 else dim)
     return tuple(dims)
 
 
 def require_varied(trial: Trial) -> None:
-    """Refuse examples in which what may vary cannot be varied.
+    """Refuse examples that show a named dimension at one size only.
 
     Raises:
-        BadArtifact: a named dimension has one size in the examples, and is not allowed to be smaller.
+        BadArtifact: a named dimension cannot be cut below its size in the examples.
     """
     for dim, size in trial.sizes.items():
         if trial.shorter[dim] >= size:
@@ -122,10 +112,11 @@ def require_varied(trial: Trial) -> None:
             )
 
 
-def ranges(names: Sequence[str], given: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """The sizes that named dimensions may have: those given, or any."""
+def ranges(inputs: Sequence[TensorSpec], given: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """Allowed sizes of the inputs' named dimensions: those given, or any."""
     known = {dim.name: dim for dim in given}
-    return tuple(known.get(name, DynamicDim(name=name)) for name in dict.fromkeys(names) if name != BATCH)
+    names = dict.fromkeys(dim for spec in inputs for dim in spec.shape if isinstance(dim, str))
+    return tuple(known.get(name, DynamicDim(name=name)) for name in names if name != BATCH)
 
 
 def _datatype(name: str, tensors: Arrays) -> Datatype:
@@ -139,17 +130,17 @@ def _datatype(name: str, tensors: Arrays) -> Datatype:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What an export says of a model, and what may vary in it.
+    """Description of an exported model, and the dimensions that vary in it.
 
     Args:
         name: the model's (default: its directory's).
-        dynamic: names of dimensions that vary beside the batch, by input and place: {"input_ids": {1: "tokens"}}.
-        dims: the sizes that those may have, where not any.
-        pad: what inputs are filled up with along them; None: proposed where there is an attention mask.
-        labels: names of the classes of an output.
-        metrics: what was measured of the model, such as {"test/accuracy": 0.93}.
-        source: where it came from.
-        limit: the most that answers may differ from the original's, as a share of the largest.
+        dynamic: names of dimensions that vary, other than the batch: {"input_ids": {1: "tokens"}}.
+        dims: allowed sizes of those, if not any.
+        pad: padding values by input; None: proposed where there is an attention mask.
+        labels: class names by output.
+        metrics: measured values, such as {"test/accuracy": 0.93}.
+        source: origin of the model.
+        limit: largest allowed difference from the original's answers, relative to the largest value.
     """
 
     name: str | None = None

@@ -1,10 +1,8 @@
-"""Exporting a live module.
+"""Export a PyTorch module: its ONNX graph, PyTorch's own program, and its weights.
 
-From a module to files: the ONNX graph, PyTorch's own program, and the weights.
-
-Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which goes by way of `torch.export.export`.
-
-A module as exporters and engines take it: tensors in by position, a tuple of tensors out.
+The module becomes a `Flat` (tensors in by position, a tuple of tensors out), is asked before anything is traced, then
+traced with every named dimension left open.
+Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which uses `torch.export.export`.
 """
 
 from __future__ import annotations
@@ -54,9 +52,9 @@ def export_module(module: nn.Module, inputs: Inputs, model: str | Path, about: A
 
     Args:
         module: takes tensors whose first dimension is the samples, and gives such tensors.
-        inputs: examples, real ones and at least two: eight of them are asked, and four kept with their answers.
+        inputs: at least two real examples; eight of them are asked, and four kept with their answers.
         model: the model's directory, such as `models/digits`.
-        about: what else is known.
+        about: names, sizes and limits.
 
     Raises:
         BadArtifact: its answers depend on what else is in the batch, it cannot be traced, or no engine computes the
@@ -71,34 +69,34 @@ def export_module(module: nn.Module, inputs: Inputs, model: str | Path, about: A
 
 
 def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, about: About | None = None) -> Artifact:
-    """Export a module that is called in another way than by its arguments alone; see `export_module`.
+    """Export a module that is called through a function; see `export_module`.
 
     Args:
         module: whose weights are kept.
         call: takes the module and the inputs by position, and can be traced.
         samples: example inputs by name, in the order of `call`'s arguments.
         model: the model's directory.
-        about: what else is known.
+        about: names, sizes and limits.
 
     Raises:
         BadArtifact: see `export_module`.
     """
     about = about or About()
     require_place(model)
-    if module.training:  # asking it would move its running statistics
+    if module.training:  # a forward pass would change its running statistics
         module = copy.deepcopy(module)
     flat = Flat(module, call)
     inputs = input_specs(samples, about.dynamic)
     trial = Trial(
         samples=eight_samples(contiguous(samples)),
         inputs=inputs,
-        dims=ranges([dim for spec in inputs for dim in spec.shape if isinstance(dim, str)], about.dims),
+        dims=ranges(inputs, about.dims),
         most_rows=read_settings(model).max_batch_rows,
     )
     require_varied(trial)
     answer = _original(flat, trial)
     outputs = output_specs(answer, trial)
-    proofs = _of_the_original(answer, trial, outputs, about.limit)
+    proof = _require_independent_samples(answer, trial, outputs, about.limit)
     inputs, padding = padded_specs(_ORACLE, answer, trial, outputs, about.pad, about.limit)
     program = trace(flat, trial.samples, inputs)
 
@@ -108,50 +106,47 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
         write_program(program, directory / PROGRAM)
 
     exported = Exported(
-        name=about.name or model.name,
+        about=about,
         graph=GRAPH,
-        inputs=inputs,
+        trial=trial.with_inputs(inputs),
         outputs=outputs,
-        dims=trial.dims,
         oracle=answer,
         oracle_name=_ORACLE,
-        trial=trial.with_inputs(inputs),
         source=about.source or ArtifactSource(kind="module", name=type(module).__name__, digest=weights_digest(module)),
-        labels={name: tuple(classes) for name, classes in about.labels.items()},
-        metrics=about.metrics,
-        proofs=(*proofs, *padding),
-        limit=about.limit,
+        proofs=(proof, *padding),
     )
     return write_version(model, exported, write_files)
 
 
 def _original(flat: Flat, trial: Trial) -> Answer:
-    """How to ask the module itself.
+    """The module as an answering function.
 
     Raises:
-        BadArtifact: it cannot answer the example inputs, or returns what is no tensor.
+        BadArtifact: it cannot answer the example inputs, or does not return tensors.
     """
     tensors = [as_tensor(trial.samples[spec.name]) for spec in trial.inputs]
     parameter = next(flat.parameters(), None)
     try:
         with torch.no_grad():
-            found = flat.call(*(one if parameter is None else one.to(parameter.device) for one in tensors))
+            if parameter is not None:
+                tensors = [tensor.to(parameter.device) for tensor in tensors]
+            result = flat.call(*tensors)
     except StokerError:
         raise
-    except Exception as error:  # the module is anybody's code
+    except Exception as error:  # a user's module may raise anything
         shapes = ", ".join(f"{spec.name} {list(trial.samples[spec.name].shape)}" for spec in trial.inputs)
         raise Untraceable(
             f"The model cannot answer the example inputs ({shapes}): {type(error).__name__}: {first_line(error)}",
             remedy="Give examples as the model takes them, samples first.",
         ) from error
-    return TorchModule(flat, [spec.name for spec in trial.inputs], list(named_outputs(found))).run
+    return TorchModule(flat, [spec.name for spec in trial.inputs], list(named_outputs(result))).run
 
 
-def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ...], limit: float) -> tuple[Proof, ...]:
-    """What must hold before anything is traced: outputs have samples and names of their own, and ignore neighbours.
+def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ...], limit: float) -> Proof:
+    """Prove that an answer does not depend on other samples of the batch.
 
     Raises:
-        BadArtifact: it does not hold.
+        BadArtifact: it does, an output does not begin with the samples, or has the name of an input.
     """
     if stray := [spec for spec in outputs if spec.shape[:1] != (BATCH,)]:
         raise BadArtifact(
@@ -170,36 +165,37 @@ def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ..
             f"largest value, at most {limit:g} is allowed",
             remedy="Call `model.eval()` if it is in training mode; look for operations over dimension 0 otherwise.",
         )
-    return (proof,)
+    return proof
 
 
 OPSET = 20
 GRAPH, PROGRAM, WEIGHTS = "model.onnx", "model.pt2", "model.safetensors"
 _MOST_INLINE_BYTES = 1_800_000_000
-"""A protobuf file ends at 2 GiB; beyond this the weights lie in `model.onnx.data` beside it."""
+"""A protobuf file holds at most 2 GiB; larger weights go to `model.onnx.data`."""
 _TRACED_SAMPLES = 3
-"""One would be taken for a fixed size, two is the width of too many other things."""
+"""1 would be traced as a fixed size, 2 is too often the size of other dimensions."""
 
 
 class Untraceable(BadArtifact):
-    """A model that cannot be asked or traced in the way it is called."""
+    """A model that cannot be run or traced in the way it is called."""
 
 
 def trace(flat: Flat, samples: Arrays, inputs: tuple[TensorSpec, ...]) -> torch.export.ExportedProgram:
-    """PyTorch's own program of the model, every named dimension left open.
+    """PyTorch's program of the model, every named dimension left open.
 
     Raises:
-        BadArtifact: the model fixes a size, or does what cannot be traced.
+        BadArtifact: the model fixes a size, or cannot be traced.
     """
     few = rows(samples, slice(_TRACED_SAMPLES))
     tensors = tuple(as_tensor(few[spec.name]) for spec in inputs)
     dims = tuple(
-        {at: torch.export.Dim.DYNAMIC for at, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs
+        {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+        for spec in inputs
     )
     try:
         with _quiet(), torch.no_grad():
             program = torch.export.export(flat, tensors, dynamic_shapes=(dims,))
-    except Exception as error:  # the exporter's errors have no base of their own, and the model is anybody's code
+    except Exception as error:  # the exporter's errors have no common base, and user code may raise anything
         raise _untraceable(error) from error
     program.example_inputs = None  # they would be stored as a pickle
     return program
@@ -208,10 +204,10 @@ def trace(flat: Flat, samples: Arrays, inputs: tuple[TensorSpec, ...]) -> torch.
 def write_graph(
     program: torch.export.ExportedProgram, path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> None:
-    """Write the ONNX graph, its inputs and outputs named, and its dimensions too.
+    """Write the ONNX graph with named inputs, outputs and dimensions.
 
     Raises:
-        BadArtifact: an operation has no counterpart in ONNX, or the exporter's library is not installed.
+        BadArtifact: an operator has no counterpart in ONNX, or onnxscript is not installed.
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise BadArtifact("The package onnxscript is not installed here", remedy="pip install 'stoker[models]'")
@@ -227,8 +223,11 @@ def write_graph(
     graph = exported.model.graph
     for values, specs in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, spec in zip(values, specs, strict=True):
-            _name_dims(value, spec)
-    for node in graph.all_nodes():  # stack traces, with the paths of whoever exported
+            named = {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+            if value.shape is not None:
+                for axis, dim in named.items():
+                    value.shape[axis] = dim
+    for node in graph.all_nodes():  # stack traces, with paths of this machine
         node.metadata_props.clear()
     num_bytes = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=num_bytes > _MOST_INLINE_BYTES)
@@ -241,31 +240,23 @@ def write_weights(module: nn.Module, path: Path) -> None:
 
 
 def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Write PyTorch's own program, without pickles in it, for `torch.export.load` elsewhere; Stoker never opens it."""
+    """Write PyTorch's program without pickles, for `torch.export.load` elsewhere; Stoker never opens it."""
     with _quiet():
         torch.export.save(program, path)
 
 
-def _name_dims(value: Any, spec: TensorSpec) -> None:
-    if value.shape is None:
-        return
-    for at, dim in enumerate(spec.shape):
-        if isinstance(dim, str):
-            value.shape[at] = dim
-
-
 def _untraceable(error: Exception) -> Untraceable:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in said if "special" in line or "aten" in line or "data-dependent" in line]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [first_line(error)]
+    causes = [line for line in lines if "special" in line or "aten" in line or "data-dependent" in line]
     return Untraceable(
-        f"The model cannot be exported: {type(error).__name__}: {(telling or said or [first_line(error)])[0][:300]}",
+        f"The model cannot be exported: {type(error).__name__}: {(causes or lines)[0][:300]}",
         remedy="Write `forward` for any number of samples, without Python branches on the values of tensors.",
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about itself: deprecations of its own, packages it would also know."""
+    """Silence the exporter's messages about itself, such as its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -278,16 +269,11 @@ def _quiet() -> Iterator[None]:
 
 
 Call = Callable[..., Any]
-"""`call(module, *inputs)` gives the module's output."""
+"""`call(module, *inputs)` returns the module's output."""
 
 
 class Flat(nn.Module):
-    """A module, and how it is called with its inputs in order.
-
-    Args:
-        module: whose weights these are.
-        call: takes the module and the inputs by position, and calls it.
-    """
+    """A module with tensors in by position and a tuple of tensors out, as exporters and engines take it."""
 
     def __init__(self, module: nn.Module, call: Call) -> None:
         super().__init__()
@@ -296,7 +282,7 @@ class Flat(nn.Module):
         self._call = call
 
     def call(self, *inputs: torch.Tensor) -> Any:
-        """What the module itself returns."""
+        """The module's own output."""
         return self._call(self.module, *inputs)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -304,21 +290,21 @@ class Flat(nn.Module):
         return tuple(named_outputs(self.call(*inputs)).values())
 
 
-def named_outputs(found: Any) -> dict[str, torch.Tensor]:
-    """What a module returned, by name: `output`, `output_0` and on of several, or the keys of a dict; None is left out.
+def named_outputs(result: Any) -> dict[str, torch.Tensor]:
+    """A module's outputs by name: `output`, `output_0` … of several, or the keys of a dict; None is left out.
 
     Raises:
-        BadArtifact: something in it is no tensor.
+        BadArtifact: an output is not a tensor.
     """
-    if isinstance(found, torch.Tensor):
-        return {"output": found}
-    if isinstance(found, Mapping):
-        named = {str(name): value for name, value in found.items()}
-    elif isinstance(found, tuple | list):
-        named = {f"output_{at}": value for at, value in enumerate(found)}
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    if isinstance(result, Mapping):
+        named = {str(name): value for name, value in result.items()}
+    elif isinstance(result, tuple | list):
+        named = {f"output_{i}": value for i, value in enumerate(result)}
     else:
         raise BadArtifact(
-            f"The model returns a {type(found).__name__}; an exported one gives tensors",
+            f"The model returns a {type(result).__name__}; an exported one gives tensors",
             remedy="Return a tensor, a tuple of tensors, or a dict of them.",
         )
     named = {name: value for name, value in named.items() if value is not None}
@@ -337,15 +323,15 @@ def by_position(module: nn.Module, *inputs: torch.Tensor) -> Any:
 
 
 def by_name(names: tuple[str, ...]) -> Call:
-    """How a module is called with keyword arguments of these names."""
+    """Call a module with keyword arguments of these names."""
     return lambda module, *inputs: module(**dict(zip(names, inputs, strict=True)))
 
 
 def names_of_arguments(module: nn.Module, count: int) -> tuple[str, ...]:
-    """What `forward` calls its first arguments; `input_0` and on where it does not name them."""
+    """Names of `forward`'s first arguments; `input_0` … where it does not name them."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(module.forward).parameters.values()
-    named = [one.name for one in parameters if one.kind in positional][:count]
+    named = [parameter.name for parameter in parameters if parameter.kind in positional][:count]
     if len(named) == count:
         return tuple(named)
-    return ("input",) if count == 1 else tuple(f"input_{at}" for at in range(count))
+    return ("input",) if count == 1 else tuple(f"input_{i}" for i in range(count))

@@ -1,11 +1,12 @@
-"""Writing a version of a model: its graph is there, every engine has been asked, the manifest says what came out."""
+"""Write a version of a model: its graph, the proofs of every engine, and the manifest with the results."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,20 +14,12 @@ from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, Artifact, Golden, publish
 from stoker.artifacts.directory import manifest_problem
-from stoker.artifacts.dtypes import Arrays
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, default_threads, engine_records
 from stoker.errors import BadArtifact
-from stoker.exporting.proofs import LIMIT, Answer, Trial, prove
-from stoker.records import (
-    ArtifactSource,
-    DynamicDim,
-    FileDigest,
-    Manifest,
-    Proof,
-    ServingPrecision,
-    TensorSpec,
-)
+from stoker.exporting.proofs import Answer, Trial, prove
+from stoker.exporting.signature import About
+from stoker.records import ArtifactSource, FileDigest, Manifest, Proof, ServingPrecision, TensorSpec
 
 GOLDEN = "golden.safetensors"
 NUM_GOLDEN = 4
@@ -35,30 +28,26 @@ _LIBRARIES = ("stoker", "torch", "onnx", "onnxscript")
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A model on its way to disk: what it takes and gives, how to ask the original, and what is known of it.
+    """A model to be written.
 
-    `limit` is the most that answers may differ from the original's; see `checking`. `proofs` are of the original.
+    `trial` has the inputs, their dimensions and samples to try; `oracle` is the original to compare with, and `proofs`
+    are its own.
     """
 
-    name: str
+    about: About
     graph: str
-    inputs: tuple[TensorSpec, ...]
+    trial: Trial
     outputs: tuple[TensorSpec, ...]
-    dims: tuple[DynamicDim, ...]
     oracle: Answer
     oracle_name: str
-    trial: Trial
     source: ArtifactSource
     precision: ServingPrecision = "fp32"
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
     proofs: tuple[Proof, ...] = ()
-    limit: float = LIMIT
     notes: tuple[str, ...] = ()
 
 
 def write_version(model: Path, exported: Exported, write_files: Callable[[Path], None]) -> Artifact:
-    """Write the next version, check it in numbers, and put it in place; nothing is left behind where it fails.
+    """Write the next version, prove it, and put it in place; a failure leaves nothing behind.
 
     Args:
         model: the model's directory.
@@ -70,34 +59,37 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             written.
     """
     require_place(model)
+    about, trial = exported.about, exported.trial
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         write_files(directory)
         graph = Graph(
             path=directory / exported.graph,
             precision=exported.precision,
-            inputs=exported.inputs,
+            inputs=trial.inputs,
             outputs=exported.outputs,
             threads=default_threads(1),
         )
-        asked = _golden_inputs(exported.trial)
-        proven = prove(graph, exported.oracle, exported.oracle_name, exported.trial, asked, exported.limit)
-        save_file(Golden(asked, proven.golden).as_tensors(), directory / GOLDEN)
+        inputs = trial.samples
+        if trial.is_batched:
+            inputs = {name: array[:NUM_GOLDEN].copy() for name, array in inputs.items()}
+        proven = prove(graph, exported.oracle, exported.oracle_name, trial, inputs, about.limit)
+        save_file(Golden(inputs, proven.golden).as_tensors(), directory / GOLDEN)
         manifest = Manifest(
-            name=exported.name,
+            name=about.name or model.name,
             engine=proven.engine,
             precision=exported.precision,
             graph=exported.graph,
             golden=GOLDEN,
-            inputs=exported.inputs,
+            inputs=trial.inputs,
             outputs=exported.outputs,
-            dims=exported.dims,
+            dims=trial.dims,
             tolerance=proven.tolerance,
-            labels=dict(exported.labels),
-            metrics=dict(exported.metrics),
+            labels={output: tuple(classes) for output, classes in about.labels.items()},
+            metrics=dict(about.metrics),
             proofs=(*exported.proofs, *proven.proofs),
             notes=exported.notes,
-            proved_on=cpu_name(),
+            proved_on=attached_cpu().model,
             source=exported.source,
             libraries=library_versions(),
             made_at=now(),
@@ -125,7 +117,7 @@ def require_place(model: Path) -> None:
         return
     if (model / MANIFEST).is_file():
         raise BadArtifact(f"{model} is a version of a model", remedy=f"Name the model: -o {model.parent}.")
-    entries = [one.name for one in model.iterdir() if not one.name.startswith(".")]
+    entries = [entry.name for entry in model.iterdir() if not entry.name.startswith(".")]
     foreign = [name for name in entries if not name.isdigit() and name != "service.json"]
     if foreign:
         raise BadArtifact(
@@ -134,28 +126,15 @@ def require_place(model: Path) -> None:
         )
 
 
-def cpu_name() -> str:
-    """The CPU that proofs hold for."""
-    return attached_cpu().model
-
-
 def now() -> str:
     """The time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what takes part in an export, and of Python."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the libraries that an export uses."""
+    versions = {"python": platform.python_version()}
     for name in (*_LIBRARIES, *(package for record in engine_records() for package in record.packages)):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _golden_inputs(trial: Trial) -> Arrays:
-    if not trial.is_batched:
-        return trial.samples
-    return {name: array[:NUM_GOLDEN].copy() for name, array in trial.samples.items()}
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

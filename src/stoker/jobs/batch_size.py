@@ -1,23 +1,23 @@
-"""`Job(batch=stoker.auto(base=64))`: a batch chosen by the gradient's noise, and its learning rate.
+"""Batches that are not a plain number: chosen by the gradient's noise (`auto`), or stated in tokens (`tokens`).
 
-What: the batch becomes a power of two times `base`, at most the noise scale; the learning rate, stated for `base`,
-follows. `stoker.plan`, `train` and `verify` measure the noise first, so that what is recorded are plain numbers.
+`Job(batch=stoker.auto(base=64))`. What: the batch becomes a power of two times `base`, at most the noise scale; the
+learning rate, stated for `base`, is scaled. `stoker.plan`, `train` and `verify` measure the noise first, so that plain
+numbers are recorded.
 Use when: a learning rate is known for a small batch, and updates are too many or devices idle.
-Costs: a few per cent of the run's samples, once; the answer is kept.
-Does not combine with: `until` in updates (another amount of data under each batch), losses over the whole batch,
-optimisers whose learning rate Stoker does not know how to scale.
+Costs: a few per cent of the run's samples, once; the result is stored.
+Does not combine with: `until` in updates (other amounts of data per batch), losses over the whole batch, optimisers
+whose learning rate Stoker does not know how to scale.
 Source: McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, equations 2.6 and 2.8; ours differs in that the batch
 is never below the one for which the learning rate is known.
 
-`Job(batch=stoker.tokens(16_384))`: a batch stated in tokens, of as many whole samples as it has room for.
-
-What: each update averages over samples whose tokens together come near a number and stay within it; the loss divides
-by valid tokens, as always. Use when: lengths differ much, so that a fixed number of samples is now a large update, now
-a small one. Costs: every length has to be known before the first update.
+`Job(batch=stoker.tokens(16_384))`. What: each update averages over as many whole samples as have at most that many
+tokens; the loss divides by valid tokens, as always.
+Use when: lengths differ much, so that a fixed number of samples would make updates of very different size.
+Costs: every length has to be known before the first update.
 Does not combine with: streams, sampling, models whose samples influence one another (batch norm, contrastive losses),
 a step of the job's own, `sync`.
 Source: the batches of Ott et al. 2019, https://arxiv.org/abs/1904.01038 (`--max-tokens`), which count padding; ours do
-if asked.
+with `padded=True`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from stoker.errors import BadJob
+from stoker.jobs.numeric_settings import is_count
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Optimizer
 from stoker.jobs.sampling import as_array
 
@@ -35,29 +36,29 @@ if TYPE_CHECKING:
 
 
 AUTO_BASE = 64
-"""The batch for which the learning rate is taken to be stated where `batch="auto"` says nothing else [samples]."""
+"""The batch for which the learning rate is stated, unless given otherwise [samples]."""
 
 _EXPONENTS: dict[type[Optimizer], float] = {SGD: 1.0, Adam: 0.5, AdamW: 0.5}
-"""How the best learning rate grows with the batch far below the noise scale: as its power of this.
+"""The best learning rate grows as this power of the batch, far below the noise scale.
 
 SGD: Goyal et al. 2017, https://arxiv.org/abs/1706.02677. Adam: Malladi et al. 2022, https://arxiv.org/abs/2205.10287.
 """
 
 
 class AutoBatch(int):
-    """A batch that is still to be chosen. As a number it is the batch for which the learning rate is stated."""
+    """A batch still to be chosen; its integer value is the batch for which the learning rate is stated."""
 
     most: int | None
-    """The largest batch that may be chosen; None: what the data allow."""
+    """The largest batch that may be chosen [samples]; None: no limit but the data."""
 
     def __new__(cls, base: int = AUTO_BASE, most: int | None = None) -> Self:
         """A batch of `base` samples that may grow up to `most`."""
-        made = super().__new__(cls, base)
-        made.most = most
-        return made
+        batch = super().__new__(cls, base)
+        batch.most = most
+        return batch
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """The call that makes it."""
         return f"stoker.auto(base={int(self)}{'' if self.most is None else f', most={self.most}'})"
 
 
@@ -65,13 +66,13 @@ def auto(*, base: int = AUTO_BASE, most: int | None = None) -> AutoBatch:
     """A batch chosen by the gradient's noise scale: `base` times a power of two.
 
     Args:
-        base: the batch for which the optimiser's learning rate is stated [samples]; the least that is chosen.
+        base: the batch for which the optimiser's learning rate is stated, and the smallest to choose [samples].
         most: the largest batch to choose [samples].
 
     Raises:
-        BadJob: `base` is no positive whole number, or `most` is below it.
+        BadJob: `base` is not a positive integer, or `most` is below it.
     """
-    if not (_is_count(base) and (most is None or (_is_count(most) and most >= base))):
+    if not (is_count(base) and (most is None or (is_count(most) and most >= base))):
         raise BadJob(
             f"stoker.auto(base={base!r}, most={most!r}): wanted whole numbers of samples, 1 <= base <= most",
             remedy="Say for which batch the learning rate was chosen: batch=stoker.auto(base=64).",
@@ -83,7 +84,7 @@ def scalable(optimizer: object) -> tuple[Optimizer, float]:
     """The optimiser, and the power of the batch with which its learning rate grows far below the noise scale.
 
     Raises:
-        BadJob: that is not known of it.
+        BadJob: the power is not known.
     """
     exponent = _EXPONENTS.get(type(optimizer)) if isinstance(optimizer, Optimizer) else None
     if not isinstance(optimizer, Optimizer) or exponent is None:
@@ -96,7 +97,7 @@ def scalable(optimizer: object) -> tuple[Optimizer, float]:
 
 
 def rate_factor(base: int, batch: int, *, noise_scale: float, exponent: float) -> float:
-    """What the learning rate is multiplied by when the batch goes from `base` to `batch` samples.
+    """Factor of the learning rate when the batch changes from `base` to `batch` samples [1].
 
     ((1 + noise_scale / base) / (1 + noise_scale / batch)) ** exponent: (batch / base) ** exponent while both are far
     below the noise scale, levelling off towards it.
@@ -112,7 +113,7 @@ def rate_factor(base: int, batch: int, *, noise_scale: float, exponent: float) -
 
 
 def with_rates_scaled(optimizer: Optimizer, factor: float) -> Optimizer:
-    """The same optimiser with its learning rate, and those of its groups, multiplied by `factor`; nothing else."""
+    """The same optimiser with its learning rate, and those of its groups, multiplied by `factor`."""
     groups = {
         pattern: {name: value * factor if name == "lr" else value for name, value in settings.items()}
         for pattern, settings in optimizer.groups.items()
@@ -121,7 +122,7 @@ def with_rates_scaled(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def largest_batch(base: int, noise_scale: float, limit: int) -> int:
-    """`base` times the largest power of two that is neither above the noise scale nor above `limit`; at least `base`.
+    """`base` times the largest power of two within the noise scale and `limit`, at least `base` [samples].
 
     >>> largest_batch(64, 700.0, 10_000), largest_batch(64, 700.0, 300), largest_batch(64, 10.0, 300)
     (512, 256, 64)
@@ -132,34 +133,30 @@ def largest_batch(base: int, noise_scale: float, limit: int) -> int:
     return batch
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 class TokenBatch(int):
     """A batch of at most `num_tokens` tokens.
 
-    As a number it is the most samples that a batch has: no more than tokens, until the lengths of the data are known.
+    Its integer value is the largest number of samples in a batch: that of tokens, until the data's lengths are known.
     """
 
     num_tokens: int
     is_padded: bool
-    """Whether padding counts: samples times the longest of them."""
+    """Whether padding counts: the number of samples times the longest of them."""
     length_of: Any
     """The length of a sample, as `stoker.lengths.bucketed` takes it."""
 
     def __new__(cls, num_samples: int, num_tokens: int, length_of: Any = None, *, is_padded: bool = False) -> Self:
         """A batch of `num_tokens` tokens, which are at most `num_samples` samples."""
-        made = super().__new__(cls, num_samples)
-        made.num_tokens, made.length_of, made.is_padded = num_tokens, length_of, is_padded
-        return made
+        batch = super().__new__(cls, num_samples)
+        batch.num_tokens, batch.length_of, batch.is_padded = num_tokens, length_of, is_padded
+        return batch
 
-    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # an int's are one number
-        """What a copy is made with, before its attributes."""
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # an int has one argument
+        """Arguments of `__new__` for a copy, before its attributes are set."""
         return int(self), self.num_tokens
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """The call that makes it."""
         return f"stoker.tokens({self.num_tokens}{', padded=True' if self.is_padded else ''})"
 
     def __str__(self) -> str:
@@ -167,29 +164,28 @@ class TokenBatch(int):
         return str(int(self))
 
     def of(self, num_samples: int) -> TokenBatch:
-        """The same where no batch has more than `num_samples` samples."""
+        """The same with at most `num_samples` samples in a batch."""
         return TokenBatch(num_samples, self.num_tokens, self.length_of, is_padded=self.is_padded)
 
 
 def tokens(num_tokens: int, *, length_of: Any = None, padded: bool = False) -> TokenBatch:
     """A batch of as many whole samples as have at most `num_tokens` tokens together.
 
-    Every sample comes once an epoch, an epoch has as many updates as any other, and a sample is never split. With
-    `lengths=stoker.lengths.bucketed()` samples of like length come together; with `packed(into)` a batch is as many
+    Every sample comes once an epoch, all epochs have the same number of updates, and a sample is never split. With
+    `lengths=stoker.lengths.bucketed()` samples of similar length share a batch; with `packed(into)` a batch is as many
     rows as hold that many tokens.
 
     Args:
         num_tokens: the most tokens in a batch.
         length_of: a function of a sample, or one length for each sample of `data` (default: the first dimension of its
-            first entry); of bucketed and packed samples `lengths` says it. A function reads every sample once when
-            the job is made ready.
-        padded: count padding too: samples times the longest of them. What a batch then takes of the device is bounded.
+            first entry); with bucketed and packed samples it is given there. A function reads every sample once when
+            the job is resolved.
+        padded: count padding too: the number of samples times the longest of them, which bounds a batch's memory.
 
     Raises:
-        BadJob: `num_tokens` is no positive whole number.
+        BadJob: `num_tokens` is not a positive integer.
     """
-    given: object = num_tokens
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+    if not is_count(num_tokens):
         raise BadJob(f"stoker.tokens({num_tokens!r}): wanted a whole number of tokens, 1 or more",
                      remedy="Say how many an update averages over: batch=stoker.tokens(16_384).")  # fmt: skip
     if length_of is not None and not callable(length_of):
@@ -198,7 +194,7 @@ def tokens(num_tokens: int, *, length_of: Any = None, padded: bool = False) -> T
 
 
 def token_checks(job: Job) -> Iterator[tuple[str, bool, str]]:
-    """What goes with batches that have different numbers of samples: a field, if it can be meant, what is wrong."""
+    """Checks of batches with different numbers of samples: the field, whether it is valid, and the problem if not."""
     batch: object = job.batch
     if not isinstance(batch, TokenBatch):
         return
@@ -206,5 +202,5 @@ def token_checks(job: Job) -> Iterator[tuple[str, bool, str]]:
     for name in ("sampling", "step", "sync", "coupling_group"):
         yield name, getattr(job, name) is None, f"{why} {name}: give the batch as a number"
     yield "loss_scope", job.loss_scope == "sample", f"{why} a loss over the whole batch: give the batch as a number"
-    is_said_twice = job.lengths is not None and batch.length_of is not None
-    yield "batch", not is_said_twice, "lengths=… says how long samples are: leave out length_of of stoker.tokens(…)"
+    has_one_length = job.lengths is None or batch.length_of is None
+    yield "batch", has_one_length, "lengths=… says how long samples are: leave out length_of of stoker.tokens(…)"

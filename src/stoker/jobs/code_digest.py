@@ -1,10 +1,10 @@
-"""What code does, as digests that are the same in every process, on every machine and under every version of Python.
+"""Digests of what code does: the same in every process, on every machine and under every version of Python.
 
-What counts is what is executed: a file's statements, and the functions and classes that these and the function `job`
-reach by name. Comments, formatting, docstrings, what stands under `if __name__ == "__main__":`, and functions and
-classes that nothing names do not count. Names are looked up without regard to scope, so rather too much counts than too
-little; where code is found by a name that is computed (`globals()[name]`, `getattr(module, name)`, `eval`), all of it
-counts. Of a class all methods do.
+Executed code counts: a file's statements, and the functions and classes that these and the function `job` reach by
+name. Comments, formatting, docstrings, blocks under `if __name__ == "__main__":`, and functions and classes that
+nothing names do not. Names are looked up without regard to scope, so too much counts rather than too little; if code is
+found by a computed name (`globals()[name]`, `getattr(module, name)`, `eval`), all of it counts. All methods of a class
+do.
 """
 
 from __future__ import annotations
@@ -25,24 +25,22 @@ from types import CodeType, FunctionType
 from typing import Any
 
 JOB_MODULE = "stoker_job_"
-"""What the names of modules made of job files begin with; a digest of the file's path follows."""
-
-_INSTALLED = {"site-packages", "dist-packages"}
+"""Prefix of the names of modules made from job files; a digest of the file's path follows."""
 
 _MADE = {
     "__delattr__", "__eq__", "__ge__", "__getstate__", "__gt__", "__hash__", "__init__", "__le__", "__lt__",
     "__replace__", "__repr__", "__setattr__", "__setstate__",
 }  # fmt: skip
-"""Methods that a dataclass is given."""
+"""Methods that `dataclass` generates."""
 
 
 def is_installed(file: PurePath) -> bool:
     """Whether a file is where packages are installed."""
-    return not _INSTALLED.isdisjoint(file.parts)
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def name_of(value: Any) -> str:
-    """The dotted name of a function or class; without its module where that may change: a job file's, Stoker's own."""
+    """The dotted name of a function or class; without its module if that may change (job files, Stoker itself)."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__qualname__)
     module = getattr(value, "__module__", None) or ""
     is_short = not module or module.startswith(JOB_MODULE) or module.partition(".")[0] == "stoker"
@@ -54,7 +52,7 @@ _by_text: ContextVar[bool] = ContextVar("_by_text", default=False)
 
 @contextlib.contextmanager
 def digests_by_text() -> Iterator[None]:
-    """Within the block source digests are of the text, comments included, as they were before 2026-11-23."""
+    """Make source digests of the text, comments included, as before 2026-11-23, within the block."""
     token = _by_text.set(True)
     try:
         yield
@@ -63,14 +61,14 @@ def digests_by_text() -> Iterator[None]:
 
 
 def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
-    r"""What a job file and the modules beside it execute: digests (16 hex digits) by part.
+    r"""Digests (16 hex digits) of what a job file and its local modules execute, by part.
 
     Args:
-        sources: the texts, by name of the file.
+        sources: the texts, by file name.
 
     Returns:
         A digest for each part that counts, such as `function loss in train.py`, `class Net in nets.py`, `the statements
-        of train.py`; of a file that does not parse, `the text of odd.py`.
+        of train.py`; for a file that does not parse, `the text of odd.py`.
 
     >>> before = executed_parts({"a.py": "def job(): return net()\ndef net(): return 1\ndef old(): return 2"})
     >>> after = executed_parts({"a.py": "def job():  # makes it\n    return net()\ndef net(): return 1"})
@@ -85,7 +83,7 @@ def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
     for file, text in sources.items():
         try:
             body = _parsed(text)
-        except (SyntaxError, ValueError, RecursionError):  # imported within `try`, or not at all: nothing is known
+        except (SyntaxError, ValueError, RecursionError):  # imported within `try`, or not at all
             parts[f"the text of {file}"] = _hex(text)
             uses.add(_EVERYTHING)
             continue
@@ -97,27 +95,25 @@ def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
                 uses |= _uses(statement)
                 continue
             waiting.setdefault((file, statement.name), []).append(statement)
-            is_heard_of = registers and isinstance(statement, ast.ClassDef) and statement.bases
-            if bound[statement.name] > 1 or is_heard_of or not _only_defines(statement):
-                statements[file].append(statement.name)  # its place counts too: it does something there
+            is_registered = registers and isinstance(statement, ast.ClassDef) and statement.bases
+            if bound[statement.name] > 1 or is_registered or not _only_defines(statement):
+                statements[file].append(statement.name)  # its position counts too: it does something there
                 uses |= {statement.name} | _uses(statement)
     uses.add("job")
     while reached := [key for key in waiting if key[1] in uses or _EVERYTHING in uses]:
         for file, name in reached:
-            found = waiting.pop((file, name))
-            kind = "class" if isinstance(found[0], ast.ClassDef) else "function"
-            parts[f"{kind} {name} in {file}"] = _hex(repr([_plain(one) for one in found]))
-            uses = uses.union(*map(_uses, found))
-    for file, body_of in statements.items():
-        parts[f"the statements of {file}"] = _hex(
-            repr([one if isinstance(one, str) else _plain(one) for one in body_of])
-        )
+            definitions = waiting.pop((file, name))
+            kind = "class" if isinstance(definitions[0], ast.ClassDef) else "function"
+            parts[f"{kind} {name} in {file}"] = _hex(repr(list(map(_plain, definitions))))
+            uses = uses.union(*map(_uses, definitions))
+    for file, items in statements.items():
+        parts[f"the statements of {file}"] = _hex(repr(list(map(_plain, items))))
     return dict(sorted(parts.items()))
 
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _EVERYTHING = "*"
-"""Among the names that are used: names are computed, so any may be."""
+"""A used name that stands for all: names are computed, so any may be used."""
 _COMPUTED = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__", "importlib", "__dict__", "modules",
                        "__subclasses__", "getmembers", "attrgetter", "methodcaller"})  # fmt: skip
 
@@ -126,17 +122,16 @@ def _parsed(text: str) -> list[ast.stmt]:
     """The statements of a module that run on import; raises what `ast.parse` does."""
     with warnings.catch_warnings(action="ignore"):  # the import itself warns
         body = ast.parse(text).body
-    return [one for one in _without_docstring(body) if not _is_main_block(one)]
-
-
-def _is_main_block(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and not statement.orelse and ast.unparse(statement.test) in (
-        "__name__ == '__main__'", "'__main__' == __name__",
-    )  # fmt: skip
+    statements = []
+    for statement in _without_docstring(body):
+        test = ast.unparse(statement.test) if isinstance(statement, ast.If) and not statement.orelse else ""
+        if test not in ("__name__ == '__main__'", "'__main__' == __name__"):
+            statements.append(statement)
+    return statements
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Names that a statement of a module may bind."""
+    """Names that a module's statement may bind."""
     if isinstance(statement, _Definition):
         yield statement.name
         return
@@ -150,44 +145,42 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _only_defines(statement: _Definition) -> bool:
-    """Whether a definition does nothing else where it stands, so that one that nothing names does not count."""
+    """Whether a definition does nothing else where it stands, so that it does not count if nothing names it."""
     if statement.decorator_list:
         return False
     if isinstance(statement, ast.ClassDef):
-        inner = _without_docstring(statement.body)
-        is_plain = all((isinstance(one, _Definition) and _only_defines(one)) or _is_constant(one) for one in inner)
-        return is_plain and not statement.keywords and all(not _calls(base) for base in statement.bases)
-    return not any(_calls(one) for one in (*statement.args.defaults, *statement.args.kw_defaults) if one is not None)
-
-
-def _is_constant(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr) and not _calls(statement)
+        for item in _without_docstring(statement.body):
+            if isinstance(item, _Definition):
+                is_plain = _only_defines(item)
+            else:
+                is_plain = isinstance(item, ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr) and not _calls(item)
+            if not is_plain:
+                return False
+        return not statement.keywords and not any(map(_calls, statement.bases))
+    defaults = (*statement.args.defaults, *statement.args.kw_defaults)
+    return not any(_calls(default) for default in defaults if default is not None)
 
 
 def _calls(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Call | ast.NamedExpr | ast.Await) for one in ast.walk(node))
+    return any(isinstance(inner, ast.Call | ast.NamedExpr | ast.Await) for inner in ast.walk(node))
 
 
 def _uses(tree: ast.AST) -> set[str]:
-    """Names by which code reaches functions and classes; texts that could be names are taken for such."""
-    found: set[str] = set()
+    """Names by which code reaches functions and classes; a text that could be a name counts as one."""
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            found.add(node.value)
+            names.add(node.value)
         elif isinstance(node, ast.alias) and (node.asname is not None or node.name == "*"):
-            found |= set(node.name.replace("*", "").split("."))
-        elif isinstance(node, ast.Call) and _is_computed_getattr(node):
-            found.add(_EVERYTHING)
-    return found | ({_EVERYTHING} if found & _COMPUTED else set())
-
-
-def _is_computed_getattr(call: ast.Call) -> bool:
-    is_getattr = isinstance(call.func, ast.Name) and call.func.id == "getattr"
-    return is_getattr and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
+            names |= set(node.name.replace("*", "").split("."))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            is_computed = len(node.args) < 2 or not isinstance(node.args[1], ast.Constant)
+            names |= {_EVERYTHING} if is_computed else set()
+    return names | ({_EVERYTHING} if names & _COMPUTED else set())
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -198,7 +191,7 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _plain(node: Any) -> Any:
-    """A piece of syntax as tuples: without comments, formatting and docstrings, and what versions of Python add."""
+    """Syntax as tuples, without comments, formatting, docstrings, and fields that differ between Python versions."""
     if isinstance(node, ast.Constant):
         return type(node.value).__name__, repr(node.value)
     if isinstance(node, list):
@@ -220,8 +213,8 @@ def _hex(text: str) -> str:
 def source_digest(value: Any) -> str | None:
     """SHA-256 (16 hex digits) of what a function or class does; None for those of Stoker, Python and packages.
 
-    Of a class: of its methods and plain attributes, inherited ones included. Where there is no source, as for code
-    given with `python -c`, the compiled code stands for it, which another Python version compiles differently.
+    Of a class: its methods and plain attributes, inherited ones included. Without source, as for code given with
+    `python -c`, the compiled code is used, which differs between Python versions.
     """
     if _is_named_enough(value):
         return None
@@ -235,7 +228,7 @@ def source_digest(value: Any) -> str | None:
 
 
 def _is_named_enough(value: Any) -> bool:
-    """Whether the name says which code it is: that of Stoker, of Python itself, or of an installed package."""
+    """Whether the name identifies the code: Stoker's, Python's own, or an installed package's."""
     module = getattr(value, "__module__", None) or "builtins"
     package = module.partition(".")[0]
     if package == "stoker" or (package in sys.stdlib_module_names and package != "__main__"):
@@ -248,7 +241,7 @@ def _class_lines(cls: type) -> Iterator[str]:
     for name, item in sorted(vars(cls).items()):
         function = getattr(item, "__func__", getattr(item, "fget", item))
         if isinstance(function, FunctionType):
-            # What a dataclass makes of its fields has no text, and its bytecode differs between versions of Python.
+            # A dataclass's generated methods have no text, and their bytecode differs between versions of Python.
             is_made = name in _MADE and dataclasses.is_dataclass(cls) and function.__code__.co_filename == "<string>"
             if not is_made:
                 yield f"{name}: {_text(function)}"
@@ -266,7 +259,7 @@ def _text(function: FunctionType) -> str:
 
 
 def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> str:
-    """What a piece of source does; its text where it does not parse by itself."""
+    """What a piece of source does; its text if it does not parse by itself."""
     if _by_text.get():
         return text
     try:
@@ -276,7 +269,7 @@ def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> s
 
 
 def _lambda_text(function: FunctionType) -> str:
-    """Parameters and body: the lines of a lambda may hold several of them, and much else."""
+    """Parameters and body, cut out of the lambda's lines, which may hold other code too."""
     lines = inspect.findsource(function.__code__)[0]
     starts: list[tuple[int, int]] = []
     ends: list[tuple[int, int]] = []
@@ -296,7 +289,7 @@ def _lambda_text(function: FunctionType) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Compiled code without what differs between processes: addresses, and the order of sets."""
+    """Compiled code without addresses and the order of sets, which differ between processes."""
     return f"{code.co_code!r} {[_constant_text(item) for item in code.co_consts]} {code.co_names!r}"
 
 

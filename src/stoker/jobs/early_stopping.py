@@ -1,4 +1,4 @@
-"""Ends of a run before its time, by what evaluations say of it: part of the Job, since they change what is learned."""
+"""Rules that end a run early by its evaluations; part of the Job, since they change what is learned."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from stoker.jobs.numeric_settings import is_number
 from stoker.units import Duration, require_duration
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
-"""Measures whose names say so; of all other named ones higher is better."""
+"""Named measures for which lower is better; for all others higher is."""
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Ends the run when a measure on `valid` has not got better for `patience`.
+    """End the run when a measure on `valid` has not improved for `patience`.
 
     Args:
         metric: its name in results: "loss", "accuracy", "f1[3]"; "valid/loss" and "valid loss" mean the same. Of
-            several validation sets it is the first one's, or the one's that is named: "unseen/accuracy".
-        patience: how long it may stand still, counted from the best evaluation: `stoker.epochs(5)`.
-        min_delta: better is what is better by more than this.
-        lower_is_better: of the measure; left out, it is known of losses, errors and the named metrics, and of what
-            says so by an attribute (`lower_is_better`, or torchmetrics' `higher_is_better`).
+            several validation sets it is the first one's, or that of the named one: "unseen/accuracy".
+        patience: time without improvement, counted from the best evaluation: `stoker.epochs(5)`.
+        min_delta: least improvement that counts.
+        lower_is_better: of the measure; by default known of losses, errors and the named metrics, and of objects with
+            the attribute `lower_is_better`, or torchmetrics' `higher_is_better`.
 
     Raises:
         BadSetting: a setting is out of range.
@@ -45,7 +45,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Target:
-    """Ends the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`."""
+    """End the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`."""
 
     metric: str
     value: float

@@ -1,4 +1,4 @@
-"""How long a job is: updates and samples, and where an update lies in the data. Pure arithmetic.
+"""The length of a job in updates and samples, and the position of an update in the data. Pure arithmetic.
 
 Batches never cross epochs: an epoch of `num_train` samples is ceil(num_train / batch) updates, the last one ragged.
 """
@@ -28,62 +28,53 @@ class Extent:
 
     @cached_property
     def updates_per_epoch(self) -> int:
-        """Updates in one pass over the data, the ragged one included."""
+        """Number of updates in an epoch, the ragged one included [updates]."""
         return math.ceil(self.num_train / self.batch)
 
     def updates_in(self, duration: Duration) -> int:
-        """The fewest whole updates that reach `duration`; at least one.
+        """Fewest whole updates that reach `duration`, at least one [updates].
 
         Raises:
-            ValueError: a duration in seconds, which must have been turned into samples before.
+            ValueError: a duration in seconds, which must have been converted to samples before.
         """
         if duration.unit == "updates":
             return math.ceil(duration.value)
         samples = max(1, math.ceil(round(self._samples_in(duration), _DECIMALS)))
         epochs, rest = divmod(samples, self.num_train)
-        return epochs * self.updates_per_epoch + self._updates_within(epochs, rest)
+        return epochs * self.updates_per_epoch + math.ceil(rest / self.batch)
 
     def position(self, updates: int) -> Position:
-        """Where training is after `updates` updates."""
+        """Position of training after `updates` updates."""
         epoch, within = divmod(updates, self.updates_per_epoch)
         cursor = within * self.batch
         return Position(epoch=epoch, cursor=cursor, samples=epoch * self.num_train + cursor, updates=updates)
 
     def batch_at(self, position: Position) -> int:
-        """Samples of the batch that starts at `position`."""
+        """Size of the batch that starts at `position` [samples]."""
         return min(self.batch, self.num_train - position.cursor)
 
     def intervals(self, every: Duration, position: Position) -> int:
-        """Whole intervals of `every` (epochs, samples or updates) up to `position`."""
+        """Number of whole intervals of `every` (epochs, samples or updates) up to `position`."""
         if every.unit == "updates":
             return math.floor(position.updates / every.value + _ROUNDING)
         return math.floor(position.samples / self._samples_in(every) + _ROUNDING)
 
     def evaluations(self, every: Duration, total_updates: int) -> int:
-        """Evaluations in a run of `total_updates`: after each update in which an interval ends, and at the end."""
+        """Number of evaluations in a run of `total_updates`: after updates that end an interval, and at the end."""
         return self.evaluations_before(every, total_updates) + 1
 
     def evaluations_before(self, every: Duration, total_updates: int) -> int:
-        """Evaluations in a run of `total_updates` but for the one at its end."""
+        """Number of evaluations in a run of `total_updates` before the one at its end."""
         updates = total_updates - 1
         if every.unit == "updates" or self._samples_in(every) >= self.batch:
             # No update is longer than an interval, unless an interval is shorter than any update.
             return min(self.intervals(every, self.position(updates)), updates)
-        # Every full batch ends an interval; a ragged one may lie within.
-        return updates - sum(
-            self._is_within_interval(every, epoch) for epoch in range(updates // self.updates_per_epoch)
-        )
-
-    def _updates_within(self, epoch: int, samples: int) -> int:
-        """The fewest updates of `epoch` that have `samples` samples together."""
-        del epoch  # they are alike
-        return math.ceil(samples / self.batch)
-
-    def _is_within_interval(self, every: Duration, epoch: int) -> bool:
-        """Whether no interval ends in the last update of `epoch`."""
-        last = (epoch + 1) * self.updates_per_epoch - 1
-        before, after = self.position(last), self.position(last + 1)
-        return self.intervals(every, before) == self.intervals(every, after)
+        # Every full batch ends an interval; the ragged one of an epoch may not.
+        for epoch in range(1, (total_updates - 1) // self.updates_per_epoch + 1):
+            after = epoch * self.updates_per_epoch
+            if self.intervals(every, self.position(after - 1)) == self.intervals(every, self.position(after)):
+                updates -= 1
+        return updates
 
     def _samples_in(self, duration: Duration) -> float:
         if duration.unit not in ("epochs", "samples"):

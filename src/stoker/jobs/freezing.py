@@ -1,9 +1,9 @@
-"""Which parameters a job leaves as they are: always, or for the first part of a run.
+"""Which parameters a job leaves unchanged: always, or for the first part of a run.
 
-What: a parameter whose name matches a shell pattern gets no gradient, no optimiser state and no weight decay until it
-is thawed. The first pattern that matches decides, as in the groups of an optimiser.
-Use when: a pretrained model is fine-tuned; a backbone is to be left alone while a new head is still far off. Costs:
-nothing; what lies before the first trained layer is not passed backward.
+What: a parameter whose name matches a shell pattern gets no gradient, optimiser state or weight decay until it is
+thawed. The first matching pattern decides, as in the groups of an optimiser.
+Use when: a pretrained model is fine-tuned, or a backbone should not change while a new head is still far off.
+Costs: nothing; the backward pass stops at the first trained layer.
 Does not combine with: thawing (not freezing for good) with `sync`, `Muon`, a batch still to be chosen, or a step of the
 job's own.
 Source: gradual unfreezing, Howard and Ruder 2018, https://arxiv.org/abs/1801.06146, section 3.3.
@@ -23,23 +23,22 @@ from stoker.jobs.extent import Extent
 from stoker.units import Duration
 
 Patterns = Sequence[str] | Mapping[str, Duration | None]
-"""Patterns of parameters frozen for good, or with how long each is frozen (None: for good)."""
+"""Patterns of parameters frozen for good, or with a duration for each (None: for good)."""
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """Parameters that are left as they are, by name.
+    """Frozen parameters, by name.
 
     Args:
-        patterns: `("embeddings.*", …)`, or `{"encoder.layer.0.*": stoker.epochs(2), "embeddings.*": None}`: for how
-            long each is frozen, None being for good. The first pattern that matches a name decides.
-        statistics: what batch norms do while all of their parameters are frozen: "kept", the default, normalises by
-            their running statistics, which do not move; "moving" goes on as if they were trained. Dropout is not
-            touched.
-        but: patterns of what is trained nevertheless: `stoker.Freeze({"*": stoker.epochs(1)}, but=("head.*",))`.
+        patterns: `("embeddings.*", …)`, or `{"encoder.layer.0.*": stoker.epochs(2), "embeddings.*": None}`: the
+            duration for each, None being for good. The first pattern that matches a name decides.
+        statistics: of batch norms whose parameters are all frozen: "kept", the default, normalises by the running
+            statistics, which do not change; "moving" updates them as in training. Dropout is not affected.
+        but: patterns of exceptions, which are trained: `stoker.Freeze({"*": stoker.epochs(1)}, but=("head.*",))`.
 
     Raises:
-        BadSetting: there is no pattern, one is no text, or its duration is none or in seconds.
+        BadSetting: there is no pattern, one is not a text, or its duration is not one or is in seconds.
     """
 
     patterns: Patterns
@@ -51,26 +50,26 @@ class Freeze:
         if self.statistics not in ("kept", "moving"):
             raise BadSetting(f'statistics are "kept" or "moving", got {self.statistics!r}')
         but: object = self.but
-        if isinstance(but, str) or not isinstance(but, Sequence) or not all(isinstance(one, str) for one in but):
+        if isinstance(but, str) or not isinstance(but, Sequence) or not all(isinstance(name, str) for name in but):
             raise BadSetting(f"but is a list of patterns, got {but!r}")
 
     @property
     def durations(self) -> dict[str, Duration | None]:
-        """For how long the parameters of each pattern are frozen, in order; None is for good."""
+        """Durations of freezing by pattern, in order; None is for good."""
         return _checked(self.patterns)
 
     @property
     def is_gradual(self) -> bool:
-        """Whether anything thaws while training goes on."""
+        """Whether anything thaws during training."""
         return any(duration is not None for duration in self.durations.values())
 
     @property
     def at_the_end(self) -> Freeze:
-        """The same once everything has thawed that will."""
+        """The same after everything with a duration has thawed."""
         return Thawed(self.patterns, self.statistics, self.but)
 
     def in_updates(self, extent: Extent) -> Freeze:
-        """The same, with durations as the whole updates that reach them in a run of that shape.
+        """The same with durations in whole updates, for a run of this extent.
 
         >>> Freeze({"encoder.*": Duration(2, "epochs")}).in_updates(Extent(num_train=100, batch=32)).durations
         {'encoder.*': Duration(value=8.0, unit='updates')}
@@ -82,9 +81,9 @@ class Freeze:
         return dataclasses.replace(self, patterns=durations)
 
     def release(self, name: str) -> float:
-        """The update, counted from 0, from which on a parameter is trained: 0 from the first on, infinite never.
+        """The first update, counted from 0, in which a parameter is trained [updates]; infinite if never.
 
-        Durations have to be in updates by now.
+        Durations have to be in updates.
 
         >>> some = Freeze({"encoder.0.*": None, "encoder.*": Duration(10, "updates")})
         >>> [some.release(name) for name in ("encoder.0.weight", "encoder.1.weight", "head.weight")]
@@ -99,20 +98,20 @@ class Freeze:
 
 
 class Thawed(Freeze):
-    """What is left of a `Freeze` once everything has thawed that will."""
+    """A `Freeze` after everything with a duration has thawed."""
 
     @property
     def is_gradual(self) -> bool:
-        """No more."""
+        """False: nothing is left to thaw."""
         return False
 
     def release(self, name: str) -> float:
-        """Infinite for what is frozen for good, else 0."""
+        """Infinite for parameters frozen for good, else 0 [updates]."""
         return math.inf if math.isinf(super().release(name)) else 0.0
 
 
 def freezing_of(given: Freeze | Patterns) -> Freeze:
-    """What a job was given, as `Freeze`; raises as that does."""
+    """A job's `freeze` as `Freeze`; raises as that does."""
     return given if isinstance(given, Freeze) else Freeze(given)
 
 
@@ -130,8 +129,9 @@ def _checked(patterns: object) -> dict[str, Duration | None]:
         if not isinstance(pattern, str):
             raise BadSetting(f"a pattern is a text such as 'encoder.*', got {pattern!r}")
         if duration is not None and not isinstance(duration, Duration):
-            wanted = "a duration such as stoker.epochs(2), or None"
-            raise BadSetting(f"{pattern!r} is frozen for {wanted}, got {duration!r}")
+            raise BadSetting(
+                f"{pattern!r} is frozen for a duration such as stoker.epochs(2), or None, got {duration!r}"
+            )
         if duration is not None and duration.unit == "seconds":
             raise BadSetting(f"{pattern!r} thaws after epochs, samples or updates, not seconds")
     return dict(pairs)

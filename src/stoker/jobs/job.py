@@ -1,7 +1,4 @@
-"""Job: what is learned. Everything that changes the mathematics is here, and nothing that does not.
-
-Checks of a Job's settings beside the step itself: ends before time, averages, plateaus, schedule-free optimisers.
-"""
+"""Job: what is learned. Everything that changes the mathematics is here, and nothing that does not."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
-from stoker.jobs.averages import SWA
+from stoker.jobs.averages import EMA, SWA
 from stoker.jobs.batch_size import AutoBatch, token_checks
 from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
-from stoker.jobs.lengths import Arrangement, problem_with
+from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import direction_of, listed, metric_name
-from stoker.jobs.mixing import Mix, problems_with_mix
+from stoker.jobs.mixing import Mix, mix_checks
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
 from stoker.jobs.sampling import InOrder, Sampling
@@ -35,7 +32,7 @@ RECIPES = ("fast",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 _NUMBERS = ("batch", "label_smoothing", "clip_norm", "ema", "coupling_group", "seed")
-"""Fields that are kept as Python's numbers, however they were given."""
+"""Fields that are stored as Python's numbers."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class Holdout:
 
     def __post_init__(self) -> None:
         if not (is_number(self.fraction) and 0 < self.fraction < 1):
-            wanted = "the share of the data to set aside, between 0 and 1"
-            raise BadSetting(f"holdout takes {wanted}, got {self.fraction!r}")
+            expected = "the share of the data to set aside, between 0 and 1"
+            raise BadSetting(f"holdout takes {expected}, got {self.fraction!r}")
 
 
 def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdout:
@@ -69,20 +66,6 @@ def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdou
     `stratify` takes that share of each class, as nearly as whole samples allow.
     """
     return Holdout(fraction, seed, stratify)
-
-
-@dataclass(frozen=True)
-class EMA:
-    """An exponential moving average of the weights, taken after every update; what is evaluated and kept.
-
-    Early averages are shorter: the decay of update `t` is min(decay, (1 + t) / (10 + t)). Buffers are copied.
-    """
-
-    decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.decay) and 0 < self.decay < 1):
-            raise BadSetting(f"the decay of an average lies between 0 and 1, got {self.decay!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,15 +77,14 @@ class Job:
         data: training samples: a tuple or dict of tensors or NumPy arrays (first dimension: samples), a map-style
             PyTorch dataset, or one of `stoker.data`.
         loss: a name (see `LOSSES`; "own" is the mean loss that the model itself returns); `loss(output, target)`
-            giving one value per sample; `loss(model, batch)`, told by its first parameter's name, giving
-            `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe.
-            Beside `step` only what evaluation needs.
+            giving one value per sample; `loss(model, batch)`, recognised by its first parameter's name, giving
+            `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe. With `step` it is for evaluation only.
         optimizer: `stoker.SGD`, `Adam`, `AdamW`, `Muon`, one of `stoker.optimizers`, or a function from parameters to
             a `torch.optim.Optimizer`; it may be left to the recipe.
-            Beside `step`: a function from the model to one, or to a list or dict of them, handed to `step` like that.
-        step: `step(model, optimizers, batch)`, a whole update of the job's own, for what is not one loss and one
+            With `step`: a function from the model to one, or to a list or dict of them, passed to `step` as it is.
+        step: `step(model, optimizers, batch)`, a whole update of the job's own, for more than one loss or one
             optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/custom-loop.md.
-        batch: the optimiser batch [samples]: what one update averages over; `stoker.tokens(16_384)` for as many samples
+        batch: the optimiser batch [samples]: one update averages over it; `stoker.tokens(16_384)` for as many samples
             as have that many tokens; or `stoker.auto(base=64)`, to have it chosen by the gradient's noise and the
             learning rate, stated for the base, scaled with it ("auto" is short for that).
         until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
@@ -111,7 +93,7 @@ class Job:
         test: data of the same form, used once, at the end.
         metrics: names (see `METRICS`), functions like the loss whose values are summed over samples and divided by
             their count, or objects that keep a state, such as torchmetrics'; a dict gives names. The first one chooses
-            the best checkpoint if it is a name, or says by an attribute which way is better; else the loss does.
+            the best checkpoint if it is a name, or has an attribute for its direction; else the loss does.
         schedule: a function of progress (0 to 1) giving a factor of the learning rate; see `stoker.schedules`.
         augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
         mix: `stoker.transforms.Mixup(…)` or `CutMix(…)`: samples of a batch mixed with each other, and their losses; of
@@ -120,39 +102,39 @@ class Job:
         clip_norm: the gradient's global norm is scaled down to this.
         penalty: a function of the model, added to the loss once per update.
         ema: an average of the weights; a number is its decay.
-        swa: another: the mean of the weights at points of the last part of the run, `stoker.SWA(start=0.75)`.
-        stop: what ends the run before its time: `[stoker.EarlyStopping(patience=stoker.epochs(5)),
+        swa: the mean of the weights at points of the last part of the run, `stoker.SWA(start=0.75)`.
+        stop: rules that end the run early: `[stoker.EarlyStopping(patience=stoker.epochs(5)),
             stoker.Target("accuracy", 0.95)]`, whichever comes first.
-        freeze: patterns of parameters that are left as they are, `("embeddings.*",)`, or with how long each is,
-            `{"encoder.*": stoker.epochs(2)}`; or `stoker.Freeze`, which also says what batch norms there do.
+        freeze: patterns of frozen parameters, `("embeddings.*",)`, or with a duration for each,
+            `{"encoder.*": stoker.epochs(2)}`; or `stoker.Freeze`, which also sets what batch norms there do.
         init: the weights that the model starts from: a safetensors file, a folder of them, tensors by name, or
-            `stoker.Weights`, which also says what stays as it was made.
+            `stoker.Weights`, which also sets which tensors keep their own initial values.
         coupling_group: samples whose statistics belong together in a model that couples samples (default: the batch).
-        sync: how replicas on slow links come together after an interval, instead of with every update:
+        sync: how replicas on slow links are synchronised after an interval, instead of with every update:
             `stoker.DiLoCo(every=…)` or `stoker.LocalSGD(every=…)`. See docs/slow-links.md.
         loss_scope: "batch" declares a loss over the whole batch, such as a contrastive one.
         inputs: which entries of a sample go into the model: keys of a dict or indices of a tuple (default: the first;
             of a dict, all but the target).
         target: which entry is the target (default: the last of a tuple; `target`, `label`, `labels` or `y` of a dict).
         collate: makes a batch of a list of samples (map-style datasets; default: PyTorch's).
-        sampling: which samples an epoch is made of: `stoker.sampling.balanced()`, `weighted(…)` or `stratified()`
+        sampling: which samples an epoch has: `stoker.sampling.balanced()`, `weighted(…)` or `stratified()`
             (default: every one once, in a keyed order). See docs/sampling.md.
-        lengths: how samples of different lengths are put together: `stoker.lengths.bucketed()` or `packed(…)`. See
+        lengths: how samples of different lengths form batches: `stoker.lengths.bucketed()` or `packed(…)`. See
             docs/sampling.md.
         evaluate_every: how often `valid` is evaluated; always at the end too.
         select: which weights the run keeps: those "best" on `valid` by the first metric, the "last", or those best by
             the measure named here, such as "valid/unseen/accuracy".
-        keep_every: how often the weights worth evaluating are kept for good, beside the checkpoints, of which only the
+        keep_every: how often the evaluated weights are kept for good, in addition to the checkpoints, of which only the
             last ones stay: `stoker.epochs(5)`. `run.kept()` lists them, `run.model(at=stoker.epochs(5))` loads them.
-        on_non_finite: what a loss or gradient that is not finite leads to: "stop"; "roll_back" to the last checkpoint
-            and go on in fp32; or "skip", which leaves the update out and so changes what is learned.
-        recipe: "fast" sets what is left open here of the optimiser, schedule, augmentation and label smoothing, for
-            image classifiers that shall be good after few epochs; see `stoker.recipes`.
+        on_non_finite: reaction to a loss or gradient that is not finite: "stop"; "roll_back" to the last checkpoint
+            and continue in fp32; or "skip", which leaves the update out and so changes what is learned.
+        recipe: "fast" sets whatever is left open here of the optimiser, schedule, augmentation and label smoothing, for
+            image classifiers that should be good after few epochs; see `stoker.recipes`.
         seed: fixes the initial weights, the order, the augmentation and the model's own random draws.
-        name: what runs of this job are called.
+        name: name of this job's runs.
 
     Raises:
-        BadJob: there is no field of that name, or a setting is of the wrong type or out of range.
+        BadJob: there is no such field, or a setting is of the wrong type or out of range.
     """
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]
@@ -193,7 +175,7 @@ class Job:
     name: str | None = None
 
     def __new__(cls, **given: object) -> Self:
-        """A Job to be; a field that does not exist is named, with the nearest."""
+        """Refuse unknown fields, with the nearest known one."""
         known = cls.__dataclass_fields__
         for name in given:
             if name not in known:
@@ -202,7 +184,7 @@ class Job:
 
     @property
     def validation(self) -> dict[str, Any]:
-        """Validation data by split: `valid`, of several sets `valid/NAME`; the first one chooses."""
+        """Validation data by split: `valid`, or `valid/NAME` for each of several sets; the first one chooses."""
         if self.valid is None:
             return {}
         if not _are_sets(self.valid):
@@ -216,32 +198,38 @@ class Job:
         if given == "auto":
             object.__setattr__(self, "batch", AutoBatch())
         if is_number(self.ema):
-            object.__setattr__(self, "ema", _average(self.ema))
-        for name, made_of in (("freeze", freezing_of), ("init", as_weights)):
-            if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _made(name, made_of, given))
-        object.__setattr__(self, "metrics", _made("metrics", listed, self.metrics))
-        if _is_duration(self.until):
-            object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
-        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
-                  *_thawing(self), *_validation(self), *selection_checks(self), *training_control_checks(self),
-                  *token_checks(self),
-                  *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
-        if wrong := problem_with(self.sampling, self.lengths, self.batch, self.collate):
-            raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
+            self._convert("ema", lambda decay: EMA(float(decay)))
+        if self.freeze is not None:
+            self._convert("freeze", freezing_of)
+        if self.init is not None:
+            self._convert("init", as_weights)
+        self._convert("metrics", listed)
+        if isinstance(self.until, Duration):
+            self._convert("schedule", lambda schedule: bound(schedule, self.until))
+        checks = (*length_checks(self), *_parts(self), *_amounts(self), *_choices(self), *_own_step(self),
+                  *_sync(self), *_thawing(self), *_validation(self), *_selection(self), *_training_control(self),
+                  *token_checks(self), *mix_checks(self))  # fmt: skip
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
 
+    def _convert(self, name: str, convert: Callable[[Any], Any]) -> None:
+        """Bring a field into its full form."""
+        try:
+            object.__setattr__(self, name, convert(getattr(self, name)))
+        except (TypeError, ValueError) as problem:
+            raise BadJob(f"Job({name}=…): {problem}") from None
+
 
 _Check = tuple[str, bool, str]
-"""A field, whether its setting can be meant, and what is wrong if not."""
+"""A field, whether its setting is valid, and the problem if not."""
 
 
 def _parts(job: Job) -> list[_Check]:
-    """What a job is made of: modules and functions."""
+    """Modules and functions."""
     optimizers = "stoker.SGD, Adam, AdamW, Muon or a function from parameters to an optimiser"
     is_loss = callable(job.loss) or job.loss in LOSSES or (job.loss is None and job.step is not None)
+    augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
     is_left_open = job.optimizer is None and job.recipe is not None
     is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer) or is_left_open
     return [
@@ -250,7 +238,7 @@ def _parts(job: Job) -> list[_Check]:
         ("loss", is_loss, f"{job.loss!r} is no loss. {nearest(str(job.loss), LOSSES)}"),
         ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
         ("augment", _is_list(job.augment) and all(map(callable, job.augment)),
-         f"wanted a list of transforms, got {_listed(job.augment)}"),
+         f"wanted a list of transforms, got {augment}"),
         ("penalty", _is_none_or_callable(job.penalty), f"wanted a function of the model, got {_kind(job.penalty)}"),
         ("collate", _is_none_or_callable(job.collate), f"wanted a function of samples, got {_kind(job.collate)}"),
         ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
@@ -267,7 +255,7 @@ def _metrics(metrics: object) -> Iterator[_Check]:
         yield "metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}"
     names = list(map(metric_name, metrics))
     for name in names:
-        # Results are kept by name: of two alike, one would be lost.
+        # Results are stored by name: of two metrics with one name, one would be lost.
         yield "metrics", names.count(name) == 1, f"{names.count(name)} metrics are called {name!r}; define each by name"
         yield "metrics", name != "loss", "a metric called 'loss' would stand in for the loss; give it another name"
 
@@ -281,10 +269,10 @@ def _amounts(job: Job) -> list[_Check]:
     smooths_classes = smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
     return [
         ("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}"),
-        ("until", _is_duration(job.until), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
-        ("evaluate_every", _is_duration(job.evaluate_every) and job.evaluate_every.unit != "seconds",
+        ("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
+        ("evaluate_every", _is_counted(job.evaluate_every),
          f"wanted epochs, samples or updates, got {job.evaluate_every!r}"),
-        ("keep_every", job.keep_every is None or (_is_duration(job.keep_every) and job.keep_every.unit != "seconds"),
+        ("keep_every", job.keep_every is None or _is_counted(job.keep_every),
          f"wanted epochs, samples or updates, got {job.keep_every!r}"),
         ("label_smoothing", is_share, f"wanted a share in [0, 1), got {smoothing!r}"),
         ("label_smoothing", smooths_classes, f"goes with the cross-entropies, not with loss={job.loss!r}"),
@@ -297,20 +285,25 @@ def _amounts(job: Job) -> list[_Check]:
 
 
 def _choices(job: Job) -> list[_Check]:
-    """Words out of a few."""
+    """Words, and keys or indices of entries of a sample."""
+    inputs, is_name = job.inputs, isinstance(job.name, str) and bool(job.name.strip())
+    are_inputs = _is_list(inputs) and len(inputs) > 0 and all(isinstance(entry, str | int) for entry in inputs)
+    entry = "wanted a key or an index of an entry"
     return [
         ("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}'),
         ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
          f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
         ("recipe", job.recipe is None or job.recipe in RECIPES,
          f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"),
-        ("name", job.name is None or _is_word(job.name),
-         f"wanted a name for its runs, got {job.name!r}"),
+        ("name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"),
+        ("inputs", inputs is None or isinstance(inputs, str | int) or are_inputs,
+         f"{entry}, or several, got {inputs!r}"),
+        ("target", job.target is None or isinstance(job.target, str | int), f"{entry}, got {job.target!r}"),
     ]  # fmt: skip
 
 
 def _own_step(job: Job) -> Iterator[_Check]:
-    """What goes with a step of the job's own, which is atomic and does everything between loss and update itself."""
+    """A step of the job's own is atomic, and does everything between loss and update itself."""
     if job.step is None:
         return
     yield "step", callable(job.step), f"wanted a function of (model, optimizers, batch), got {_kind(job.step)}"
@@ -330,7 +323,7 @@ def _own_step(job: Job) -> Iterator[_Check]:
 
 
 def _sync(job: Job) -> Iterator[_Check]:
-    """What goes with updates that each site makes for itself."""
+    """With sync each site makes updates of its own."""
     if job.sync is None:
         return
     given: object = job.sync
@@ -345,7 +338,7 @@ def _sync(job: Job) -> Iterator[_Check]:
 
 
 def _thawing(job: Job) -> Iterator[_Check]:
-    """What goes with parameters that thaw while training goes on; those frozen for good go with everything."""
+    """Parameters that thaw during training; those frozen for good go with everything."""
     if isinstance(job.freeze, Freeze) and job.freeze.is_gradual:
         why = "parameters that thaw while training goes on do not go with"
         yield "freeze", job.sync is None, f"{why} sync: freeze them for good, or not at all"
@@ -356,7 +349,7 @@ def _thawing(job: Job) -> Iterator[_Check]:
 
 
 def _are_sets(valid: object) -> bool:
-    """Whether these are several sets by name: a dict of arrays, or of lists of numbers, is one set."""
+    """Whether these are several sets by name; a dict of arrays, or of lists of numbers, is one set."""
     return type(valid) is dict and bool(valid) and not any(map(_is_column, valid.values()))
 
 
@@ -369,8 +362,8 @@ def _is_column(value: Any) -> bool:
 
 
 def _validation(job: Job) -> Iterator[_Check]:
-    """What validation sets can be; names of several become part of the names of results."""
-    is_cut = isinstance(job.sampling, InOrder) and any(isinstance(one, Holdout) for one in job.validation.values())
+    """Validation sets; names of several become part of the names of results."""
+    is_cut = isinstance(job.sampling, InOrder) and any(isinstance(data, Holdout) for data in job.validation.values())
     yield "valid", not is_cut, "a holdout would leave gaps in the order that in_order() keeps; give data of its own"
     if not _are_sets(job.valid):
         return
@@ -381,59 +374,21 @@ def _validation(job: Job) -> Iterator[_Check]:
         clashes = [measure for measure in measures if measure.startswith(f"{name}/")]
         yield "valid", not clashes, f"the set {name!r} and the metric {clashes} would have results of one name"
     num_held_out = sum(isinstance(data, Holdout) for data in job.valid.values())
-    yield (
-        "valid",
-        num_held_out <= 1,
-        f"{num_held_out} sets are held out of the training data, wanted one at most",
-    )
+    yield "valid", num_held_out <= 1, f"{num_held_out} sets are held out of the training data, wanted one at most"
     absent = [name for name, data in job.valid.items() if data is None]
     yield "valid", not absent, f"the set {absent} is None"
-
-
-def _fields(job: Job) -> list[_Check]:
-    """Names or places of entries of a sample."""
-    inputs = job.inputs
-    are_inputs = _is_list(inputs) and len(inputs) > 0 and all(isinstance(entry, str | int) for entry in inputs)
-    wanted = "wanted a key or an index of an entry"
-    return [
-        (
-            "inputs",
-            inputs is None or isinstance(inputs, str | int) or are_inputs,
-            f"{wanted}, or several, got {inputs!r}",
-        ),
-        ("target", job.target is None or isinstance(job.target, str | int), f"{wanted}, got {job.target!r}"),
-    ]
-
-
-def _average(decay: float) -> EMA:
-    try:
-        return EMA(float(decay))
-    except BadSetting as problem:
-        raise BadJob(f"Job(ema=…): {problem}") from None
-
-
-def _made(name: str, made_of: Callable[[Any], Any], given: object) -> Any:
-    """A field in its full form, of what was given."""
-    try:
-        return made_of(given)
-    except (TypeError, ValueError) as problem:
-        raise BadJob(f"Job({name}=…): {problem}") from None
 
 
 def _is_count(value: object) -> bool:
     return is_whole(value) and value > 0
 
 
-def _is_duration(value: object) -> bool:
-    return isinstance(value, Duration)
+def _is_counted(value: object) -> bool:
+    return isinstance(value, Duration) and value.unit != "seconds"
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def _is_none_or_callable(value: object) -> bool:
@@ -444,21 +399,26 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _listed(value: object) -> str:
-    return ", ".join(map(repr, value)) if _is_list(value) else repr(value)
-
-
-def training_control_checks(job: Job) -> Iterator[_Check]:
-    """What can be told of these settings before anything is made of them."""
+def _training_control(job: Job) -> Iterator[_Check]:
+    """Early stopping, averages, plateaus and schedule-free optimisers."""
     yield from _stops(job)
-    yield from _swa(job)
-    yield from _schedule_free(job)
+    if job.swa is not None:
+        yield "swa", isinstance(job.swa, SWA), f"wanted stoker.SWA(…), got {job.swa!r}"
+        yield "swa", job.ema is None, "ema is another average of the weights, and a run keeps one"
+        yield "swa", job.sync is None, "an average would be of one site's weights; sync has shared weights of its own"
+    if isinstance(job.optimizer, ScheduleFree):
+        name = type(job.optimizer).__name__
+        schedule: object = job.schedule.then if isinstance(job.schedule, Warmup) else job.schedule
+        is_constant = isinstance(schedule, Constant)
+        yield "schedule", is_constant, f"{name} goes without one: leave it out, or give schedules.warmup(…) alone"
+        for other in ("ema", "swa", "sync", "step"):
+            yield other, getattr(job, other) is None, f"does not go with {name}, whose own average is what is kept"
     if (plateau := plateau_of(job)) is not None:
         yield from _measured("schedule", job, plateau.metric, lower_is_better=plateau.lower_is_better)
 
 
-def selection_checks(job: Job) -> Iterator[_Check]:
-    """What the choice of the weights that a run keeps can be."""
+def _selection(job: Job) -> Iterator[_Check]:
+    """The choice of the weights that a run keeps."""
     given: object = job.select
     if given in ("best", "last"):
         return
@@ -470,14 +430,14 @@ def selection_checks(job: Job) -> Iterator[_Check]:
 
 
 def measure_of(job: Job, metric: str) -> str:
-    """The measure that a setting names, without split and set: `accuracy` of `valid/unseen/accuracy`."""
+    """The measure in a setting, without split and set: `accuracy` of `valid/unseen/accuracy`."""
     name = bare_name(metric)
     first, _, rest = name.partition("/")
     return rest if rest and f"valid/{first}" in job.validation else name
 
 
 def plateau_of(job: Job) -> Plateau | None:
-    """The plateau that the job's schedule is, or warms up to."""
+    """The job's plateau schedule, also after a warm-up; None if it has none."""
     schedule: object = job.schedule
     while isinstance(schedule, Warmup):
         schedule = schedule.then
@@ -489,24 +449,24 @@ def _stops(job: Job) -> Iterator[_Check]:
     if not isinstance(given, list | tuple):
         yield "stop", False, f"wanted a list of stoker.EarlyStopping(…) and stoker.Target(…), got {given!r}"
         return
-    for one in given:
-        is_stop = isinstance(one, EarlyStopping | Target)
-        yield "stop", is_stop, f"wanted stoker.EarlyStopping(…) or stoker.Target(…), got a {type(one).__name__}"
-        if isinstance(one, Target):
-            is_share = bare_name(one.metric).endswith("accuracy")
-            yield "stop", not is_share or one.value <= 1, f"{one.metric} is a share: Target({one.metric!r}, 0.95), say"
+    for rule in given:
+        is_stop = isinstance(rule, EarlyStopping | Target)
+        yield "stop", is_stop, f"wanted stoker.EarlyStopping(…) or stoker.Target(…), got a {type(rule).__name__}"
+        if isinstance(rule, Target):
+            is_right = rule.value <= 1 or not bare_name(rule.metric).endswith("accuracy")
+            yield "stop", is_right, f"{rule.metric} is a share: Target({rule.metric!r}, 0.95), say"
         if is_stop:
-            yield from _measured("stop", job, one.metric, lower_is_better=one.lower_is_better)
+            yield from _measured("stop", job, rule.metric, lower_is_better=rule.lower_is_better)
 
 
 def _measures(job: Job) -> list[str]:
-    """Names of what an evaluation of one set measures."""
+    """Names of the measures of an evaluation."""
     metrics = job.metrics if isinstance(job.metrics, list | tuple) else ()
     return [*(["loss"] if job.loss is not None else []), *map(metric_name, metrics)]
 
 
 def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None) -> Iterator[_Check]:
-    """What asks for the measure `metric` on `valid`."""
+    """A setting `field` that needs the measure `metric` on `valid`."""
     name = measure_of(job, metric)
     metrics = list(job.metrics) if isinstance(job.metrics, list | tuple) else []
     known = _measures(job)
@@ -515,25 +475,6 @@ def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None
     sets = [split.removeprefix("valid/") for split in job.validation if split != "valid"]
     of_sets = f", each also with its set before it: {'/…, '.join(sets)}/…" if sets else ""
     yield field, is_known, f"{metric!r} is none of this job's measures: {', '.join(known)}{of_sets}"
-    is_told = direction_of(name, metrics, lower_is_better) is not None
+    has_direction = direction_of(name, metrics, lower_is_better) is not None
     say = "give the metric an attribute lower_is_better" if field == "select" else "lower_is_better=True or False"
-    yield field, is_told or not is_known, f"say of {metric!r} which way is better: {say}"
-
-
-def _swa(job: Job) -> Iterator[_Check]:
-    if job.swa is None:
-        return
-    yield "swa", isinstance(job.swa, SWA), f"wanted stoker.SWA(…), got {job.swa!r}"
-    yield "swa", job.ema is None, "ema is another average of the weights, and a run keeps one"
-    yield "swa", job.sync is None, "an average would be of one site's weights; sync has shared weights of its own"
-
-
-def _schedule_free(job: Job) -> Iterator[_Check]:
-    if not isinstance(job.optimizer, ScheduleFree):
-        return
-    name = type(job.optimizer).__name__
-    schedule: object = job.schedule.then if isinstance(job.schedule, Warmup) else job.schedule
-    has_none = isinstance(schedule, Constant)
-    yield "schedule", has_none, f"{name} goes without one: leave it out, or give schedules.warmup(…) alone"
-    for other in ("ema", "swa", "sync", "step"):
-        yield other, getattr(job, other) is None, f"does not go with {name}, whose own average is what is kept"
+    yield field, has_direction or not is_known, f"say of {metric!r} which way is better: {say}"

@@ -1,9 +1,9 @@
-"""Describing a Job as data, for its JobSpec: values as they are, functions and objects by what they do.
+"""A Job as data, for its JobSpec: values as they are, functions and objects by what they do.
 
-A function is its name, the digest of its source (`stoker.jobs.code_digest`), its defaults and what it closes over; an
-object that can be called is its class, the digest of that class's source, and its attributes; arrays are a digest of
-their content. Code of installed packages is named only: its version belongs to the Environment. What a function reads
-from its module is not looked at: for a job file, the digest of what is executed of it and its local imports covers it.
+A function is its name, the digest of its source (`stoker.jobs.code_digest`), its defaults and its closure; a callable
+object is its class, the digest of that class's source, and its attributes; an array is a digest of its content. Code of
+installed packages is only named: its version belongs to the Environment. What a function reads from its module is not
+followed: for a job file, the digest of what is executed of it and its local imports covers it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
 
 _LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")
-"""Fields that came later, and are left out where they are None."""
+"""Fields that were added later, and are left out if they are None, so that specs without them stay the same."""
 
 _WORDS = ("torch.dtype", "torch.device")
-"""Types whose values are their text. By name: jobs are described without torch."""
+"""Types whose values are described by their text. By name: jobs are described without torch."""
 
 
 def describe_settings(job: Job) -> dict[str, JSON]:
-    """Everything a Job resolved to, as JSON, except its model and data, which are identified by content."""
-    # Specs of jobs without one of these stay as they were.
-    left_out = {*_NOT_SETTINGS, *(name for name in _LATER if getattr(job, name) is None),
-                *(() if job.stop else ("stop",))}  # fmt: skip
-    fields = (f.name for f in dataclasses.fields(job) if f.name not in left_out)
+    """All settings of a Job as JSON, except its model and data, which are identified by content."""
+    left_out = {*_NOT_SETTINGS, *(name for name in _LATER if getattr(job, name) is None)}
+    if not job.stop:
+        left_out.add("stop")
+    fields = (field.name for field in dataclasses.fields(job) if field.name not in left_out)
     return {name: describe(getattr(job, name)) for name in fields}
 
 
 def describe(value: Any) -> JSON:
-    """A setting as JSON; the same in every process, and different where another thing would be learned."""
+    """A setting as JSON; the same in every process, and different if something else would be learned."""
     return _describe(value, ())
 
 
 def _describe(value: Any, within: tuple[int, ...]) -> JSON:
-    """`within` are the ids of what `value` was reached through: a function may close over itself."""
-    if isinstance(value, TokenBatch):  # a number, but what it is depends on the data
+    """`within` are the ids on the path to `value`: a function may close over itself."""
+    if isinstance(value, TokenBatch):  # its integer value depends on the data
         return {"tokens": value.num_tokens, "padded": value.is_padded, "length_of": _describe(value.length_of, within)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -70,15 +70,14 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
         return {"method": _describe(value.__func__, within), "of": _describe(value.__self__, within)}
     if inspect.isroutine(value) or isinstance(value, type):
         return _describe_routine(value, within)
-    if _is_array(value):
+    # An array by its attributes: a tensor is described without importing torch.
+    if all(hasattr(value, name) for name in ("shape", "dtype", "tolist")):
         return {"type": name_of(type(value)), **_content(value)}
     return _describe_object(value, within)
 
 
 def _describe_mapping(value: Mapping[Any, Any], within: tuple[int, ...]) -> JSON:
-    if any(
-        callable(key) and not isinstance(key, type) for key in value
-    ):  # as predicates of groups: by what they do, in their order
+    if any(callable(key) and not isinstance(key, type) for key in value):  # predicates of groups, in their order
         return [[_describe(key, within), _describe(item, within)] for key, item in value.items()]
     return {str(key): _describe(item, within) for key, item in value.items()}
 
@@ -93,51 +92,40 @@ def _describe_routine(value: Any, within: tuple[int, ...]) -> JSON:
 
 
 def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
-    """The state of what can be called or is a dataclass; of any other object, such as a data set, only the type."""
+    """The state of a callable object or dataclass; of any other object, such as a data set, only the type."""
     described: dict[str, JSON] = {"type": name_of(type(value))}
     is_data = dataclasses.is_dataclass(value)
     if not (is_data or callable(value)):
         return described
     described |= _source(type(value))
     if is_data:
-        fields = (field for field in dataclasses.fields(value) if not _is_unsaid(field, value))
-        state = {field.name: getattr(value, field.name, None) for field in fields}
-    elif hasattr(value, "state_dict"):  # a module: what it is made of prints, and its tensors are registered
+        state = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        for field in dataclasses.fields(value):  # settings added later: specs without them stay the same
+            if field.metadata.get("unsaid") and state[field.name] == field.default:
+                del state[field.name]
+    elif hasattr(value, "state_dict"):  # a module: its parts are in its repr, and its tensors are registered
         public = {key: item for key, item in sorted(vars(value).items()) if not key.startswith("_")}
         state = {**public, "prints": repr(value), "state_dict": dict(value.state_dict())}
     else:
-        state = dict(sorted(_attributes(value).items()))
+        slots = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
+        attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        state = dict(sorted((attributes | getattr(value, "__dict__", {})).items()))
     return described | {key: _describe(item, within) for key, item in state.items()}
 
 
-def _is_unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a setting that came later is at its default: specs of jobs without it stay as they were."""
-    return bool(field.metadata.get("unsaid")) and getattr(value, field.name, None) == field.default
-
-
 def _source(value: Any) -> dict[str, JSON]:
-    found = source_digest(value)
-    return {} if found is None else {"source": found}
+    digest_of_source = source_digest(value)
+    return {} if digest_of_source is None else {"source": digest_of_source}
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    closure: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            closure[name] = cell.cell_contents
         except ValueError:  # not assigned yet
-            found[name] = None
-    return found
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
-    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
-
-
-def _is_array(value: Any) -> bool:
-    # By what it has, not what it is: a tensor is described without importing torch.
-    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "tolist")
+            closure[name] = None
+    return closure
 
 
 def _content(array: Any) -> dict[str, JSON]:

@@ -1,7 +1,4 @@
-"""Job files: a Python file with a function `job` whose parameters become settings on the command line.
-
-Settings as typed on a command line, turned into the arguments of a job file's function by its type hints.
-"""
+"""Job files: a Python file with a function `job`, whose parameters become settings on the command line."""
 
 from __future__ import annotations
 
@@ -32,10 +29,10 @@ _IMPORT = "import"
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a Job came from: its file, the local modules it imports, and its parameters' values.
+    """Origin of a Job: its file, the local modules that this imports, and the values of its parameters.
 
-    `settings` are the texts that gave the parameters. `sources` maps paths relative to the job file's folder to their
-    text. `functions` are the digests of what of them is executed, part by part.
+    `settings` are the parameters as texts. `sources` maps paths relative to the job file's folder to their text.
+    `functions` are digests of the executed parts of these.
     """
 
     path: Path
@@ -46,7 +43,7 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of what is executed of the job file and the modules beside it."""
+        """SHA-256 (hex) of the executed code of the job file and its local modules."""
         return digest(self.functions)
 
     @property
@@ -58,19 +55,20 @@ class Entry:
 def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
     """The Job that the file's function `job` returns for these settings (texts, as typed on the command line).
 
-    The file is code and runs in this process. It finds modules in its own folder; the working directory stays.
+    The file runs in this process. It finds modules in its own folder; the working directory does not change.
 
     Raises:
-        BadJob: the file is absent, does not parse, raises, has no function `job`, or that returns something else; a
-            setting is unknown or of the wrong type.
+        BadJob: the file is absent, does not parse, raises, or has no function `job` that returns a Job; a setting is
+            unknown or of the wrong type.
     """
-    with contextlib.chdir("."):  # back to here, should the file change it
+    with contextlib.chdir("."):  # restored in case the file changes it
         function = _import_job_function(path)
         arguments = parse_settings(function, settings, path.name)
         job = _call(path, "job(…)", lambda: function(**arguments))
     if not isinstance(job, Job):
+        result = "nothing (None)" if job is None else f"a {type(job).__name__}"
         raise BadJob(
-            f"{path}: job(…) returned {_article(job)}, wanted a stoker.Job",
+            f"{path}: job(…) returned {result}, wanted a stoker.Job",
             remedy="End the function with `return stoker.Job(model=…, data=…, …)`.",
         )
     sources = local_sources(path)
@@ -84,17 +82,6 @@ def _import_job_function(path: Path) -> Callable[..., Any]:
         raise BadJob(f"there is no job file {path}", remedy=nearest(path.name, here) if here else None)
     if path.suffix != ".py":
         raise BadJob(f"{path} is no Python file", remedy="A job file is a Python file with a function `job`.")
-    module = _import_file(path)
-    function = getattr(module, "job", None)
-    if not inspect.isfunction(function):
-        functions = [name for name, item in vars(module).items() if inspect.isfunction(item)]
-        listed = f" It has {', '.join(functions)}." if functions else ""
-        raise BadJob(f"{path} has no function `job`.{listed}", remedy="Add `def job(…) -> stoker.Job:`.")
-    found: Callable[..., Any] = function
-    return found
-
-
-def _import_file(path: Path) -> types.ModuleType:
     resolved = path.resolve()
     name = JOB_MODULE + hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
     loader = FreshLoader(name, str(resolved))
@@ -111,11 +98,16 @@ def _import_file(path: Path) -> types.ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    return module
+    function = getattr(module, "job", None)
+    if not inspect.isfunction(function):
+        functions = [name for name, item in vars(module).items() if inspect.isfunction(item)]
+        listed = f" It has {', '.join(functions)}." if functions else ""
+        raise BadJob(f"{path} has no function `job`.{listed}", remedy="Add `def job(…) -> stoker.Job:`.")
+    return typing.cast("Callable[..., Any]", function)
 
 
 def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
-    """Run the user's code; whatever it raises becomes a BadJob that names the user's own line."""
+    """Run the user's code; whatever it raises becomes a BadJob with the user's own line."""
     try:
         return action()
     except BadSetting as error:
@@ -129,34 +121,26 @@ def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
         raise BadJob(f"{error.filename or path}{line}: {error.msg}{shown}") from error
     except (Exception, SystemExit) as error:
         when = "on import" if what == _IMPORT else f"while {what} ran"
-        said = f": {error}" if str(error) else ""
-        raise BadJob(
-            f"{_users_line(path, error)} raised {type(error).__name__} {when}{said}",
-            remedy=_remedy(error),
-        ) from error
-
-
-def _remedy(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return (
-            f"Install {error.name.partition('.')[0]} into this Python ({sys.executable} -m pip install …); a module of "
-            "your own lies beside the job file."
-        )
-    return "Run again with --debug for the whole traceback."
+        reason = f": {error}" if str(error) else ""
+        remedy = "Run again with --debug for the whole traceback."
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
+            remedy = (
+                f"Install {package} into this Python ({sys.executable} -m pip install …); a module of your own lies "
+                "beside the job file."
+            )
+        problem = f"{_users_line(path, error)} raised {type(error).__name__} {when}{reason}"
+        raise BadJob(problem, remedy=remedy) from error
 
 
 def _users_line(path: Path, error: BaseException) -> str:
-    """The innermost line of the job file, or of a module beside it, that the traceback passes through."""
+    """The innermost line of the job file, or of a local module, in the traceback."""
     folder = path.resolve().parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if is_in_folder(file, folder):
             return f"{path if file == path.resolve() else file}, line {frame.lineno}: `{frame.line}`"
     return str(path)
-
-
-def _article(value: object) -> str:
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -167,10 +151,10 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 
 def parse_settings(function: Callable[..., Any], settings: Mapping[str, str], where: str) -> dict[str, Any]:
-    """The typed arguments for `function` from texts.
+    """Typed arguments of `function` from texts.
 
-    Types understood: bool, int, float, str, Path, Literal, unions and optional ones, and lists, tuples and dicts of
-    these, written as JSON. Without a hint the default's type counts.
+    Supported types: bool, int, float, str, Path, Literal, unions and optional ones, and lists, tuples and dicts of
+    these, written as JSON. Without a type hint the default's type counts.
 
     Args:
         function: the job file's `job`.
@@ -178,7 +162,7 @@ def parse_settings(function: Callable[..., Any], settings: Mapping[str, str], wh
         where: the job file's name, for errors.
 
     Raises:
-        BadJob: a setting is unknown, missing, or of another type; it names the nearest setting, or what was wanted.
+        BadJob: a setting is unknown, missing, or of another type; with the nearest setting, or the expected type.
     """
     parameters = {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in _NAMED}
     for name in settings:
@@ -187,17 +171,31 @@ def parse_settings(function: Callable[..., Any], settings: Mapping[str, str], wh
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in settings:
             raise BadJob(f"{where}: setting {name!r} has no default", remedy=f"Give it: --set {name}=VALUE")
-    return {name: _converted(text, _type_of(parameters[name], function), name) for name, text in settings.items()}
+    arguments: dict[str, Any] = {}
+    for name, text in settings.items():
+        expected = _type_of(parameters[name], function)
+        try:
+            arguments[name] = _of_text(text, expected)
+        except ValueError:
+            is_literal = typing.get_origin(expected) is Literal
+            choices = [str(choice) for choice in typing.get_args(expected)] if is_literal else []
+            hint = nearest(text, choices) if choices else f"wanted {_in_words(expected)}"
+            raise BadJob(f"--set {name}={text}: {hint}") from None
+    return arguments
 
 
 def values_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, JSON]:
-    """What every setting of `function` is, given or by default, as JSON.
+    """All settings of `function`, given or by default, as JSON.
 
-    A default that could not be typed on a command line is left out: it belongs to the job file's text.
+    A default that cannot be typed on a command line is left out: it belongs to the job file's text.
     """
     parameters = inspect.signature(function).parameters.items()
     values = {name: p.default for name, p in parameters if p.kind in _NAMED} | dict(arguments)
-    return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
+    plain: dict[str, JSON] = {}
+    for name, value in values.items():
+        with contextlib.suppress(ValueError):
+            plain[name] = _plain(value)
+    return plain
 
 
 def _type_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
@@ -211,56 +209,44 @@ def _type_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     return str if default is inspect.Parameter.empty or default is None else type(default)
 
 
-def _converted(text: str, wanted: Any, name: str) -> Any:
-    try:
-        return _of_text(text, wanted)
-    except ValueError:
-        known = [str(choice) for choice in typing.get_args(wanted)] if typing.get_origin(wanted) is Literal else None
-        hint = nearest(text, known) if known else f"wanted {_in_words(wanted)}"
-        raise BadJob(f"--set {name}={text}: {hint}") from None
-
-
-def _of_text(text: str, wanted: Any) -> Any:
-    """`text` as the type `wanted`, or ValueError."""
-    choices = typing.get_args(wanted)
-    if _is_union(wanted):
-        # Any text is a str: the other choices come first.
-        return _first_that_fits(lambda one: _of_text(text, one), sorted(choices, key=lambda one: one is str))
-    if typing.get_origin(wanted) is Literal:
+def _of_text(text: str, expected: Any) -> Any:
+    """`text` as the type `expected`, or ValueError."""
+    choices = typing.get_args(expected)
+    if _is_union(expected):
+        ordered = sorted(choices, key=lambda choice: choice is str)  # last, as any text is one
+        return _first_that_fits(lambda choice: _of_text(text, choice), ordered)
+    if typing.get_origin(expected) is Literal:
         return _lookup({str(choice): choice for choice in choices}, text)
-    if wanted is bool:
+    if expected is bool:
         return _lookup(_TRUTHS, text.lower())
-    if wanted is types.NoneType:
+    if expected is types.NoneType:
         return _lookup({"none": None, "null": None}, text.lower())
-    if wanted in (int, float, str) or (isinstance(wanted, type) and issubclass(wanted, Path)):
-        return wanted(text)
-    return _of_json(json.loads(text), wanted)
+    if expected in (int, float, str) or (isinstance(expected, type) and issubclass(expected, Path)):
+        return expected(text)
+    return _of_json(json.loads(text), expected)
 
 
-def _of_json(value: JSON, wanted: Any) -> Any:
-    """A JSON value as the type `wanted`, or ValueError."""
-    kind, arguments = typing.get_origin(wanted) or wanted, typing.get_args(wanted)
-    if wanted is Any:
+def _of_json(value: JSON, expected: Any) -> Any:
+    """A JSON value as the type `expected`, or ValueError."""
+    kind, arguments = typing.get_origin(expected) or expected, typing.get_args(expected)
+    if expected is Any:
         return value
-    if _is_union(wanted):
-        return _first_that_fits(lambda one: _of_json(value, one), arguments)
+    if _is_union(expected):
+        return _first_that_fits(lambda choice: _of_json(value, choice), arguments)
     if kind is Literal:
         return value if value in arguments else _refuse()
     if kind in (tuple, *_LISTS) and isinstance(value, list):
-        return _of_list(value, tuple if kind is tuple else list, arguments)
+        if kind is tuple and arguments and arguments[-1] is not Ellipsis:
+            return tuple(_of_json(item, own) for item, own in zip(value, arguments, strict=True))
+        items = [_of_json(item, arguments[0] if arguments else Any) for item in value]
+        return tuple(items) if kind is tuple else items
     if kind in _DICTS and isinstance(value, dict):
         return {key: _of_json(item, (*arguments, Any, Any)[1]) for key, item in value.items()}
-    if wanted is float and type(value) is int:
+    if expected is float and type(value) is int:
         return float(value)
-    if wanted is Path and isinstance(value, str):
+    if expected is Path and isinstance(value, str):
         return Path(value)
-    return value if wanted in _WORDS and type(value) is wanted else _refuse()
-
-
-def _of_list(value: list[JSON], kind: Callable[[list[Any]], Any], arguments: tuple[Any, ...]) -> Any:
-    if kind is not tuple or not arguments or arguments[-1] is Ellipsis:
-        return kind([_of_json(item, arguments[0] if arguments else Any) for item in value])
-    return kind([_of_json(item, one) for item, one in zip(value, arguments, strict=True)])
+    return value if expected in _WORDS and type(value) is expected else _refuse()
 
 
 def _first_that_fits(convert: Callable[[Any], Any], choices: collections.abc.Iterable[Any]) -> Any:
@@ -280,31 +266,28 @@ def _refuse() -> Any:
     raise ValueError("of another type")
 
 
-def _is_union(wanted: Any) -> bool:
-    return typing.get_origin(wanted) in (typing.Union, types.UnionType)
+def _is_union(expected: Any) -> bool:
+    return typing.get_origin(expected) in (typing.Union, types.UnionType)
 
 
-def _in_words(wanted: Any) -> str:
-    if _is_union(wanted):
-        return " or ".join(_in_words(choice) for choice in typing.get_args(wanted))
-    if typing.get_origin(wanted) is Literal:
-        return " or ".join(map(str, typing.get_args(wanted)))
-    if typing.get_origin(wanted) is None and isinstance(wanted, type) and wanted not in (list, tuple, dict):
-        return _WORDS.get(wanted, f"a {wanted.__name__}, which cannot be given as text")
-    return f"{wanted.__name__ if isinstance(wanted, type) else wanted} written as JSON"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Path)
+def _in_words(expected: Any) -> str:
+    if _is_union(expected):
+        return " or ".join(_in_words(choice) for choice in typing.get_args(expected))
+    if typing.get_origin(expected) is Literal:
+        return " or ".join(map(str, typing.get_args(expected)))
+    if typing.get_origin(expected) is None and isinstance(expected, type) and expected not in (list, tuple, dict):
+        return _WORDS.get(expected, f"a {expected.__name__}, which cannot be given as text")
+    return f"{expected.__name__ if isinstance(expected, type) else expected} written as JSON"
 
 
 def _plain(value: Any) -> JSON:
-    if isinstance(value, Mapping):
+    """A value as JSON, or ValueError if it could not be typed on a command line."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError("not a plain value")

@@ -1,29 +1,31 @@
-"""How samples of different lengths are put together: settings of a Job, carried out in `loading/`.
+"""How samples of different lengths form batches: settings of a Job, carried out in `loading/`.
 
-What: bucketing puts samples of like length into one batch, so that little is padded; packing lays several samples into
-one row of fixed length, so that next to nothing is. Both change which samples meet in a batch, so they belong to the
-Job. Use when: lengths differ much. Costs: every length has to be known before the first update.
+What: bucketing puts samples of similar length into one batch, so that little is padded; packing puts several samples
+into one row of fixed length, so that next to nothing is. Both change which samples share a batch, so they belong to the
+Job.
+Use when: lengths differ much. Costs: every length has to be known before the first update.
 Does not combine with: streams, and drawing with replacement (`sampling`).
 Source: Krell et al. 2021, https://arxiv.org/abs/2107.02027, for packing and its masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.numeric_settings import is_count
 from stoker.jobs.sampling import Sampling, as_array
 
 LengthOf = Callable[[Any], int] | Sequence[int]
-"""The length of a sample, or all lengths."""
+"""A function of a sample, or the lengths of all samples."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrangement:
-    """What bucketing and packing have in common; see `bucketed` and `packed`."""
+    """Base of bucketing and packing; see `bucketed` and `packed`."""
 
     length_of: Any = None
 
@@ -34,7 +36,19 @@ class Arrangement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bucketed(Arrangement):
-    """Samples of like length in a batch; see `bucketed`."""
+    """Batches of samples of similar length; every sample still comes once an epoch.
+
+    The epoch's keyed order is cut into windows of `window` batches; each is sorted by length and cut into batches,
+    which come in a keyed order of their own. The incomplete batch of an epoch stays the last.
+
+    Args:
+        length_of: a function of a sample, or one length for each sample of `data` (default: the first dimension of its
+            first entry). A function reads every sample once when the job is resolved.
+        window: batches that are sorted together; 1 leaves batches as they would be.
+
+    Raises:
+        BadJob: `window` is not a positive integer.
+    """
 
     window: int = 50
 
@@ -43,11 +57,29 @@ class Bucketed(Arrangement):
         _require_count("window", self.window)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+bucketed = Bucketed
+
+
+@dataclass(frozen=True, eq=False)
 class Packed(Arrangement):
-    """Several samples in a row; see `packed`."""
+    """Rows of `into` tokens with as many samples in each as fit; a sample is never split.
+
+    The job's samples are then rows: `batch` and `until` count them. A row has its samples' entries one after the other,
+    `position_ids`, which begin at 0 with each sample, and `segment_ids`, which count them from 1; the rest of the row
+    is padding, with the segment 0. `valid` and `test` are packed likewise.
+
+    Args:
+        into: tokens in a row.
+        length_of: as for `bucketed`.
+        pad: padding of entries that go into the model.
+        ignored: padding of the target, which the loss does not count.
+
+    Raises:
+        BadJob: `into` is not a positive integer.
+    """
 
     into: int
+    _: KW_ONLY
     pad: float = 0
     ignored: float = -100
 
@@ -56,59 +88,25 @@ class Packed(Arrangement):
         _require_count("into", self.into)
 
 
-def bucketed(*, length_of: LengthOf | None = None, window: int = 50) -> Bucketed:
-    """Batches of samples that are about as long as one another; every sample still comes once an epoch.
-
-    The epoch's keyed order is cut into windows of `window` batches; each is sorted by length and cut into batches,
-    which come in a keyed order of their own. The batch that the epoch leaves over stays the last.
-
-    Args:
-        length_of: a function of a sample, or one length for each sample of `data` (default: the first dimension of its
-            first entry). A function reads every sample once when the job is made ready.
-        window: batches that are sorted together; 1 leaves batches as they would be.
-
-    Raises:
-        BadJob: `window` is no positive whole number.
-    """
-    return Bucketed(length_of=length_of, window=window)
+packed = Packed
 
 
-def packed(into: int, *, length_of: LengthOf | None = None, pad: float = 0, ignored: float = -100) -> Packed:
-    """Rows of `into` tokens with as many samples in each as fit; a sample is never split.
-
-    The job's samples are then rows: `batch` and `until` count them. A row has the sample's entries one after the
-    other, `position_ids`, which begin at 0 with each sample, and `segment_ids`, which count them from 1; what is left
-    of the row is padding, with the segment 0. `valid` and `test` are packed likewise.
-
-    Args:
-        into: tokens in a row.
-        length_of: a function of a sample, or one length for each sample of `data` (default: the first dimension of its
-            first entry). A function reads every sample once when the job is made ready.
-        pad: what fills up entries that go into the model.
-        ignored: what fills up the target, so that the loss does not count it.
-
-    Raises:
-        BadJob: `into` is no positive whole number.
-    """
-    return Packed(length_of=length_of, into=into, pad=pad, ignored=ignored)
-
-
-def problem_with(sampling: object, lengths: object, batch: object, collate: object) -> tuple[str, str] | None:
-    """The field of a Job that cannot be meant, and what is wrong with it; None where all is well."""
-    if sampling is not None and not isinstance(sampling, Sampling):
-        return "sampling", f"wanted stoker.sampling.balanced(), weighted(…) or stratified(), got {sampling!r}"
-    if lengths is not None and not isinstance(lengths, Arrangement):
-        return "lengths", f"wanted stoker.lengths.bucketed(…) or packed(…), got {lengths!r}"
-    if sampling is not None and lengths is not None:
-        return "lengths", "samples that are bucketed or packed come once an epoch each; leave out sampling"
-    if isinstance(lengths, Packed) and collate is not None:
-        return "collate", "packed rows are of one length, and stacked as they are; leave it out, or lengths"
-    if isinstance(lengths, Bucketed) and type(batch) is not int and not isinstance(batch, TokenBatch):
-        wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
-        return "lengths", f"{wanted}, got {batch!r}"
-    return None
+def length_checks(job: Any) -> Iterator[tuple[str, bool, str]]:
+    """Checks of sampling and lengths: the field, whether it is valid, and the problem if not."""
+    sampling, lengths, batch = job.sampling, job.lengths, job.batch
+    is_sampling = sampling is None or isinstance(sampling, Sampling)
+    yield "sampling", is_sampling, f"wanted stoker.sampling.balanced(), weighted(…) or stratified(), got {sampling!r}"
+    is_arrangement = lengths is None or isinstance(lengths, Arrangement)
+    yield "lengths", is_arrangement, f"wanted stoker.lengths.bucketed(…) or packed(…), got {lengths!r}"
+    is_one = sampling is None or lengths is None
+    yield "lengths", is_one, "samples that are bucketed or packed come once an epoch each; leave out sampling"
+    is_stacked = not isinstance(lengths, Packed) or job.collate is None
+    yield "collate", is_stacked, "packed rows are of one length, and stacked as they are; leave it out, or lengths"
+    is_fixed = type(batch) is int or isinstance(batch, TokenBatch)
+    wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
+    yield "lengths", is_fixed or not isinstance(lengths, Bucketed), f"{wanted}, got {batch!r}"
 
 
 def _require_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_count(value):
         raise BadJob(f"{name} is a whole number, 1 or more, got {value!r}")

@@ -1,7 +1,7 @@
-"""The modules beside a job file: found in its folder, forgotten when another job file is loaded, and part of its text.
+"""Local modules of a job file: found in its folder, forgotten when another job file is loaded, and part of its text.
 
-Python keeps one module for each name. Two job files in one process may each have a `nets.py` beside them, so what the
-first one imported from its folder must be forgotten before the second one asks. An import that runs later, inside a
+Python keeps one module per name. Two job files in one process may each have a local `nets.py`, so what the first one
+imported from its folder must be forgotten before the second one is loaded. An import that runs later, inside a
 function, looks in the folder of the job file that was loaded last.
 """
 
@@ -31,19 +31,19 @@ from stoker.jobs.code_digest import is_installed
 
 
 class FreshLoader(SourceFileLoader):
-    """Loads a module from its text as it is now, and leaves no bytecode behind.
+    """Load a module from its current text, without bytecode.
 
-    Bytecode counts as fresh if the text has its size and its second of change: an edit within that second is missed,
-    and the digest of the text would then belong to other code than what runs.
+    Bytecode counts as fresh if the text has its size and its second of change: an edit within that second would be
+    missed, and the digest of the text would not belong to the code that runs.
     """
 
     def path_stats(self, path: Any) -> Any:
-        """Refused: without a time of change, no bytecode is read or written."""
+        """Raise OSError: without a time of change, no bytecode is read or written."""
         raise OSError(f"no bytecode for {path}")
 
 
 class FolderFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in one folder before those installed, as for a script that is run there.
+    """Find modules in one folder before installed ones, as for a script that is run there.
 
     Attributes:
         found: names of the modules found so far.
@@ -56,7 +56,7 @@ class FolderFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where `fullname` is, if in the folder or in a package found there."""
+        """The spec of `fullname`, if it is in the folder or in a package found there."""
         if path is None and not is_installed(self.folder):
             spec = _spec_in(self.folder, fullname)
             if spec is not None and spec.loader is None and PathFinder.find_spec(fullname) is not None:
@@ -71,7 +71,7 @@ class FolderFinder(importlib.abc.MetaPathFinder):
 
 
 def install_finder(job_file: Path) -> None:
-    """From now on, find modules in the folder of `job_file`; what came from other job files' folders is forgotten."""
+    """Find modules in the folder of `job_file` from now on; forget those from other job files' folders."""
     for finder in [f for f in sys.meta_path if isinstance(f, FolderFinder)]:
         sys.meta_path.remove(finder)
         for name in finder.found:
@@ -81,14 +81,18 @@ def install_finder(job_file: Path) -> None:
 
 
 def local_sources(job_file: Path) -> dict[str, str]:
-    """The text of the job file and of what it imports from its folder, by path relative to the folder.
+    """Texts of the job file and of what it imports from its folder, by path relative to the folder.
 
     Imports are followed through the text, those inside functions too; modules imported by other means are found if
-    they were imported since `look_beside`.
+    they were imported since `install_finder`.
     """
     folder = job_file.resolve().parent
     texts: dict[Path, str] = {}
-    waiting = [job_file.resolve(), *_found_files(folder)]
+    waiting = [job_file.resolve()]
+    for finder in sys.meta_path:
+        if isinstance(finder, FolderFinder) and finder.folder == folder:
+            origins = (getattr(sys.modules.get(name), "__file__", None) for name in finder.found)
+            waiting += [Path(origin) for origin in origins if origin and origin.endswith(".py")]
     while waiting:
         file = waiting.pop()
         if file not in texts:
@@ -98,10 +102,10 @@ def local_sources(job_file: Path) -> dict[str, str]:
 
 
 def require_unmixed(job_file: Path) -> None:
-    """Check that no module of the same name as one the job file imports from its folder is in its place.
+    """Refuse a job file if the program has imported another module under the name of one of its local modules.
 
     Raises:
-        BadJob: the program that loads the job file has imported such a module, and its text differs.
+        BadJob: there is such a module, and its text differs.
     """
     folder = job_file.resolve().parent
     for name, text in local_sources(job_file).items():
@@ -118,26 +122,16 @@ def require_unmixed(job_file: Path) -> None:
 
 
 def is_in_folder(file: Path, folder: Path) -> bool:
-    """Whether `file` is the user's own: in or below `folder`, and neither installed there nor Stoker's."""
+    """Whether `file` is the user's own: in or below `folder`, neither installed nor Stoker's."""
     own = Path(__file__).resolve().parents[1]
     is_inside = file.is_absolute() and file.is_relative_to(folder) and not file.is_relative_to(own)
     return is_inside and not is_installed(file.relative_to(folder))
 
 
 def _spec_in(folder: Path, fullname: str) -> ModuleSpec | None:
-    # A finder for each question: one that is kept remembers what the folder held.
+    # A new finder each time: finders cache the folder's content.
     loaders = (FreshLoader, SOURCE_SUFFIXES), (ExtensionFileLoader, EXTENSION_SUFFIXES)
     return FileFinder(str(folder), *loaders).find_spec(fullname)
-
-
-def _found_files(folder: Path) -> Iterator[Path]:
-    """Files of the modules that were found in the folder."""
-    for finder in sys.meta_path:
-        if isinstance(finder, FolderFinder) and finder.folder == folder:
-            for name in finder.found:
-                origin = getattr(sys.modules.get(name), "__file__", None)
-                if origin and origin.endswith(".py"):
-                    yield Path(origin)
 
 
 def _imported_files(text: str, file: Path, folder: Path) -> Iterator[Path]:
@@ -147,7 +141,7 @@ def _imported_files(text: str, file: Path, folder: Path) -> Iterator[Path]:
     try:
         with warnings.catch_warnings(action="ignore"):  # the import itself warns
             nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):  # imported within `try`, then, or not at all: it imports nothing
+    except (SyntaxError, ValueError):  # imported within `try`, or not at all
         return
     package = file.relative_to(folder).parent.parts
     for node in nodes:
@@ -162,7 +156,7 @@ def _imported_files(text: str, file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files_of(name: list[str], folder: Path) -> Iterator[Path]:
-    """The files that importing the dotted `name` runs, as far as they are in the folder."""
+    """Files in the folder that importing the dotted `name` runs."""
     for depth in range(1, len(name) + 1):
         place = folder.joinpath(*name[:depth])
         for file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -174,5 +168,5 @@ def _text_of(file: Path) -> str:
     content = file.read_bytes()
     try:
         return importlib.util.decode_source(content)
-    except (SyntaxError, UnicodeDecodeError):  # Python will say so, if it ever imports it
+    except (SyntaxError, UnicodeDecodeError):  # Python raises if it imports it
         return content.decode("utf-8", "replace")

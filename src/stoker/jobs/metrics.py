@@ -1,7 +1,7 @@
-"""What a job's metrics are: names, functions, and objects that keep a state, such as those of torchmetrics.
+"""A job's metrics: names, functions, and objects that keep a state, such as torchmetrics'.
 
-A stateful metric has `update(output, target)`, `compute()` and `reset()`. It is known by these, so that nothing is
-imported for it; evaluation works on copies. `{"f1": metric}` in place of a list gives names.
+A stateful metric has `update(output, target)`, `compute()` and `reset()`; it is recognised by these, so that nothing is
+imported for it. Evaluation works on copies. `{"f1": metric}` in place of a list gives names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _KEEPS_STATE = ("update", "compute", "reset")
 
 @dataclass(frozen=True)
 class Named:
-    """A metric under a name of its own; for everything else it is the metric.
+    """A metric with a name; otherwise it behaves as the metric.
 
-    `of_probabilities`: it is given the softmax of the scores (of a single logit the sigmoid) in their place.
+    `of_probabilities`: it takes the softmax of the scores (of a single logit the sigmoid) instead of the scores.
     """
 
     name: str
@@ -29,20 +29,20 @@ class Named:
 
     @property
     def __name__(self) -> str:
-        """The name, where a function has its own."""
+        """The name, as a function has it."""
         return self.name
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The metric, whose signature `inspect` takes."""
+        """The metric, whose signature `inspect` uses."""
         return self.metric
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """What the metric gives."""
+        """Call the metric."""
         return self.metric(*arguments, **settings)
 
     def __getattr__(self, name: str) -> Any:
-        """What the metric has; a name that is only looked up on the way to a copy is not asked of it."""
+        """An attribute of the metric; special names, which copying looks up, are not passed on."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.metric, name)
@@ -61,43 +61,44 @@ def listed(metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any]) -> S
     for name, metric in metrics.items():
         if isinstance(metric, str) and metric != name:
             raise BadSetting(f"{metric!r} is a name already, and cannot be called {name!r}")
-    return [_called(name, metric) if callable(metric) else metric for name, metric in metrics.items()]
+    named: list[str | Callable[..., Any]] = []
+    for name, metric in metrics.items():
+        if isinstance(metric, Named):
+            named.append(replace(metric, name=name))
+        else:
+            named.append(Named(name, metric) if callable(metric) else metric)
+    return named
 
 
 def _require_instances(metrics: Sequence[object]) -> None:
-    """Refuse classes, which can be called but have no state and no name of their own."""
+    """Refuse classes, which can be called but have no state."""
     for metric in metrics:
-        found = metric.metric if isinstance(metric, Named) else metric
-        if isinstance(found, type):
-            raise BadSetting(f"{found.__name__} is a class: give an instance, {found.__name__}(…)")
+        inner = metric.metric if isinstance(metric, Named) else metric
+        if isinstance(inner, type):
+            raise BadSetting(f"{inner.__name__} is a class: give an instance, {inner.__name__}(…)")
 
 
 def probabilities(metric: Callable[..., Any], name: str | None = None) -> Named:
-    """A metric with a state that is given probabilities: the softmax of the scores, or of one logit the sigmoid.
+    """A stateful metric of probabilities: the softmax of the scores, or of one logit the sigmoid.
 
-    For those of torchmetrics that take either: they look in each batch whether it has values outside [0, 1], so that
-    what they make of scores depends on how the data are cut into batches.
+    For metrics of torchmetrics that take either: they check in each batch for values outside [0, 1], so that with
+    scores the result depends on how the data are cut into batches.
     """
     return Named(metric_name(metric) if name is None else name, metric, of_probabilities=True)
 
 
-def _called(name: str, metric: Callable[..., Any]) -> Named:
-    """The metric under that name."""
-    return replace(metric, name=name) if isinstance(metric, Named) else Named(name, metric)
-
-
 def is_stateful(metric: object) -> bool:
-    """Whether a metric keeps a state over batches; a class, which has to be made an object first, does not."""
+    """Whether a metric keeps a state over batches; a class, which is not an instance yet, does not."""
     return not isinstance(metric, type) and all(callable(getattr(metric, name, None)) for name in _KEEPS_STATE)
 
 
 def metric_name(metric: str | Callable[..., Any]) -> str:
-    """What a metric is called in results."""
+    """A metric's name in results."""
     return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
 
 
 def says_lower_is_better(metric: object) -> bool | None:
-    """Whether lower values of a metric are better; None where neither its name nor itself tells."""
+    """Whether lower values of a metric are better; None if that is not known."""
     if isinstance(metric, str):
         return metric in LOWER_IS_BETTER
     if (lower := getattr(metric, "lower_is_better", None)) is not None:
@@ -107,7 +108,7 @@ def says_lower_is_better(metric: object) -> bool | None:
 
 
 def gives_one_number(metric: object) -> bool:
-    """Whether a metric is known to give a single number: not one for each class, nor several by name."""
+    """Whether a metric is known to give a single number, not one per class or several by name."""
     if not is_stateful(metric):
         return True
     is_by_class = hasattr(metric, "average") and getattr(metric, "average", None) in (None, "none")
@@ -115,11 +116,11 @@ def gives_one_number(metric: object) -> bool:
 
 
 def direction_of(name: str, metrics: Sequence[str | Callable[..., Any]], given: bool | None) -> bool | None:  # noqa: FBT001 - a setting
-    """Whether lower is better of the measure `name` (such as `loss`, `f1[3]`); None where nobody says."""
+    """Whether lower is better for the measure `name` (such as `loss`, `f1[3]`); None if that is not known."""
     if given is not None:
         return given
     if name == "loss":
         return True
     base = name.partition("[")[0]
-    found = next((metric for metric in metrics if metric_name(metric) == base), None)
-    return None if found is None else says_lower_is_better(found)
+    own = next((metric for metric in metrics if metric_name(metric) == base), None)
+    return None if own is None else says_lower_is_better(own)

@@ -1,9 +1,7 @@
-"""Numbers as they are given: Python's own, or NumPy's scalars, which become Python's own where they are kept.
+"""Numbers in settings: NumPy's scalars become Python's own, and each check raises BadSetting with the value.
 
-So a setting reads, compares and is described alike, whatever it was computed with. NumPy is not imported: its scalars
-say by `numbers` what they are.
-
-Settings of transforms that can be meant; each check raises BadSetting with the value.
+So a setting compares and is described equally whatever computed it. NumPy is not imported: its scalars register with
+`numbers`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from stoker.errors import BadSetting
 
 
 def plain_number(value: Any) -> Any:
-    """A scalar of NumPy's as a number of Python's; anything else, subclasses of `int` among it, as it is.
+    """A NumPy scalar as a Python number; anything else, subclasses of `int` included, unchanged.
 
     >>> from fractions import Fraction
     >>> plain_number(Fraction(1, 4)), plain_number(32), plain_number("32"), plain_number(True)
@@ -31,27 +29,32 @@ def plain_number(value: Any) -> Any:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, Python's or NumPy's; True and False are not."""
+    """Whether it is a number of Python or NumPy, and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number by its type, Python's or NumPy's; True and False are not."""
+    """Whether it is an integer of Python or NumPy, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is a positive Python integer, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 Interval = tuple[float, float]
-"""The lowest and the highest value."""
+"""Lowest and highest value."""
 
 
 def require_probability(p: object) -> None:
-    """Refuse what is no probability."""
+    """Refuse anything but a probability."""
     if not (is_number(p) and 0 <= p <= 1):
         raise BadSetting(f"p is a probability, in [0, 1], got {p!r}")
 
 
 def require_interval(name: str, values: object, *, least: float = 0.0, most: float = float("inf")) -> None:
-    """Refuse what is no interval of numbers above `least` and up to `most`."""
+    """Refuse anything but an interval of numbers above `least` and up to `most`."""
     ends: Sequence[Any] = values if isinstance(values, tuple | list) else ()
     if not (len(ends) == 2 and all(map(is_number, ends)) and least < ends[0] <= ends[1] <= most):
         limits = f"above {least:g}" if most == float("inf") else f"above {least:g}, at most {most:g}"
@@ -66,6 +69,6 @@ def require_amount(name: str, what: str, value: object, *, most: float = float("
 
 
 def require_size(name: str, what: str, value: object) -> None:
-    """Refuse a size that is no whole number of at least one pixel."""
+    """Refuse anything but a positive integer [pixels]."""
     if not (is_whole(value) and value >= 1):
         raise BadSetting(f"{name} is {what}, a whole number of pixels, got {value!r}")

@@ -1,17 +1,12 @@
-"""Optimisers as settings; PyTorch's implementations do the work (built in `stepping/optimizers.py`).
+"""Optimisers as settings (`stoker.optimizers`); PyTorch's implementations do the work (`stepping/torch_optimizers.py`).
 
-`groups` gives parameters their own settings: those whose names match a shell pattern, or for which a function of name
-and parameter is true. The first match decides:
+All but Muon and the schedule-free ones are PyTorch's own of the same name, with its defaults; a learning rate has to be
+given where PyTorch's default is arbitrary. `groups` gives parameters their own settings, by a shell pattern of names or
+a function of name and parameter; the first match decides:
 
 >>> AdamW(lr=1e-3, weight_decay=0.1, groups={"*.bias": {"weight_decay": 0.0}}).groups["*.bias"]
 {'weight_decay': 0.0}
 >>> decayed = AdamW(lr=1e-3, groups={lambda name, parameter: parameter.dim() >= 2: {"weight_decay": 0.1}})
-
-All optimisers as settings (`stoker.optimizers`): here the adaptive ones beside Adam, and the schedule-free ones.
-
-All but the schedule-free are PyTorch's own of the same name, with its defaults; a rate has to be given where PyTorch's
-default is no better than another.
-
 >>> RMSprop(lr=1e-3).settings()["alpha"], Adadelta().lr
 (0.99, 1.0)
 """
@@ -28,8 +23,13 @@ from typing import Any, ClassVar, Literal
 from stoker.errors import BadSetting, nearest
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 
+__all__ = [
+    "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "Optimizer", "RAdam",
+    "RMSprop", "ScheduleFree", "ScheduleFreeAdamW", "ScheduleFreeSGD",
+]  # fmt: skip
+
 Group = str | Callable[[str, Any], Any]
-"""Which parameters: a shell pattern of names, or a function of name and parameter."""
+"""A shell pattern of names, or a function of name and parameter."""
 Groups = Mapping[Group, Mapping[str, float]]
 
 _SHARES = ("alpha", "rho", "beta2")
@@ -37,28 +37,28 @@ _NOT_NEGATIVE = (
     "weight_decay", "momentum", "dampening", "eps", "lr_decay", "initial_accumulator_value", "momentum_decay",
 )  # fmt: skip
 _FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay")
-"""Settings by what they may be; others are checked where they are."""
+"""Settings by their range; others are checked in their class."""
 
 OMIT_FROM_SPEC = {"unsaid": True}
-"""Metadata of a setting that came later: at its default it is left out of a JobSpec, so that older ones stay theirs."""
+"""Metadata of a setting that was added later: left out of a JobSpec at its default, so that older specs stay equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What all optimisers have: a learning rate, and settings for groups of parameters by name pattern or predicate."""
+    """Base of all optimisers: a learning rate, and settings for groups of parameters by name pattern or predicate."""
 
     lr: float
     weight_decay: float = 0.0
     groups: Groups = field(default_factory=dict)
 
     _of_all: ClassVar[frozenset[str]] = frozenset({"groups"})
-    """Fields that a group has no setting of its own for."""
+    """Fields that a group cannot set."""
 
     most_usual_lr: ClassVar[float] = 1.0
-    """A rate above this is probably a mistake: where gradients are divided by their size, weights move by about it."""
+    """A learning rate above this is probably a mistake: normalised updates move weights by about the rate."""
 
     is_elementwise: ClassVar[bool] = True
-    """Whether each weight moves by its own gradient and state alone; else no process may hold a part of a tensor."""
+    """Whether each weight depends on its own gradient and state alone; else tensors cannot be sharded."""
 
     def __post_init__(self) -> None:
         known = [f.name for f in fields(self) if f.name not in self._of_all]
@@ -75,8 +75,9 @@ class Optimizer:
                 require_valid_setting(name, value, of=f" of group {group_name(pattern)}")
 
     def doubt(self, factor: float = 1.0) -> str | None:
-        """What to tell of a rate that is far from any that trains; `factor` is the highest of its schedule."""
-        highest = factor * max([self.lr, *(float(one.get("lr", 0.0)) for one in self.groups.values())])
+        """A warning of an unusually high learning rate, or None; `factor` is the highest of its schedule."""
+        rates = [self.lr, *(float(settings.get("lr", 0.0)) for settings in self.groups.values())]
+        highest = factor * max(rates)
         if highest <= self.most_usual_lr:
             return None
         name = type(self).__name__
@@ -91,27 +92,26 @@ class Optimizer:
 
 
 def require_valid_setting(name: str, value: object, *, of: str = "") -> None:
-    """Refuse a setting that no optimiser can have; `of` says of which group of parameters it is.
+    """Refuse a setting that no optimiser can have; `of` is the group in the message.
 
     Raises:
-        BadSetting: it is out of range, or of another kind.
+        BadSetting: it is out of range, or of another type.
     """
     if name == "lr":
-        wanted, is_right = "positive and finite", is_number(value) and 0 < value < math.inf
+        expected, is_right = "positive and finite", is_number(value) and 0 < value < math.inf
     elif name in _NOT_NEGATIVE:
-        wanted, is_right = "finite and not negative", is_number(value) and 0 <= value < math.inf
+        expected, is_right = "finite and not negative", is_number(value) and 0 <= value < math.inf
     elif name in _SHARES:
-        wanted, is_right = "a number in [0, 1)", _is_share(value)
+        expected, is_right = "a number in [0, 1)", _is_share(value)
     elif name == "betas":
-        shares = [one for one in value if _is_share(one)] if isinstance(value, tuple | list) else []
-        wanted = "two numbers in [0, 1), such as (0.9, 0.999)"
-        is_right = isinstance(value, tuple | list) and len(value) == len(shares) == 2
+        expected = "two numbers in [0, 1), such as (0.9, 0.999)"
+        is_right = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_share, value))
     elif name in _FLAGS:
-        wanted, is_right = "True or False", isinstance(value, bool)
+        expected, is_right = "True or False", isinstance(value, bool)
     else:
         return
     if not is_right:
-        raise BadSetting(f"{name}{of} must be {wanted}, got {value!r}")
+        raise BadSetting(f"{name}{of} must be {expected}, got {value!r}")
 
 
 def _is_share(value: object) -> bool:
@@ -119,7 +119,7 @@ def _is_share(value: object) -> bool:
 
 
 def group_name(group: Group) -> str:
-    """How messages call a group: its pattern in quotes, or its function with the place of its code."""
+    """A group in messages: its pattern in quotes, or its function with its file and line."""
     if isinstance(group, str):
         return repr(group)
     code = getattr(group, "__code__", None)
@@ -128,8 +128,8 @@ def group_name(group: Group) -> str:
 
 
 def _plain_parameter_groups(groups: object) -> Groups:
-    """Settings by pattern or predicate, numbers as Python's own."""
-    if not (isinstance(groups, Mapping) and all(isinstance(one, Mapping) for one in groups.values())):
+    """Settings by pattern or predicate, with Python's own numbers."""
+    if not (isinstance(groups, Mapping) and all(isinstance(settings, Mapping) for settings in groups.values())):
         expected = 'settings by a pattern of names, such as {"*.bias": {"weight_decay": 0.0}}, or by a predicate'
         raise BadSetting(f"groups are {expected}, got {groups!r}")
     for group in groups:
@@ -148,8 +148,8 @@ def _takes_name_and_parameter(group: object) -> bool:
         inspect.signature(group).bind("name", None)
     except TypeError:
         return False
-    except ValueError:  # built in, with a signature that nobody stated
-        return True
+    except ValueError:  # built in, without a signature
+        pass
     return True
 
 
@@ -194,13 +194,13 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
-    """Orthogonalised momentum for hidden matrices and convolutions, `rest` for the other parameters.
+    """Orthogonalised momentum for hidden matrices and convolutions; `rest` trains the other parameters.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; see `stepping/muon.py`.
 
-    Matrices are parameters of two or more dimensions (a convolution's are [out channels, the rest]), except those of
+    Matrices are parameters of two or more dimensions (a convolution's are [out channels, all others]), except those of
     embeddings, those that match `beside`, and the last one the model registered, which is taken for the output layer.
-    A schedule's factor goes for both parts. `groups` are groups of matrices; `rest` has its own.
+    A schedule's factor applies to both parts. `groups` are groups of matrices; `rest` has its own.
 
     Args:
         lr: learning rate of matrices. Updates have singular values near 1 before `adjust`, whatever the gradient's
@@ -214,11 +214,11 @@ class Muon(Optimizer):
             0.2*sqrt(max(rows, columns)), with which AdamW's rates can be used (Liu et al. 2025,
             https://arxiv.org/abs/2502.16982); "none".
         normalize: scale each matrix to the norm sqrt(rows) before each update. For layers followed by a normalisation,
-            to which the scale is nothing: it keeps the rate's meaning while weights would grow.
-        beside: name patterns of matrices that `rest` is to have as well.
+            which do not depend on the scale: it keeps the rate's meaning while weights would grow.
+        beside: name patterns of matrices that `rest` trains as well.
 
     Raises:
-        BadSetting: a setting is out of range, or `rest` is no optimiser of Stoker's, or Muon again.
+        BadSetting: a setting is out of range, or `rest` is not SGD, Adam or AdamW.
     """
 
     rest: Optimizer
@@ -245,14 +245,8 @@ class Muon(Optimizer):
             raise BadSetting(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of `stoker.stepping.muon.Muon` that are the matrices' own."""
+        """Arguments of `stoker.stepping.muon.Muon` for the matrices."""
         return {name: value for name, value in super().settings().items() if name not in ("rest", "beside")}
-
-
-__all__ = [
-    "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "Optimizer", "RAdam",
-    "RMSprop", "ScheduleFree", "ScheduleFreeAdamW", "ScheduleFreeSGD",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +267,7 @@ class RMSprop(Optimizer):
 class Adagrad(Optimizer):
     """Gradients divided by the root of the sum of their squares; as in `torch.optim.Adagrad`.
 
-    `lr_decay` counts updates, beside any schedule. Source: Duchi, Hazan and Singer 2011,
+    `lr_decay` is per update, in addition to any schedule. Source: Duchi, Hazan and Singer 2011,
     https://jmlr.org/papers/v12/duchi11a.html.
     """
 
@@ -324,7 +318,7 @@ class Adafactor(Optimizer):
     """A second moment by rows and columns: state grows with the sides of a matrix, not its area.
 
     As in `torch.optim.Adafactor`: without momentum, weight decay decoupled. The size of an update is relative to the
-    matrix's own, so that whole matrices are needed: shards and tensor parallel are refused.
+    matrix's, so that whole matrices are needed: sharding and tensor parallel are refused.
     Source: Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235.
     """
 
@@ -337,12 +331,11 @@ class Adafactor(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFree(Optimizer):
-    """What the schedule-free optimisers have in common: no schedule, and an average that is what is kept.
+    """Base of the schedule-free optimisers: no schedule; the average of the weights is evaluated, exported and kept.
 
-    Gradients are taken between the weights that move and their average, at the share `beta` of the way to the average;
-    evaluated, exported and kept is the average. It takes the place of a rate that falls: beside it go a constant rate
-    and `schedules.warmup`, no other schedule, no `ema` and no `swa`. Batch norms get running statistics of their own at
-    the average, as with `stoker.SWA`.
+    Gradients are taken between the moving weights and their average, at the share `beta` of the way to the average. The
+    average replaces a falling rate: it goes with a constant rate and `schedules.warmup`, no other schedule, no `ema`
+    and no `swa`. Batch norms get their own running statistics at the average, as with `stoker.SWA`.
     Source: Defazio et al. 2024, "The Road Less Scheduled", https://arxiv.org/abs/2405.15682; an update counts in the
     average by the square of the largest rate so far, as in the authors' code (`weight_lr_power=2`, `r=0`).
     """
@@ -359,7 +352,7 @@ class ScheduleFree(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFreeSGD(ScheduleFree):
-    """Schedule-free SGD; `beta` is in momentum's place, and rates are larger than SGD's. See `ScheduleFree`."""
+    """Schedule-free SGD; `beta` replaces momentum, and rates are larger than SGD's. See `ScheduleFree`."""
 
     most_usual_lr: ClassVar[float] = 100.0
 

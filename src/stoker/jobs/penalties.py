@@ -1,6 +1,6 @@
-"""Penalties on weights, for `Job(penalty=…)`: once per update, whatever the micro-batches.
+"""Penalties on weights, for `Job(penalty=…)`: added once per update, for any micro-batches.
 
-`weight_decay` of an optimiser is another thing: of SGD it is the gradient of L2, of AdamW it is decoupled.
+An optimiser's `weight_decay` differs: for SGD it is the gradient of L2, for AdamW it is decoupled.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Penalty:
-    """`weight` times the sum of squares ("l2") or sizes ("l1") of trained weights.
+    """`weight` times the sum of squares ("l2") or absolute values ("l1") of trained weights.
 
-    Of all that have two or more dimensions: biases and the gains of norms are left out; or, with `of`, of all whose
-    names match one of these shell patterns.
+    All weights with two or more dimensions count, which leaves out biases and the gains of norms; or, with `of`, those
+    whose names match one of these shell patterns.
     """
 
     weight: float
@@ -39,20 +39,19 @@ class Penalty:
         """The penalty of the model's weights, a scalar.
 
         Raises:
-            BadSetting: nothing of the model is meant.
+            BadSetting: no weight of the model counts.
         """
-        meant = [parameter for name, parameter in model.named_parameters() if self._is_meant(name, parameter)]
-        if not meant:
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if self.of:
+            counted = [weight for name, weight in trained if any(fnmatchcase(name, pattern) for pattern in self.of)]
+        else:
+            counted = [weight for _, weight in trained if weight.dim() >= 2]
+        if not counted:
             which = f"names like {', '.join(self.of)}" if self.of else "two or more dimensions"
             raise BadSetting(f"no trained weight of {type(model).__name__} has {which}")
-        total = sum(one.square().sum() if self.kind == "l2" else one.abs().sum() for one in meant)
+        total = sum(weight.square().sum() if self.kind == "l2" else weight.abs().sum() for weight in counted)
         penalty: torch.Tensor = self.weight * total  # type: ignore[assignment]  # a sum of tensors is one
         return penalty
-
-    def _is_meant(self, name: str, parameter: nn.Parameter) -> bool:
-        if not parameter.requires_grad:
-            return False
-        return any(fnmatchcase(name, one) for one in self.of) if self.of else parameter.dim() >= 2
 
 
 def l2(weight: float, of: Sequence[str] = ()) -> Penalty:

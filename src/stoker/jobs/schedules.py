@@ -1,17 +1,12 @@
-"""Learning-rate schedules: pure functions of progress, so that nothing needs saving and nothing counts steps.
+"""Learning-rate schedules: pure functions of progress, so that they have no state to save.
 
-Progress is the share of the run's samples already trained on, from 0 up to (not including) 1. A schedule answers with a
-factor of the optimiser's learning rate. Any function `progress -> factor` will do; these are the usual ones. Where they
-have places in the run, those are shares of it, or durations in the unit of the job's `until`:
+Progress is the share of the run's samples already trained on, from 0 up to (not including) 1. A schedule returns a
+factor of the optimiser's learning rate. Any function `progress -> factor` is a schedule; these are the usual ones.
+Places in the run are shares of it, or durations in the unit of the job's `until`, which a Job turns into shares:
 
 >>> thirds = step(every=epochs(30)).over(epochs(90))  # as Job(until=stoker.epochs(90)) does
 >>> [round(thirds(epoch / 90), 3) for epoch in (0, 29, 30, 60)]
 [1.0, 1.0, 0.1, 0.01]
-
-Shapes of learning rates over a run; made by the functions of `stoker.schedules`, which say what they are for.
-
-Where something happens is a share of the run, or a duration such as `stoker.epochs(30)`, which becomes a share when a
-Job says how long it trains: both in one unit.
 """
 
 from __future__ import annotations
@@ -27,6 +22,11 @@ from stoker.jobs.numeric_settings import is_number
 from stoker.units import Duration, epochs, require_duration
 
 Schedule = Callable[[float], float]
+Place = float | Duration
+"""A share of the run, or a duration from its beginning."""
+
+_ROUNDING = 1e-9
+"""Intervals are whole to within this share of one: thirty thirtieths are one, though 30 * (1 / 30) may be less."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,11 @@ class Constant:
     """The learning rate as given, throughout."""
 
     def __call__(self, progress: float) -> float:
-        """1 at any progress."""
+        """Factor of the learning rate: 1 at any progress [1]."""
         return 1.0
+
+
+constant = Constant
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,12 @@ class Ramp:
             raise BadSetting(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
 
     def __call__(self, progress: float) -> float:
-        """The factor of the learning rate at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         if progress < self.warmup:
             return self.initial + (1 - self.initial) * progress / self.warmup
         fallen = (progress - self.warmup) / (1 - self.warmup)
         left = 1 - fallen if self.shape == "linear" else (1 + math.cos(math.pi * fallen)) / 2
         return self.final + (1 - self.final) * left
-
-
-def constant() -> Schedule:
-    """The learning rate as given, throughout."""
-    return Constant()
 
 
 def one_cycle(*, warmup: float = 0.25, initial: float = 0.04, final: float = 0.0) -> Schedule:
@@ -92,123 +90,31 @@ def warmup_linear(*, warmup: float = 0.05, initial: float = 0.0, final: float = 
     return Ramp(warmup, initial, final, "linear")
 
 
-def step(*, every: Place, factor: float = 0.1) -> Schedule:
-    """`factor` times the rate after each `every`: `step(every=stoker.epochs(30))`; `torch`'s StepLR."""
-    return Decay(every, factor)
-
-
-def multi_step(*, at: Sequence[Place], factor: float = 0.1) -> Schedule:
-    """`factor` times the rate after each of the places: `multi_step(at=[0.5, 0.75])`; `torch`'s MultiStepLR."""
-    return Steps(tuple(at), factor)
-
-
-def exponential(factor: float, *, every: Place = epochs(1), smooth: bool = False) -> Schedule:
-    """`factor` times the rate after each `every`, or `smooth` all along; `torch`'s ExponentialLR."""
-    return Decay(every, factor, smooth)
-
-
-def polynomial(*, power: float = 1.0, final: float = 0.0) -> Schedule:
-    """From the rate to `final` times it as the `power`-th power of what is left of the run."""
-    return Polynomial(power, final)
-
-
-def cosine_restarts(*, first: Place, multiply: float = 1.0, final: float = 0.0) -> Schedule:
-    """Cosines that begin anew, each `multiply` times as long as the one before.
-
-    Source: Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983 (SGDR).
-    """
-    return Restarts(first, multiply, final)
-
-
-def cyclic(*, period: Place, low: float = 0.1, halving: bool = False) -> Schedule:
-    """Up from `low` to the rate and down again in every `period`; `halving` halves each cycle's height.
-
-    Source: Smith 2017, https://arxiv.org/abs/1506.01186 ("triangular", and "triangular2" with `halving`).
-    """
-    return Cycles(period, low, halving)
-
-
-def piecewise(
-    points: Mapping[Place, float] | Sequence[tuple[Place, float]], *, between: Literal["line", "step"] = "line"
-) -> Schedule:
-    """Factors of the rate at places of the run, with lines or steps between: `piecewise({0: 1, 0.7: 1, 1: 0})`."""
-    pairs = points.items() if isinstance(points, Mapping) else points
-    return Piecewise(tuple((place, factor) for place, factor in pairs), between)
-
-
-def warmup(length: Place, *, initial: float = 0.0, then: Schedule = Constant()) -> Schedule:
-    """A rise from `initial` over the first `length` of the run, times another schedule (a constant rate if none)."""
-    return Warmup(length, initial, then)
-
-
-def inverse_sqrt(*, warmup: Place) -> Schedule:
-    """A rise over `warmup`, then a fall with the root of how far the run is.
-
-    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 5.3.
-    """
-    return InverseRoot(warmup)
-
-
-def plateau(
-    metric: str = "loss",
-    *,
-    factor: float = 0.1,
-    patience: Duration = epochs(10),
-    min_delta: float = 0.0,
-    cooldown: Duration | None = None,
-    least: float = 0.0,
-    lower_is_better: bool | None = None,
-    then: Schedule = Constant(),
-) -> Schedule:
-    """`factor` times the rate each time that a measure on `valid` has not got better for `patience`.
-
-    Args:
-        metric: the measure's name in results.
-        factor: what the rate is multiplied by.
-        patience: how long it may stand still (epochs, samples or updates), counted from the best evaluation, or from
-            the last time the rate fell.
-        min_delta: better is what is better by more than this.
-        cooldown: how long after a fall nothing is counted, in the unit of `patience`.
-        least: the factor never falls below this share of the rate as given.
-        lower_is_better: of the measure; left out, it is known of losses, errors and the named metrics.
-        then: another schedule that the factor is multiplied with.
-    """
-    return Plateau(metric, factor, patience, min_delta, cooldown, least, lower_is_better, then)
-
-
-Shape = Callable[[float], float]
-Place = float | Duration
-"""A share of the run, or how long after its beginning."""
-
-_ROUNDING = 1e-9
-"""Intervals are whole to within this share of one: thirty thirtieths are one, though 30 * (1 / 30) may be less."""
-
-
 @dataclass(frozen=True)
 class Timed:
-    """A schedule with places in the run; `run` is how long that is, which a Job sets."""
+    """A schedule with places in the run; `run` is its length, which a Job sets."""
 
     _: KW_ONLY
     run: Duration | None = None
 
     def over(self, run: Duration) -> Self:
-        """The same schedule over a run of that length, as are the ones within it.
+        """The same schedule, and those within it, for a run of this length.
 
         Raises:
             BadSetting: a place in it is in another unit than the run.
         """
         names = [field.name for field in dataclasses.fields(self) if field.name != "run"]
         inner: dict[str, Any] = {name: bound(getattr(self, name), run) for name in names}
-        found = dataclasses.replace(self, run=run, **inner)
-        found(0.0)
-        return found
+        schedule = dataclasses.replace(self, run=run, **inner)
+        schedule(0.0)  # raises if a place is in another unit
+        return schedule
 
     def __call__(self, progress: float) -> float:
-        """The factor of the learning rate at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         raise NotImplementedError
 
     def share(self, place: Place) -> float:
-        """A place as a share of the run."""
+        """A place as a share of the run [0 to 1]."""
         if not isinstance(place, Duration):
             return place
         if self.run is None or self.run.unit != place.unit:
@@ -220,13 +126,13 @@ class Timed:
 
 
 def bound(value: object, run: Duration) -> object:
-    """A schedule over a run of that length; anything else as it is."""
+    """A schedule for a run of this length; anything else unchanged."""
     return value.over(run) if isinstance(value, Timed) else value
 
 
 @dataclass(frozen=True)
 class Steps(Timed):
-    """1, and `factor` times less or more after each of the places `at`."""
+    """A factor of 1, multiplied by `factor` after each of the places `at`."""
 
     at: tuple[Place, ...]
     factor: float
@@ -236,13 +142,18 @@ class Steps(Timed):
         _require_places(self.at)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         return float(self.factor ** sum(progress + _ROUNDING >= self.share(place) for place in self.at))
+
+
+def multi_step(*, at: Sequence[Place], factor: float = 0.1) -> Schedule:
+    """`factor` times the rate after each of the places: `multi_step(at=[0.5, 0.75])`; `torch`'s MultiStepLR."""
+    return Steps(tuple(at), factor)
 
 
 @dataclass(frozen=True)
 class Decay(Timed):
-    """`factor` times less with each `every`: at its end, or `smooth` all along."""
+    """Multiplied by `factor` after each `every`, or continuously if `smooth`."""
 
     every: Place
     factor: float
@@ -253,34 +164,50 @@ class Decay(Timed):
         _require_length("every", self.every)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
-        passed = progress / self.share(self.every)
-        return float(self.factor ** (passed if self.smooth else math.floor(passed + _ROUNDING)))
+        """Factor of the learning rate at `progress` [1]."""
+        intervals = progress / self.share(self.every)
+        return float(self.factor ** (intervals if self.smooth else math.floor(intervals + _ROUNDING)))
 
 
-@dataclass(frozen=True)
+def step(*, every: Place, factor: float = 0.1) -> Schedule:
+    """`factor` times the rate after each `every`: `step(every=stoker.epochs(30))`; `torch`'s StepLR."""
+    return Decay(every, factor)
+
+
+def exponential(factor: float, *, every: Place = epochs(1), smooth: bool = False) -> Schedule:
+    """`factor` times the rate after each `every`, or `smooth` all along; `torch`'s ExponentialLR."""
+    return Decay(every, factor, smooth)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Polynomial(Timed):
-    """From 1 to `final` as a power of what is left of the run."""
+    """From 1 to `final` as the `power`-th power of the rest of the run."""
 
-    power: float
-    final: float
+    power: float = 1.0
+    final: float = 0.0
 
     def __post_init__(self) -> None:
         _require_positive("power", self.power)
         _require_factor("final", self.final)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         return float(self.final + (1 - self.final) * max(0.0, 1 - progress) ** self.power)
 
 
-@dataclass(frozen=True)
+polynomial = Polynomial
+
+
+@dataclass(frozen=True, kw_only=True)
 class Restarts(Timed):
-    """Cosines from 1 to `final`, the first one `first` long, each `multiply` times as long as the one before."""
+    """Cosines from 1 to `final`, the first one `first` long, each `multiply` times as long as the one before.
+
+    Source: Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983 (SGDR).
+    """
 
     first: Place
-    multiply: float
-    final: float
+    multiply: float = 1.0
+    final: float = 0.0
 
     def __post_init__(self) -> None:
         _require_length("first", self.first)
@@ -289,37 +216,46 @@ class Restarts(Timed):
             raise BadSetting(f"multiply is how much longer each cycle is, 1 or more, got {self.multiply}")
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
-        length, begun = self.share(self.first), 0.0
-        while progress + _ROUNDING * length >= begun + length:
-            begun, length = begun + length, length * self.multiply
-        within = max(0.0, (progress - begun) / length)
+        """Factor of the learning rate at `progress` [1]."""
+        length, start = self.share(self.first), 0.0
+        while progress + _ROUNDING * length >= start + length:
+            start, length = start + length, length * self.multiply
+        within = max(0.0, (progress - start) / length)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * within)) / 2
 
 
-@dataclass(frozen=True)
+cosine_restarts = Restarts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cycles(Timed):
-    """Straight lines from `low` to 1 and back, each pair `period` long; `halving` makes each peak half as high."""
+    """Lines from `low` to 1 and back in every `period`; with `halving` each peak is half as high as the one before.
+
+    Source: Smith 2017, https://arxiv.org/abs/1506.01186 ("triangular", and "triangular2" with `halving`).
+    """
 
     period: Place
-    low: float
-    halving: bool
+    low: float = 0.1
+    halving: bool = False
 
     def __post_init__(self) -> None:
         _require_length("period", self.period)
         _require_factor("low", self.low)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
-        passed = progress / self.share(self.period)
-        number = math.floor(passed + _ROUNDING)
-        height = 1 - abs(2 * max(0.0, passed - number) - 1)
+        """Factor of the learning rate at `progress` [1]."""
+        cycles = progress / self.share(self.period)
+        number = math.floor(cycles + _ROUNDING)
+        height = 1 - abs(2 * max(0.0, cycles - number) - 1)
         return self.low + (1 - self.low) * height / (2**number if self.halving else 1)
+
+
+cyclic = Cycles
 
 
 @dataclass(frozen=True)
 class Piecewise(Timed):
-    """Factors at places, and between two of them on a line or as at the one before."""
+    """Factors at places; between two of them on a line, or as at the one before."""
 
     points: tuple[tuple[Place, float], ...]
     between: Literal["line", "step"]
@@ -332,7 +268,7 @@ class Piecewise(Timed):
             raise BadSetting(f'between two points goes a "line" or a "step", got {self.between!r}')
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         known = sorted((self.share(place), factor) for place, factor in self.points)
         behind = [point for point in known if point[0] <= progress + _ROUNDING]
         ahead = known[len(behind) :]
@@ -344,27 +280,42 @@ class Piecewise(Timed):
         return float(factor + (following[1] - factor) * (progress - start) / (following[0] - start))
 
 
+def piecewise(
+    points: Mapping[Place, float] | Sequence[tuple[Place, float]], *, between: Literal["line", "step"] = "line"
+) -> Schedule:
+    """Factors of the rate at places of the run, with lines or steps between: `piecewise({0: 1, 0.7: 1, 1: 0})`."""
+    pairs = points.items() if isinstance(points, Mapping) else points
+    return Piecewise(tuple((place, factor) for place, factor in pairs), between)
+
+
 @dataclass(frozen=True)
 class Warmup(Timed):
     """A line from `initial` to 1 over the first `length` of the run, times the schedule `then`."""
 
     length: Place
-    initial: float
-    then: Shape
+    _: KW_ONLY
+    initial: float = 0.0
+    then: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _require_length("length", self.length)
         _require_factor("initial", self.initial)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         risen = min(1.0, progress / self.share(self.length))
         return (self.initial + (1 - self.initial) * risen) * self.then(progress)
 
 
-@dataclass(frozen=True)
+warmup = Warmup
+
+
+@dataclass(frozen=True, kw_only=True)
 class InverseRoot(Timed):
-    """A line from 0 to 1 over `warmup`, then the root of `warmup` over how far the run is."""
+    """A line from 0 to 1 over `warmup`, then the root of `warmup` / progress.
+
+    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 5.3.
+    """
 
     warmup: Place
 
@@ -372,26 +323,41 @@ class InverseRoot(Timed):
         _require_length("warmup", self.warmup)
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress`."""
+        """Factor of the learning rate at `progress` [1]."""
         warmup = self.share(self.warmup)
         return progress / warmup if progress < warmup else math.sqrt(warmup / progress)
 
 
+inverse_sqrt = InverseRoot
+
+
 @dataclass(frozen=True)
 class Plateau(Timed):
-    """The schedule `then`, times `factor` each time that evaluations have not got better for `patience`.
+    """The schedule `then`, times `factor` each time that a measure on `valid` has not improved for `patience`.
 
-    What evaluations said is no function of progress: it is kept with each checkpoint; see `training/plateau.py`.
+    The result of evaluations is not a function of progress: it is saved in checkpoints; see `training/run_control.py`.
+
+    Args:
+        metric: the measure's name in results.
+        factor: multiplies the rate.
+        patience: time without improvement (epochs, samples or updates), counted from the best evaluation, or from the
+            last time the rate fell.
+        min_delta: least improvement that counts.
+        cooldown: time after a fall in which nothing is counted, in the unit of `patience`.
+        least: the factor never falls below this share of the given rate.
+        lower_is_better: of the measure; by default known of losses, errors and the named metrics.
+        then: another schedule, which is multiplied by the factor.
     """
 
-    metric: str
-    factor: float
-    patience: Duration
-    min_delta: float
-    cooldown: Duration | None
-    least: float
-    lower_is_better: bool | None
-    then: Shape
+    metric: str = "loss"
+    _: KW_ONLY
+    factor: float = 0.1
+    patience: Duration = epochs(10)
+    min_delta: float = 0.0
+    cooldown: Duration | None = None
+    least: float = 0.0
+    lower_is_better: bool | None = None
+    then: Schedule = Constant()
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < 1:
@@ -409,8 +375,11 @@ class Plateau(Timed):
             raise BadSetting(f"cooldown is counted as patience is, in {self.patience.unit}, got {self.cooldown}")
 
     def __call__(self, progress: float) -> float:
-        """The factor at `progress` before any plateau."""
+        """Factor of the learning rate at `progress` before any plateau [1]."""
         return self.then(progress)
+
+
+plateau = Plateau
 
 
 def _require_positive(name: str, value: float) -> None:
@@ -424,7 +393,7 @@ def _require_factor(name: str, value: float) -> None:
 
 
 def _require_places(places: Iterable[Place]) -> None:
-    # PyTorch's milestones are epochs: taken as shares, 30 and 60 would never come, and nobody would be told.
+    # PyTorch's milestones are epochs: taken as shares, 30 and 60 would silently never come.
     for place in places:
         if not isinstance(place, Duration) and not (is_number(place) and 0 <= place <= 1):
             raise BadSetting(f"places are shares of the run, in [0, 1], or stoker.epochs({place}), got {place!r}")

@@ -66,7 +66,7 @@ def test_a_slim_description_is_the_same_model(course: Examination, directory: Pa
 
 def test_an_int8_graph_in_either_format_is_noticed(course: Examination, directory: Path) -> None:
     """What OpenVINO quantised, and what ONNX Runtime did, is not quantised again."""
-    workshop = BuildContext(course.source, course.material.calibration)
+    context = BuildContext(course.source, course.material.calibration)
     for name in ("int8 plain", "int8 qdq minmax"):
         (directory / name).mkdir()
-        assert kind_of(candidate(name).make(workshop, directory / name).graph).quantised
+        assert kind_of(candidate(name).make(context, directory / name).graph).quantised

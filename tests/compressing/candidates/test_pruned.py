@@ -29,10 +29,10 @@ def network(tmp_path: Path) -> PrunedGraph:
     return PrunedGraph("pruned 2×", "half of it", tmp_path / "small.onnx", tmp_path / "pruning.json")
 
 
-def copied(workshop: BuildContext, directory: Path) -> BuiltGraph:
-    """The workshop's graph, copied."""
+def copied(context: BuildContext, directory: Path) -> BuiltGraph:
+    """The context's graph, copied."""
     path = directory / "model.onnx"
-    path.write_bytes(workshop.graph_path.read_bytes())
+    path.write_bytes(context.graph_path.read_bytes())
     return BuiltGraph(path, (path,))
 
 
@@ -66,7 +66,7 @@ def test_the_fastest_form_of_each_kind_is_taken(network: PrunedGraph) -> None:
 
 
 def test_pruned_networks_come_right_after_the_first_in_8_bits(
-    course: searching.Course, directory: Path, network: PrunedGraph, monkeypatch: pytest.MonkeyPatch
+    course: searching.Examination, directory: Path, network: PrunedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They took longest to make, and shall not be what there was no time for."""
     search, tried = begin_search(course, directory, lambda line: None), list[str]()

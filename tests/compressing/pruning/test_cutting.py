@@ -65,7 +65,7 @@ def test_a_layer_that_would_lose_all_is_refused() -> None:
 
 def test_a_network_that_cannot_be_made_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should the record miss anything that the library did, the cut does not pass."""
-    monkeypatch.setattr(channel_cuts, "_changed_sizes", lambda model, pruned: ())
+    monkeypatch.setattr(channel_cuts, "_sizes", lambda layer: {})
 
     def off(small: nn.Module, cut: Cut) -> nn.Module:
         other = rebuild_pruned(small, cut)
@@ -73,7 +73,7 @@ def test_a_network_that_cannot_be_made_again_is_refused(monkeypatch: pytest.Monk
             next(other.parameters()).add_(1e-3)
         return other
 
-    monkeypatch.setattr(channel_cuts, "rebuilt", off)
+    monkeypatch.setattr(channel_cuts, "rebuild_pruned", off)
     with pytest.raises(CannotPrune, match="bit for bit"):
         cut_of(made(Residual), ask, {"inner": (0, 1)})
 
