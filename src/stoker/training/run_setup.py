@@ -1,35 +1,26 @@
-"""A run's directory, new or continued: which one, what is put into it, which plan it goes by.
-
-Training on through what can be mended: changes of plan written down, runs taken up from their last checkpoint.
-"""
+"""The setup of a run on disk: its directory, new or continued, what is written into it, and the plan in force."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stoker import records
 from stoker.devices import attached_devices
-from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.errors import BadRun, StokerError
 from stoker.jobs import Job
-from stoker.planning.plan_history import memory_identity
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.environment import environment
 from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Layout, Plan
-from stoker.records.plan import OutOfMemory
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import (
     RunDirectory,
-    cache_root,
     choose_directory,
     describe_changes,
     find_run,
@@ -39,9 +30,7 @@ from stoker.store import (
     runs_root,
     unfinished_before,
 )
-from stoker.store.record_caches import OutOfMemoryStore
-from stoker.training.recovery import Replanned, RollBack, emit_replanned
-from stoker.training.session import TrainingSession
+from stoker.training.recovery import Replanned, emit_replanned
 from stoker.training.telemetry import Sink
 from stoker.units import Duration
 
@@ -247,64 +236,3 @@ def with_plan(decision: Decision, plan: Plan) -> Decision:
     return dataclasses.replace(
         decision, candidates=(dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
     )
-
-
-def train_with_rollbacks(
-    begin: Callable[[Decision], TrainingSession], decision: Decision, note: Callable[[Replanned], None]
-) -> TrainingSession:
-    """Train to the end, or until asked to stop; where a session asks to be rolled back, another takes its place.
-
-    Each of them changes the plan in a direction in which there are few steps (fewer samples at once, then fp32), so
-    that this ends.
-
-    Args:
-        begin: makes a session from what the run's directory holds.
-        decision: what it begins under.
-        note: writes a change of plan down.
-    """
-    while True:
-        session = begin(decision)
-        try:
-            session.position = session.loop.run(session.position)
-        except RollBack as request:
-            change = request.change
-        else:
-            return session
-        telemetry, samples = session.loop.telemetry, session.loop.reached.samples
-        # Whatever holds the old model is let go of before a new one is made.
-        del session
-        gc.collect()
-        if change.new.device.startswith("cuda"):
-            torch.cuda.empty_cache()
-        note(change)
-        emit_replanned(telemetry.emit, change, samples)
-        telemetry.emit("recovered", samples=samples, what="rolled back", why=change.why)
-        decision = with_plan(decision, change.new)
-
-
-def plan_change_recorder(
-    prepared: ResolvedJob, directory: RunDirectory, device: Device, decision: Decision
-) -> Callable[[Replanned], None]:
-    """A function that writes a change of plan into the run, for a resume, and into the cache, for the next plan."""
-
-    def note(change: Replanned) -> None:
-        directory.write_changed_plan(change.new)
-        if change.old.micro_batch == change.new.micro_batch:
-            return
-        is_forecast = change.old == decision.chosen.plan
-        failure = OutOfMemory(
-            device_model=device.model,
-            torch_version=torch.__version__,
-            job=memory_identity(prepared),
-            plan=change.old,
-            run=directory.name,
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
-            forecast_bytes=decision.chosen.forecast.peak_bytes.value if is_forecast else None,
-            reachable_bytes=change.reachable_bytes,
-        )
-        try:
-            OutOfMemoryStore(cache_root() / "calibration").append(failure)
-        except RunFailed:  # a cache that cannot be written costs the next run one update done twice
-            return
-
-    return note
