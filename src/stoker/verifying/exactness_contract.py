@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +24,6 @@ from stoker.records import FULL_PRECISIONS, Coupling, Plan, Position, Verdict
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, restore
-from stoker.training.session import stoker_version
 from stoker.verifying.data_order import check_order
 from stoker.verifying.plan_equality import check_equality, check_own_step, check_precision, is_random
 from stoker.verifying.resume import ThroughCheckpoint, check_resume
@@ -44,7 +44,7 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
 
         def through_checkpoint(saved: Step, fresh: Step) -> None:
             store = CheckpointStore(Path(folder))
-            checkpointer = Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
+            checkpointer = Checkpointer(store, spec_digest=prepared.spec.digest(), version=version("stoker"))
             checkpointer.save(saved, Position(), {}, best=False)
             written = checkpointer.close()
             found = store.newest()
