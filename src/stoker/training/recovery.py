@@ -93,7 +93,7 @@ class Recovery:
         self,
         step: Step,
         *,
-        tell: Tell = lambda _kind, **_fields: None,
+        tell: Tell = lambda kind, **fields: None,  # noqa: ARG005 - sends nothing
         replanned: Callable[[Replanned], None] = lambda _change: None,
         dumps: Path | None = None,
         in_data: InData = lambda indices, _epoch: indices,
