@@ -118,9 +118,7 @@ class ExampleWatcher:
         if losses is not None and are_classes(output, target):
             self._count(output, target)
         tensors: list[torch.Tensor] = []
-        self.fields.map_inputs(
-            content, lambda entry: map_tensors(entry, lambda tensor: tensors.append(tensor) or tensor)
-        )
+        self.fields.map_inputs(content, lambda entry: map_tensors(entry, tensors.append))
         inputs = tensors[0] if tensors else None
         if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
             self._widen_range(inputs)
