@@ -1,7 +1,4 @@
-"""Sending runs to trackers: while they train, or afterwards.
-
-Sending a run's events while it trains, in threads of their own: training never waits for a tracker.
-"""
+"""Sending runs to trackers: while they train, in threads so that training never waits, or afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from stoker.tracking.upload import RunUpload
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent of a run: so many events, and where people find it there."""
+    """The result of sending a run: the number of events sent, and where users find the run."""
 
     run: str
     tracker: str
@@ -32,11 +29,11 @@ class Sent:
 def tracked(
     directory: RunDirectory, targets: Sequence[TrackerTarget], tell: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[Event], None], ...]]:
-    """Within the block, what events are to be given to so that trackers follow a run; afterwards they have them all."""
+    """Sinks of events through which trackers follow a run; at the end of the block they have all of it."""
     if not targets:
         yield ()
         return
-    following = BackgroundUploads([RunUpload(directory, one.word, one.open) for one in targets], tell)
+    following = BackgroundUploads([RunUpload(directory, target.word, target.open) for target in targets], tell)
     try:
         yield (following,)
     finally:
@@ -44,7 +41,7 @@ def tracked(
 
 
 def track(run: str, to: str) -> Sent:
-    """Send what a tracker does not have yet of a run, which may be over.
+    """Send the part of a run that a tracker does not have yet; the run may be finished.
 
     Args:
         run: its name, the start of one, `latest`, or a path.
@@ -53,13 +50,13 @@ def track(run: str, to: str) -> Sent:
     Raises:
         BadJob: there is no such tracker, or its package is missing.
         BadRun: there is no such run, or it cannot be read.
-        RunFailed: the tracker did not take it; the same call goes on.
+        RunFailed: the tracker failed; the same call sends the rest.
     """
     target, directory = parse_tracker(to), find_run(runs_root(), run)
-    shipment = RunUpload(directory, target.word, target.open)
+    upload = RunUpload(directory, target.word, target.open)
     try:
-        events = shipment.send()
-        shipment.close()
+        events = upload.send()
+        upload.close()
     except StokerError:
         raise
     except Exception as problem:
@@ -67,72 +64,72 @@ def track(run: str, to: str) -> Sent:
             f"{target.name} did not take the run: {type(problem).__name__}: {problem}",
             remedy="Nothing is lost; the same command sends what is left.",
         ) from problem
-    return Sent(directory.name, target.name, events, shipment.where or "")
+    return Sent(directory.name, target.name, events, upload.where or "")
 
 
 PATIENCE_S = 15.0
 """How long the end of a run waits for a tracker [s]."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two attempts at a tracker that fails: doubled each time [s]."""
+"""Pause between two attempts at a failing tracker, doubled each time [s]."""
 
 
 class BackgroundUploads:
     """A sink of events that wakes one thread for each tracker.
 
-    A tracker that fails is told of once, and tried again with growing pauses. Whatever is not sent in the end stays in
-    the run, and `stoker runs track` sends it.
+    A failing tracker is reported once, and tried again with growing pauses. What is not sent in the end stays in the
+    run, and `stoker runs track` sends it.
 
     Args:
-        shipments: the run with each tracker.
-        tell: told a sentence about a tracker that fails, in the thread that trains: at the next event, or at the end.
-        pause_s: the least time between two sendings [s].
+        uploads: the run, for each tracker.
+        tell: receives messages about failing trackers in the training thread, at the next event or at the end.
+        pause_s: least time between two uploads [s].
     """
 
-    def __init__(self, shipments: Sequence[RunUpload], tell: Callable[[str], None], *, pause_s: float = 1.0) -> None:
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._followers = [_Uploader(one, self._words.put, pause_s) for one in shipments]
+    def __init__(self, uploads: Sequence[RunUpload], tell: Callable[[str], None], *, pause_s: float = 1.0) -> None:
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._uploaders = [_Uploader(upload, self._messages.put, pause_s) for upload in uploads]
         self._tell = tell
 
     def __call__(self, event: Event) -> None:
-        """Note that there is something new in the log, and tell what the threads have to say."""
-        for one in self._followers:
-            one.news.set()
-        self._tell_what_came()
+        """Wake the threads, since the log has a new event, and pass their messages on."""
+        for uploader in self._uploaders:
+            uploader.news.set()
+        self._pass_on()
 
     def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Send what is left, as far as it can be done in time."""
-        for one in self._followers:
-            one.end()
-        for one in self._followers:
-            one.thread.join(timeout=patience_s)
-        if not all(one.shipment.directory.is_run for one in self._followers):
-            return  # it failed before it kept anything: there is nothing to send later, and no log to say so in
-        self._tell_what_came()
-        for one in self._followers:
-            if one.thread.is_alive() or one.problem is not None:
-                why = one.problem or f"it did not answer for {patience_s:g} s"
+        """Send the rest, as far as time allows [s for each tracker]."""
+        for uploader in self._uploaders:
+            uploader.end()
+        for uploader in self._uploaders:
+            uploader.thread.join(timeout=patience_s)
+        if not all(uploader.upload.directory.is_run for uploader in self._uploaders):
+            return  # the run failed before it kept anything: there is nothing to send later, and no log for a message
+        self._pass_on()
+        for uploader in self._uploaders:
+            if uploader.thread.is_alive() or uploader.problem is not None:
+                why, upload = uploader.problem or f"it did not answer for {patience_s:g} s", uploader.upload
                 self._tell(
-                    f"{one.shipment.name} was not sent everything ({why}); nothing is lost: "
-                    f"`stoker runs track {one.shipment.directory.name} --to {one.shipment.name}` sends the rest"
+                    f"{upload.name} was not sent everything ({why}); nothing is lost: "
+                    f"`stoker runs track {upload.directory.name} --to {upload.name}` sends the rest"
                 )
 
-    def _tell_what_came(self) -> None:
+    def _pass_on(self) -> None:
         with suppress(queue.Empty):
             while True:
-                self._tell(self._words.get_nowait())
+                self._tell(self._messages.get_nowait())
 
 
 class _Uploader:
-    """One tracker and its thread; `problem` is why the last sending failed."""
+    """One tracker and its thread; `problem` is why the last attempt failed."""
 
-    def __init__(self, shipment: RunUpload, tell: Callable[[str], None], pause_s: float) -> None:
-        self.shipment, self._tell, self._pause_s = shipment, tell, pause_s
+    def __init__(self, upload: RunUpload, tell: Callable[[str], None], pause_s: float) -> None:
+        self.upload, self._tell, self._pause_s = upload, tell, pause_s
         self.news, self._over = threading.Event(), threading.Event()
         self.problem: str | None = None
-        self._is_told = False
+        self._is_reported = False
         # A daemon: a library that hangs must not keep a finished run from ending.
-        self.thread = threading.Thread(target=self._follow, name=f"tracker {shipment.name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"tracker {upload.name}", daemon=True)
         self.thread.start()
 
     def end(self) -> None:
@@ -140,32 +137,29 @@ class _Uploader:
         self._over.set()
         self.news.set()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._over.is_set():
             self.news.wait()
             self.news.clear()
-            if self._sent():
+            if self._attempt(self.upload.send):
                 pause_s = _FIRST_PAUSE_S
                 self._over.wait(self._pause_s)
             else:
                 self._over.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self.news.set()
-        if self._sent():
-            self._attempt(self.shipment.close)
-
-    def _sent(self) -> bool:
-        return self._attempt(self.shipment.send)
+        if self._attempt(self.upload.send):
+            self._attempt(self.upload.close)
 
     def _attempt(self, what: Callable[[], object]) -> bool:
         try:
             what()
         except Exception as error:  # noqa: BLE001 - other people's libraries raise anything, and a run goes on
             self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            if not self._is_told:
-                self._is_told = True
-                self._tell(f"{self.shipment.name} cannot be reached, the run goes on ({self.problem})")
+            if not self._is_reported:
+                self._is_reported = True
+                self._tell(f"{self.upload.name} cannot be reached, the run goes on ({self.problem})")
             return False
         self.problem = None
         return True

@@ -1,9 +1,7 @@
-"""Sending a run's log of events to one tracker, from where the last sending ended.
+"""Sending a run's log of events to one tracker, from the place where the last upload ended.
 
-What was sent is kept in the run's folder `tracking`, after it was sent: a kill in between sends some points twice,
-and none is lost. The tracker's own name of the run is kept there too, so that a continued run stays one run.
-
-Which numbers of an event trackers are sent, and what they are called there. Decides; sends nothing.
+What was sent is recorded in the run's folder `tracking` after it was sent: a kill in between repeats some points, and
+loses none. The tracker's own name of the run is kept there too, so that a continued run stays one run.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,23 +24,23 @@ from stoker.store.files import make_directories
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker
 
 Opener = Callable[[RunDescription, str | None], Tracker]
-"""Opens the run at a tracker: a new one, or the one of this id."""
+"""Opens the run at a tracker: a new one, or the one with this id."""
 
 MOST_POINTS = 500
-"""Points that are sent at once."""
+"""Points in one call of `Tracker.log`."""
 
 _LONGEST_VALUE = 250
-"""Characters of a parameter's value; MLflow refuses more than that many in its older versions."""
+"""Longest value of a parameter [characters]; older versions of MLflow refuse longer ones."""
 
 
 @dataclass
 class RunUpload:
-    """A run, and a tracker that is sent its events.
+    """A run, and a tracker that receives its events.
 
     Args:
         directory: the run.
-        name: what the tracker is called, `NAME` or `NAME=WHERE`.
-        open_tracker: opens the run there; called at the first sending.
+        name: the tracker, `NAME` or `NAME=WHERE`.
+        open_tracker: opens the run there; called at the first upload.
     """
 
     directory: RunDirectory
@@ -53,28 +51,34 @@ class RunUpload:
 
     @property
     def state_path(self) -> Path:
-        """Where it is kept how much was sent; two places of one tracker are two."""
+        """The file with the state of the upload; two places of one tracker have two."""
         name, _, where = self.name.partition("=")
         place = f"-{hashlib.sha256(where.encode()).hexdigest()[:8]}" if where else ""
         return self.directory.path / "tracking" / f"{name}{place}.json"
 
     @property
     def where(self) -> str | None:
-        """Where people find the run there, once something was sent."""
-        found = self._state().get("where")
-        return found if isinstance(found, str) else None
+        """Where users find the run at the tracker, once something was sent."""
+        where = self._state().get("where")
+        return where if isinstance(where, str) else None
 
     def send(self) -> int:
-        """Send what is new in the log; returns how many events that was.
+        """Number of new events in the log, which are sent [events].
 
         Raises:
             BadRun: the log cannot be read.
-            Exception: whatever the tracker's library raises; what was not sent stays to be sent.
+            Exception: any error of the tracker's library; what was not sent stays to be sent.
         """
-        events, offset = new_events(self.directory.events_path, self._sent())
+        events, offset = new_events(self.directory.events_path, self._sent_bytes())
         if not events and (self._tracker is not None or not self.directory.is_run):
             return 0
-        tracker = self._opened()
+        if (tracker := self._tracker) is None:
+            known = self._state().get("id")
+            about = describe_run(self.directory, self.state_path.parent)
+            make_directories(self.state_path.parent)
+            tracker = self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
+            self._keep(tracker, self._sent_bytes())
+        self._is_ended = False
         points = [point for event in events if (point := point_of(event)) is not None]
         for first in range(0, len(points), MOST_POINTS):
             tracker.log(points[first : first + MOST_POINTS])
@@ -84,7 +88,7 @@ class RunUpload:
         return len(events)
 
     def close(self) -> None:
-        """Let the tracker go, if it was opened."""
+        """Close the tracker, if it was opened."""
         if self._tracker is not None:
             if not self._is_ended:
                 self._end(self._tracker)
@@ -92,37 +96,27 @@ class RunUpload:
             self._tracker = None
 
     def _end(self, tracker: Tracker) -> None:
-        """Note how the run stands: one that failed before it kept anything is gone."""
+        """Send the run's status; the directory of one that failed before it kept anything is gone."""
         report = self.directory.report_path
         status = self.directory.read_run().status if self.directory.is_run else "failed"
         tracker.end(status, [report] if report.is_file() else [])
         self._is_ended = True
 
-    def _opened(self) -> Tracker:
-        if self._tracker is None:
-            known = self._state().get("id")
-            about = describe_run(self.directory, self.state_path.parent)
-            make_directories(self.state_path.parent)
-            self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
-            self._keep(self._tracker, self._sent())
-        self._is_ended = False
-        return self._tracker
-
-    def _sent(self) -> int:
-        """Bytes of the log that were sent."""
-        found = self._state().get("sent_bytes", 0)
-        return found if isinstance(found, int) else 0
+    def _sent_bytes(self) -> int:
+        """Size of the part of the log that was sent [bytes]."""
+        sent = self._state().get("sent_bytes", 0)
+        return sent if isinstance(sent, int) else 0
 
     def _state(self) -> dict[str, JSON]:
         try:
-            found = json.loads(self.state_path.read_text(encoding="utf-8"))
+            state = json.loads(self.state_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as problem:
             raise BadRun(
                 f"{self.state_path} cannot be read: {problem}", remedy="Delete it: all events are then sent anew."
             ) from problem
-        return found if isinstance(found, dict) else {}
+        return state if isinstance(state, dict) else {}
 
     def _keep(self, tracker: Tracker, sent_bytes: int) -> None:
         state = {"tracker": self.name, "id": tracker.id, "where": tracker.where, "sent_bytes": sent_bytes}
@@ -130,7 +124,7 @@ class RunUpload:
 
 
 def new_events(log: Path, offset: int) -> tuple[list[Event], int]:
-    """The whole events of a log from a byte on, and the byte after them; lines that cannot be read are left out."""
+    """The complete events of a log from byte `offset` on, and the byte after them; unreadable lines are left out."""
     try:
         with log.open("rb") as file:
             file.seek(offset)
@@ -142,13 +136,13 @@ def new_events(log: Path, offset: int) -> tuple[list[Event], int]:
     whole = content[: content.rfind(b"\n") + 1]
     events: list[Event] = []
     for line in whole.splitlines():
-        with suppress(ValueError):  # the report names such lines
+        with suppress(ValueError):  # the report shows such lines
             events.append(read_event(line))
     return events, offset + len(whole)
 
 
 def describe_run(directory: RunDirectory, folder: Path) -> RunDescription:
-    """What trackers are told of a run.
+    """The description of a run for trackers.
 
     Raises:
         BadRun: its record or its spec cannot be read.
@@ -164,21 +158,21 @@ def describe_run(directory: RunDirectory, folder: Path) -> RunDescription:
 
 
 def parameters_of(spec: JobSpec, plan: Plan | None) -> dict[str, str]:
-    """The settings of a job and the plan it began under, flat; what was given on the command line first."""
-    found: dict[str, str] = {}
-    _flatten("", dict(spec.parameters), found)
-    _flatten("", dict(spec.settings), found)
+    """The settings of a job and the plan it began under, flat; arguments of the command line first."""
+    flat: dict[str, str] = {}
+    _flatten("", dict(spec.parameters), flat)
+    _flatten("", dict(spec.settings), flat)
     if plan is not None:
-        _flatten("plan", to_json(plan), found)
-    return found
+        _flatten("plan", to_json(plan), flat)
+    return flat
 
 
-def _flatten(name: str, value: JSON, found: dict[str, str]) -> None:
+def _flatten(name: str, value: JSON, flat: dict[str, str]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _flatten(f"{name}.{key}" if name else key, item, found)
+            _flatten(f"{name}.{key}" if name else key, item, flat)
     elif name and value not in (None, [], ""):
-        found.setdefault(name, str(value)[:_LONGEST_VALUE])
+        flat.setdefault(name, str(value)[:_LONGEST_VALUE])
 
 
 _PROGRESS = {
@@ -189,44 +183,32 @@ _PROGRESS = {
     "resident_bytes": "train/resident_bytes",
     "epoch": "train/epoch",
 }
-"""Fields of a progress event, and what trackers call them."""
+"""Fields of a progress event, and their names at trackers."""
 
 
 def point_of(event: Event) -> MetricPoint | None:
-    """What a tracker is sent of an event; None where it has no numbers. Values that are no number (NaN) stay as such.
+    """The numbers of an event for a tracker; None without numbers. NaN and infinities stay as they are.
 
     >>> point_of(Event(kind="evaluated", at=1.0, fields={"split": "valid", "samples": 64, "metrics": {"loss": 0.5}}))
-    Point(samples=64, at=1.0, values={'valid/loss': 0.5})
+    MetricPoint(samples=64, at=1.0, values={'valid/loss': 0.5})
     """
-    values = dict(_values(event))
-    samples = event.fields.get("samples")
-    if not values or not isinstance(samples, int):
-        return None
-    return MetricPoint(samples=samples, at=event.at, values=values)
-
-
-def _values(event: Event) -> Iterator[tuple[str, float]]:
-    fields = event.fields
+    fields, values = event.fields, dict[str, JSON]()
     if event.kind == "progress":
-        for field, name in _PROGRESS.items():
-            yield from _number(name, fields.get(field))
+        values = {name: fields.get(field) for field, name in _PROGRESS.items()}
         rates = fields.get("lrs")
-        for place, rate in enumerate(rates if isinstance(rates, list) and len(rates) > 1 else ()):
-            yield from _number(f"train/lr/group{place}", rate)
-    elif event.kind == "evaluated":
-        metrics = fields.get("metrics")
-        for name, value in (metrics if isinstance(metrics, Mapping) else {}).items():
-            yield from _number(f"{fields.get('split', 'valid')}/{name}", value)
-    elif event.kind == "finished":
-        metrics = fields.get("metrics")
-        for name, value in (metrics if isinstance(metrics, Mapping) else {}).items():
-            yield from _number(f"final/{name}", value)
+        if isinstance(rates, list) and len(rates) > 1:
+            values |= {f"train/lr/group{number}": rate for number, rate in enumerate(rates)}
+    elif event.kind in ("evaluated", "finished") and isinstance(metrics := fields.get("metrics"), Mapping):
+        group = "final" if event.kind == "finished" else fields.get("split", "valid")
+        values = {f"{group}/{name}": value for name, value in metrics.items()}
+    numbers = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+    samples = fields.get("samples")
+    return MetricPoint(samples=samples, at=event.at, values=numbers) if numbers and isinstance(samples, int) else None
 
 
-def _number(name: str, value: JSON) -> Iterator[tuple[str, float]]:
-    """The value under its name, if it is a number; JSON has words for those that are not finite."""
+def _number(value: JSON) -> float | None:
+    """A value of an event as a number, or None; JSON has words for numbers that are not finite."""
     words = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
     if isinstance(value, str) and value in words:
-        yield name, words[value]
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, float(value)
+        return words[value]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
