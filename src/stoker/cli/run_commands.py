@@ -130,7 +130,7 @@ def runs_export(
         from stoker.reporting.history import live_history
         from stoker.store import find_run, runs_root, write_atomic
         from stoker.tracking.csv_tracker import table
-        from stoker.tracking.upload import describe_run, point_of
+        from stoker.tracking.run_tracking import describe_run, point_of
 
         directory = find_run(runs_root(), run)
         # What a resume did again would be there twice, and a curve of it go back on itself.
