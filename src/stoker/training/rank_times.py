@@ -84,18 +84,6 @@ class CommTimer:
         return timed
 
 
-class Timestamps(Protocol):
-    """Takes timestamps, and converts them to seconds later."""
-
-    def now(self) -> Any:
-        """A timestamp of this moment."""
-        ...
-
-    def seconds(self, moments: list[Any]) -> list[float]:
-        """Timestamps on the host's monotonic clock [s]; they are not used again."""
-        ...
-
-
 class HostTimestamps:
     """Readings of the host's monotonic clock."""
 
@@ -103,7 +91,7 @@ class HostTimestamps:
         self.now = clock
 
     def seconds(self, moments: list[Any]) -> list[float]:
-        """As `Timestamps.seconds`."""
+        """Timestamps on the host's monotonic clock [s]."""
         return moments
 
 
@@ -115,19 +103,22 @@ class StreamTimestamps:
         self._free: list[torch.cuda.Event] = []
 
     def now(self) -> Any:
-        """As `Timestamps.now`; does not wait for the GPU."""
+        """A timestamp of this moment; does not wait for the GPU."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, moments: list[Any]) -> list[float]:
-        """As `Timestamps.seconds`; waits for the GPU."""
+        """Timestamps on the host's monotonic clock [s], which are not used again; waits for the GPU."""
         anchor = self.now()
         anchor.synchronize()
         anchor_s = time.monotonic()
         times_s = [anchor_s - event.elapsed_time(anchor) / 1e3 for event in moments]
         self._free += [*moments, anchor]
         return times_s
+
+
+Timestamps = HostTimestamps | StreamTimestamps
 
 
 def timestamps_on(device: torch.device) -> Timestamps:

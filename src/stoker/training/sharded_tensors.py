@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import torch
@@ -204,18 +204,6 @@ Give = Callable[[str, list[int]], torch.Tensor]
 """Returns the tensor of a name, with the given strides."""
 
 
-class TensorSource(Protocol):
-    """Named tensors, on disk or in memory."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor; KeyError for an unknown name."""
-        ...
-
-    def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """A block of a tensor, on the CPU, in memory of its own."""
-        ...
-
-
 class InMemory:
     """Whole tensors in memory."""
 
@@ -223,11 +211,11 @@ class InMemory:
         self._tensors = tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As `Source.shape`."""
+        """Shape of the whole tensor; KeyError for an unknown name."""
         return tuple(self._tensors[name].shape)
 
     def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """As `Source.block`."""
+        """A block of a tensor, in memory of its own."""
         return self._tensors[name][region(offsets, sizes)].clone()
 
 
@@ -240,11 +228,11 @@ class OnDisk:
         self._tensors = manifest.tensors or self._read_headers(manifest)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As `Source.shape`."""
+        """Shape of the whole tensor; KeyError for an unknown name."""
         return self._tensors[name].shape
 
     def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """As `Source.block`.
+        """A block of a tensor, on the CPU.
 
         The block is in memory that PyTorch allocated: tensors read from a file have any address, where kernels add in
         another order, which showed as other bits in L-BFGS.
@@ -299,6 +287,10 @@ class OnDisk:
             except (OSError, safetensors.SafetensorError) as error:
                 raise BadRun(f"{self._path / name} cannot be read: {error}") from error
         return found
+
+
+TensorSource = InMemory | OnDisk
+"""Named tensors, in memory or on disk."""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stoker.errors import RunFailed
 from stoker.training.elastic.rendezvous import FACTS_PATIENCE_S, LauncherLink, Rendezvous, WorkerRetired, require_same
@@ -24,43 +24,6 @@ from stoker.training.elastic.worker_pool import MEMBER_VARIABLE, Message, Messag
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
-
-
-class GenerationLink(Protocol):
-    """The link of a worker to its supervisor or launcher; `ElasticWorker` documents each call."""
-
-    worker: int
-    can_reform: bool
-    patience_s: float | None
-
-    @property
-    def store(self) -> Store:
-        """The store of the generation."""
-        ...
-
-    def meet(self) -> Rendezvous:
-        """Wait for the first generation."""
-        ...
-
-    def lost(self, why: str, notes: dict[str, Any]) -> Rendezvous:
-        """Give the generation up, and wait for the next."""
-        ...
-
-    def is_called(self) -> bool:
-        """Whether the generation is to end."""
-        ...
-
-    def on_broken(self, act: Callable[[], None] | None) -> None:
-        """Call `act` when the generation breaks."""
-        ...
-
-    def event(self, line: str) -> None:
-        """Send a line."""
-        ...
-
-    def finished(self) -> None:
-        """Report that the work is complete."""
-        ...
 
 
 class ElasticWorker:
@@ -73,7 +36,7 @@ class ElasticWorker:
         can_reform: a supervisor forms another generation after a loss, and receives events.
     """
 
-    def __init__(self, link: GenerationLink) -> None:
+    def __init__(self, link: LauncherLink | SupervisorLink) -> None:
         self._link = link
         self.worker, self.can_reform = link.worker, link.can_reform
         self._meeting: Rendezvous | None = None
@@ -89,9 +52,9 @@ class ElasticWorker:
             BadJob: a launcher's variables are invalid.
         """
         about = os.environ.pop(MEMBER_VARIABLE, None)
-        link: GenerationLink | None = (
-            LauncherLink.from_environment() if about is None else SupervisorLink.from_environment(about)
-        )
+        if about is not None:
+            return cls(SupervisorLink.from_environment(about))
+        link = LauncherLink.from_environment()
         return None if link is None else cls(link)
 
     @property
