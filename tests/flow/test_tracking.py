@@ -81,7 +81,7 @@ def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
         raise stoker.RunFailed("the first update broke")
 
     monkeypatch.setattr(RunUpload, "send", sends)
-    monkeypatch.setattr("stoker.training.Loop.run", breaks)
+    monkeypatch.setattr("stoker.training.loop.Loop.run", breaks)
     with pytest.raises(stoker.RunFailed, match="the first update broke"):
         stoker.train(a_job(), on="cpu", sink=silence, track=["csv"])
     assert list((tmp_path / "runs").iterdir()) == []
