@@ -90,7 +90,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.tracking.run_tracking import Sent as Sent
     from stoker.tracking.run_tracking import track as track
     from stoker.training.own_loop import OwnLoop as OwnLoop
-    from stoker.training.run import take_part_in as take_part_in
+    from stoker.training.train import take_part_in as take_part_in
     from stoker.tuning.study_directory import Study as Study
     from stoker.tuning.tune import TuneOptions as TuneOptions
     from stoker.tuning.tune import study as study

@@ -11,9 +11,9 @@ import pytest
 
 import stoker
 from stoker.reporting import event_text
-from stoker.training import train
+from stoker.training import supervised_run
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
-from stoker.training.train import WorkerListener, train_supervised
+from stoker.training.supervised_run import WorkerListener, train_supervised
 from tests.flow.builders import Heard, blobs_job
 from tests.reporting.story import decision, estimate
 
@@ -67,8 +67,8 @@ def test_processes_are_waited_for_as_long_as_the_slowest_phase_asks(
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr("stoker.training.train.Supervisor", Noting)
-    monkeypatch.setattr(train, "Run", lambda *_: None)
+    monkeypatch.setattr("stoker.training.supervised_run.Supervisor", Noting)
+    monkeypatch.setattr(supervised_run, "Run", lambda *_: None)
     planned = decision()
     slow = dataclasses.replace(planned.chosen.forecast, evaluate_s=estimate(evaluate_s, 0.1, "s"))
     planned = dataclasses.replace(planned, candidates=(dataclasses.replace(planned.chosen, forecast=slow),))

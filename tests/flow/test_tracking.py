@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import stoker
 from stoker.cli.main import app
-from stoker.tracking.upload import RunUpload
+from stoker.tracking.run_tracking import RunUpload
 
 
 def silence(_: object) -> None:

@@ -95,8 +95,9 @@ def test_a_worker_that_stood_still_for_a_moment_goes_on(tmp_path: Path, monkeypa
 
 HANGS = """
     import sys, time
-    from stoker.training.elastic import Dismissed, Member
-    member = Member.from_environment()
+    from stoker.training.elastic.rendezvous import WorkerRetired
+    from stoker.training.elastic.worker import ElasticWorker
+    member = ElasticWorker.from_environment()
     try:
         meeting = member.meet()
         if meeting.number == 1 and meeting.rank == 1:
@@ -104,7 +105,7 @@ HANGS = """
         if meeting.number == 1:
             meeting = member.lost("rank 1 does not come")
         member.finished()
-    except Dismissed as dismissed:
+    except WorkerRetired as dismissed:
         sys.exit(dismissed.exit_code)
 """
 
@@ -155,8 +156,9 @@ def test_with_fewer_than_the_least_one_that_returns_is_waited_for(tmp_path: Path
 
 BAD_INPUT = """
     import sys, time
-    from stoker.training.elastic import Dismissed, Member
-    member = Member.from_environment()
+    from stoker.training.elastic.rendezvous import WorkerRetired
+    from stoker.training.elastic.worker import ElasticWorker
+    member = ElasticWorker.from_environment()
     print("wrong: 3 is not 4")
     print("use 4" if member.worker != 2 else "use 5 here")
     time.sleep(0.2 * member.worker)
@@ -175,15 +177,16 @@ def test_an_error_of_the_users_is_shown_once_and_nobody_is_started_again(tmp_pat
 
 SPLIT_OPINION = """
     import sys
-    from stoker.training.elastic import Dismissed, Member
-    member = Member.from_environment()
+    from stoker.training.elastic.rendezvous import WorkerRetired
+    from stoker.training.elastic.worker import ElasticWorker
+    member = ElasticWorker.from_environment()
     try:
         meeting = member.meet()
         if meeting.rank == 1:
             print("rank 1 sees no disk")
             sys.exit(4)
         member.lost("rank 1 is gone")
-    except Dismissed as dismissed:
+    except WorkerRetired as dismissed:
         sys.exit(dismissed.exit_code)
 """
 
@@ -206,13 +209,14 @@ def test_a_mistake_that_all_make_is_not_made_again(tmp_path: Path) -> None:
 
 LOSES = """
     import sys
-    from stoker.training.elastic import Dismissed, Member
-    member = Member.from_environment()
+    from stoker.training.elastic.rendezvous import WorkerRetired
+    from stoker.training.elastic.worker import ElasticWorker
+    member = ElasticWorker.from_environment()
     try:
         member.meet()
         while True:
             member.lost("a product of 3 and 4")
-    except Dismissed as dismissed:
+    except WorkerRetired as dismissed:
         sys.exit(dismissed.exit_code)
 """
 
@@ -239,9 +243,9 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path: Path) -> None:
 
 STUBBORN = """
     import signal, time
-    from stoker.training.elastic import Member
+    from stoker.training.elastic.worker import ElasticWorker
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    member = Member.from_environment()
+    member = ElasticWorker.from_environment()
     member.meet()
     member.event('{"kind": "update", "generation": 1}')
     time.sleep(1000)
@@ -303,8 +307,9 @@ def test_losses_long_apart_are_not_counted_together(tmp_path: Path, monkeypatch:
 
 HELD_UP = """
     import ctypes, sys
-    from stoker.training.elastic import Dismissed, Member
-    member = Member.from_environment()
+    from stoker.training.elastic.rendezvous import WorkerRetired
+    from stoker.training.elastic.worker import ElasticWorker
+    member = ElasticWorker.from_environment()
     meeting = member.meet()
     if meeting.number == 1 and meeting.rank == 0:
         ctypes.PyDLL(None).usleep(int(sys.argv[2]))  # with the interpreter's lock
@@ -313,7 +318,7 @@ HELD_UP = """
         try:
             member.lost("rank 0 does not come")
             member.finished()
-        except Dismissed as dismissed:
+        except WorkerRetired as dismissed:
             sys.exit(dismissed.exit_code)
 """
 

@@ -7,8 +7,7 @@ import pytest
 from stoker.records import Event, JobSpec, Run
 from stoker.store import RunDirectory
 from stoker.tracking.base import MetricPoint, RunDescription
-from stoker.tracking.run_tracking import BackgroundUploads
-from stoker.tracking.upload import RunUpload
+from stoker.tracking.run_tracking import BackgroundUploads, RunUpload
 
 SPEC = JobSpec(
     name="job", entry=None, entry_digest=None, parameters={"lr": 0.1}, settings={"optimizer": {"lr": 0.1}, "batch": 8},

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from stoker.records import Event
-from stoker.tracking.upload import point_of
+from stoker.tracking.run_tracking import point_of
 
 
 def test_a_progress_event_becomes_numbers_of_training() -> None:

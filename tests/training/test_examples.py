@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import stoker
 from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.fields import Fields
 from stoker.records.run import ExampleSet
 from stoker.stepping.world import ALONE
 from stoker.training.evaluation import evaluate
@@ -84,10 +84,10 @@ def test_ignored_targets_are_counted_nowhere() -> None:
 def test_what_goes_wrong_is_told_and_costs_nothing() -> None:
     """The evaluation gives what it gives without anybody looking on."""
     step = step_of(tiny_job())
-    watcher = ExampleWatcher("valid", stoker.loading.Fields(None, 7))
+    watcher = ExampleWatcher("valid", Fields(None, 7))
     found = evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10, watcher=watcher)
     assert watcher.problem is None
-    broken = ExampleWatcher("valid", stoker.loading.Fields(9, None))
+    broken = ExampleWatcher("valid", Fields(9, None))
     assert evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10, watcher=broken) == found
     assert broken.problem is not None
     assert "there is no 9" in broken.problem
@@ -215,7 +215,7 @@ def test_reconstructions_are_shown_as_pictures() -> None:
     """Of an autoencoder the output; a target only where it is another picture; numbers of neither."""
     images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for targets, num in ((images, 0), (1 - images, 6)):
-        watcher = ExampleWatcher("valid", stoker.loading.Fields(None, 1))
+        watcher = ExampleWatcher("valid", Fields(None, 1))
         watcher.see(Flat()(images), targets, (images, targets), SimpleNamespace(indices=range(6)))
         assert watcher.problem is None
         (found,) = collect_examples([watcher], ALONE)

@@ -1,4 +1,4 @@
-"""A CSV file: one line for each point, one column for each value; empty where a point has none."""
+"""The CSV tracker: one line for each point, one column for each value, empty where a point has no such value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from stoker.store import write_atomic
 from stoker.tracking.base import MetricPoint, RunDescription, output_path
 
 _FIRST = ("samples", "seconds")
-"""Columns that every line has: samples trained on, and seconds since the run was made."""
+"""Columns of every line: samples trained on, and seconds since the run was created."""
 
 
 class CsvRun:
-    """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it.
+    """`metrics.csv`, appended to; rewritten, atomically, when a column is added or its last line was cut off.
 
-    So it is where its last line was cut off, by a kill or a full disk. Lines that were written are not kept in memory:
-    a run of a week has a million of them.
+    Written lines are not kept in memory: a run of a week has a million of them.
     """
 
     def __init__(self, path: Path, began_at: float) -> None:
@@ -28,30 +27,29 @@ class CsvRun:
         self._columns, self._whole_bytes, self._is_torn = _read(path)
 
     def log(self, points: list[MetricPoint]) -> None:
-        """Add a line for each."""
+        """Add a line for each point."""
         rows = [_row(point, self._began_at) for point in points]
         columns = list(dict.fromkeys((*self._columns, *(name for row in rows for name in row))))
         lines = _lines(rows, columns)
         if columns != self._columns or self._is_torn or not self._path.exists():
-            table = (_widened(self._whole(), columns) + lines).encode()
+            written = self._path.read_bytes()[: self._whole_bytes].decode() if self._path.exists() else ""
+            known, body = _header(written)
+            head = _lines([dict(zip(columns, columns, strict=True))], columns)
+            table = (head + body.replace("\n", "," * (len(columns) - len(known)) + "\n") + lines).encode()
             write_atomic(self._path, table, what="metrics as CSV")
             self._whole_bytes = len(table)
         else:
-            self._is_torn = True  # unless all of it is written
+            self._is_torn = True  # until all of it is written
             with self._path.open("a", encoding="utf-8", newline="") as file:
                 file.write(lines)
             self._whole_bytes += len(lines.encode())
         self._columns, self._is_torn = columns, False
 
-    def _whole(self) -> str:
-        """What is written, less what was not written to its end."""
-        return self._path.read_bytes()[: self._whole_bytes].decode() if self._path.exists() else ""
-
     def end(self, status: RunStatus, files: list[Path]) -> None:
-        """Nothing: a table has no end."""
+        """A table has no end."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No file is open."""
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> CsvRun:
@@ -83,7 +81,7 @@ def _lines(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
 
 
 def _read(path: Path) -> tuple[list[str], int, bool]:
-    """Columns of a file that is there, how many bytes its whole lines are, and whether its last one was cut off."""
+    """Columns of an existing file, the size of its complete lines [bytes], and whether its last line was cut off."""
     if not path.exists():
         return [*_FIRST], 0, False
     content = path.read_bytes()
@@ -93,14 +91,7 @@ def _read(path: Path) -> tuple[list[str], int, bool]:
 
 
 def _header(table: str) -> tuple[list[str], str]:
-    """The columns of a table, and what follows its header."""
+    """The columns of a table, and its lines after the header."""
     reader = csv.reader(io.StringIO(table, newline=""))
     columns = next(reader, [])
     return columns, table.split("\n", reader.line_num)[-1]
-
-
-def _widened(table: str, columns: list[str]) -> str:
-    """A table with these columns: its own, and more at the end, which are empty in all its lines."""
-    known, lines = _header(table)
-    head = _lines([dict(zip(columns, columns, strict=True))], columns)
-    return head + lines.replace("\n", "," * (len(columns) - len(known)) + "\n")

@@ -1,6 +1,6 @@
 """MLflow: the job is an experiment, the run a run, and *step* counts samples.
 
-Where it goes: `mlflow=URI`, else what `MLFLOW_TRACKING_URI` or MLflow itself say.
+The server is `mlflow=URI`, else that of `MLFLOW_TRACKING_URI` or MLflow's default.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stoker.tracking.base import MetricPoint, RunDescription
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
-"""That one request may hold."""
+"""Limits of one request."""
 _NOT_ALLOWED = re.compile(r"[^\w\-. /]")
 
 
 class MlflowRun:
     """A run at an MLflow server or in a local store.
 
-    Its settings are sent before its first values: were they sent when it is made, each failure would make another run.
+    Its settings are sent before its first values, not at its creation: there each failure would create another run.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:
@@ -52,21 +52,21 @@ class MlflowRun:
             self._client.log_artifact(self.id, str(file))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No connection is held."""
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> MlflowRun:
-    """The run of this id, set going again; or a new one, with the job's and the plan's settings."""
+    """The run with this id, running again; or a new one, with the settings of job and plan."""
     client = MlflowClient(tracking_uri=where or mlflow.get_tracking_uri())
     if known_id is not None:
         client.update_run(known_id, status="RUNNING")
         return MlflowRun(client, known_id, {})
     experiment = client.get_experiment_by_name(about.job)
     number = client.create_experiment(about.job) if experiment is None else experiment.experiment_id
-    made = client.create_run(number, run_name=about.run, start_time=round(1000 * about.created_at))
-    return MlflowRun(client, made.info.run_id, about.parameters)
+    created = client.create_run(number, run_name=about.run, start_time=round(1000 * about.created_at))
+    return MlflowRun(client, created.info.run_id, about.parameters)
 
 
 def _allowed(name: str) -> str:
-    """A name with what MLflow does not allow in names replaced."""
+    """A name with the characters that MLflow does not allow replaced."""
     return _NOT_ALLOWED.sub("_", name)

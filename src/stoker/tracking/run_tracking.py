@@ -1,26 +1,35 @@
-"""Sending runs to trackers: while they train, or afterwards.
+"""Sending runs to trackers: while they train, in threads so that training never waits, or afterwards.
 
-Sending a run's events while it trains, in threads of their own: training never waits for a tracker.
+An upload sends a run's log of events to one tracker, from the place where the last upload ended. What was sent is
+recorded in the run's folder `tracking` after it was sent: a kill in between repeats some points, and loses none. The
+tracker's own name of the run is kept there too, so that a continued run stays one run.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 
-from stoker.errors import RunFailed, StokerError
-from stoker.records import Event
-from stoker.store import RunDirectory, find_run, runs_root
-from stoker.tracking.base import TrackerTarget, parse_tracker
-from stoker.tracking.upload import RunUpload
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.records import Event, JobSpec, Plan, to_json
+from stoker.records.codec import JSON
+from stoker.records.progress import read_event
+from stoker.store import RunDirectory, find_run, runs_root, write_atomic
+from stoker.store.files import make_directories
+from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent of a run: so many events, and where people find it there."""
+    """The result of sending a run: the number of events sent, and where users find the run."""
 
     run: str
     tracker: str
@@ -32,11 +41,11 @@ class Sent:
 def tracked(
     directory: RunDirectory, targets: Sequence[TrackerTarget], tell: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[Event], None], ...]]:
-    """Within the block, what events are to be given to so that trackers follow a run; afterwards they have them all."""
+    """Sinks of events through which trackers follow a run; at the end of the block they have all of it."""
     if not targets:
         yield ()
         return
-    following = BackgroundUploads([RunUpload(directory, one.word, one.open) for one in targets], tell)
+    following = BackgroundUploads([RunUpload(directory, target.word, target.open) for target in targets], tell)
     try:
         yield (following,)
     finally:
@@ -44,7 +53,7 @@ def tracked(
 
 
 def track(run: str, to: str) -> Sent:
-    """Send what a tracker does not have yet of a run, which may be over.
+    """Send the part of a run that a tracker does not have yet; the run may be finished.
 
     Args:
         run: its name, the start of one, `latest`, or a path.
@@ -53,13 +62,13 @@ def track(run: str, to: str) -> Sent:
     Raises:
         BadJob: there is no such tracker, or its package is missing.
         BadRun: there is no such run, or it cannot be read.
-        RunFailed: the tracker did not take it; the same call goes on.
+        RunFailed: the tracker failed; the same call sends the rest.
     """
     target, directory = parse_tracker(to), find_run(runs_root(), run)
-    shipment = RunUpload(directory, target.word, target.open)
+    upload = RunUpload(directory, target.word, target.open)
     try:
-        events = shipment.send()
-        shipment.close()
+        events = upload.send()
+        upload.close()
     except StokerError:
         raise
     except Exception as problem:
@@ -67,72 +76,72 @@ def track(run: str, to: str) -> Sent:
             f"{target.name} did not take the run: {type(problem).__name__}: {problem}",
             remedy="Nothing is lost; the same command sends what is left.",
         ) from problem
-    return Sent(directory.name, target.name, events, shipment.where or "")
+    return Sent(directory.name, target.name, events, upload.where or "")
 
 
 PATIENCE_S = 15.0
 """How long the end of a run waits for a tracker [s]."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two attempts at a tracker that fails: doubled each time [s]."""
+"""Pause between two attempts at a failing tracker, doubled each time [s]."""
 
 
 class BackgroundUploads:
     """A sink of events that wakes one thread for each tracker.
 
-    A tracker that fails is told of once, and tried again with growing pauses. Whatever is not sent in the end stays in
-    the run, and `stoker runs track` sends it.
+    A failing tracker is reported once, and tried again with growing pauses. What is not sent in the end stays in the
+    run, and `stoker runs track` sends it.
 
     Args:
-        shipments: the run with each tracker.
-        tell: told a sentence about a tracker that fails, in the thread that trains: at the next event, or at the end.
-        pause_s: the least time between two sendings [s].
+        uploads: the run, for each tracker.
+        tell: receives messages about failing trackers in the training thread, at the next event or at the end.
+        pause_s: least time between two uploads [s].
     """
 
-    def __init__(self, shipments: Sequence[RunUpload], tell: Callable[[str], None], *, pause_s: float = 1.0) -> None:
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._followers = [_Uploader(one, self._words.put, pause_s) for one in shipments]
+    def __init__(self, uploads: Sequence[RunUpload], tell: Callable[[str], None], *, pause_s: float = 1.0) -> None:
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._uploaders = [_Uploader(upload, self._messages.put, pause_s) for upload in uploads]
         self._tell = tell
 
     def __call__(self, event: Event) -> None:
-        """Note that there is something new in the log, and tell what the threads have to say."""
-        for one in self._followers:
-            one.news.set()
-        self._tell_what_came()
+        """Wake the threads, since the log has a new event, and pass their messages on."""
+        for uploader in self._uploaders:
+            uploader.news.set()
+        self._pass_on()
 
     def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Send what is left, as far as it can be done in time."""
-        for one in self._followers:
-            one.end()
-        for one in self._followers:
-            one.thread.join(timeout=patience_s)
-        if not all(one.shipment.directory.is_run for one in self._followers):
-            return  # it failed before it kept anything: there is nothing to send later, and no log to say so in
-        self._tell_what_came()
-        for one in self._followers:
-            if one.thread.is_alive() or one.problem is not None:
-                why = one.problem or f"it did not answer for {patience_s:g} s"
+        """Send the rest, as far as time allows [s for each tracker]."""
+        for uploader in self._uploaders:
+            uploader.end()
+        for uploader in self._uploaders:
+            uploader.thread.join(timeout=patience_s)
+        if not all(uploader.upload.directory.is_run for uploader in self._uploaders):
+            return  # the run failed before it kept anything: there is nothing to send later, and no log for a message
+        self._pass_on()
+        for uploader in self._uploaders:
+            if uploader.thread.is_alive() or uploader.problem is not None:
+                why, upload = uploader.problem or f"it did not answer for {patience_s:g} s", uploader.upload
                 self._tell(
-                    f"{one.shipment.name} was not sent everything ({why}); nothing is lost: "
-                    f"`stoker runs track {one.shipment.directory.name} --to {one.shipment.name}` sends the rest"
+                    f"{upload.name} was not sent everything ({why}); nothing is lost: "
+                    f"`stoker runs track {upload.directory.name} --to {upload.name}` sends the rest"
                 )
 
-    def _tell_what_came(self) -> None:
+    def _pass_on(self) -> None:
         with suppress(queue.Empty):
             while True:
-                self._tell(self._words.get_nowait())
+                self._tell(self._messages.get_nowait())
 
 
 class _Uploader:
-    """One tracker and its thread; `problem` is why the last sending failed."""
+    """One tracker and its thread; `problem` is why the last attempt failed."""
 
-    def __init__(self, shipment: RunUpload, tell: Callable[[str], None], pause_s: float) -> None:
-        self.shipment, self._tell, self._pause_s = shipment, tell, pause_s
+    def __init__(self, upload: RunUpload, tell: Callable[[str], None], pause_s: float) -> None:
+        self.upload, self._tell, self._pause_s = upload, tell, pause_s
         self.news, self._over = threading.Event(), threading.Event()
         self.problem: str | None = None
-        self._is_told = False
+        self._is_reported = False
         # A daemon: a library that hangs must not keep a finished run from ending.
-        self.thread = threading.Thread(target=self._follow, name=f"tracker {shipment.name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"tracker {upload.name}", daemon=True)
         self.thread.start()
 
     def end(self) -> None:
@@ -140,32 +149,220 @@ class _Uploader:
         self._over.set()
         self.news.set()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._over.is_set():
             self.news.wait()
             self.news.clear()
-            if self._sent():
+            if self._attempt(self.upload.send):
                 pause_s = _FIRST_PAUSE_S
                 self._over.wait(self._pause_s)
             else:
                 self._over.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self.news.set()
-        if self._sent():
-            self._attempt(self.shipment.close)
-
-    def _sent(self) -> bool:
-        return self._attempt(self.shipment.send)
+        if self._attempt(self.upload.send):
+            self._attempt(self.upload.close)
 
     def _attempt(self, what: Callable[[], object]) -> bool:
         try:
             what()
         except Exception as error:  # noqa: BLE001 - other people's libraries raise anything, and a run goes on
             self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            if not self._is_told:
-                self._is_told = True
-                self._tell(f"{self.shipment.name} cannot be reached, the run goes on ({self.problem})")
+            if not self._is_reported:
+                self._is_reported = True
+                self._tell(f"{self.upload.name} cannot be reached, the run goes on ({self.problem})")
             return False
         self.problem = None
         return True
+
+
+Opener = Callable[[RunDescription, str | None], Tracker]
+"""Opens the run at a tracker: a new one, or the one with this id."""
+
+MOST_POINTS = 500
+"""Points in one call of `Tracker.log`."""
+
+_LONGEST_VALUE = 250
+"""Longest value of a parameter [characters]; older versions of MLflow refuse longer ones."""
+
+
+@dataclass
+class RunUpload:
+    """A run, and a tracker that receives its events.
+
+    Args:
+        directory: the run.
+        name: the tracker, `NAME` or `NAME=WHERE`.
+        open_tracker: opens the run there; called at the first upload.
+    """
+
+    directory: RunDirectory
+    name: str
+    open_tracker: Opener
+    _tracker: Tracker | None = field(default=None, init=False)
+    _is_ended: bool = field(default=False, init=False)
+
+    @property
+    def state_path(self) -> Path:
+        """The file with the state of the upload; two places of one tracker have two."""
+        name, _, where = self.name.partition("=")
+        place = f"-{hashlib.sha256(where.encode()).hexdigest()[:8]}" if where else ""
+        return self.directory.path / "tracking" / f"{name}{place}.json"
+
+    @property
+    def where(self) -> str | None:
+        """Where users find the run at the tracker, once something was sent."""
+        where = self._state().get("where")
+        return where if isinstance(where, str) else None
+
+    def send(self) -> int:
+        """Number of new events in the log, which are sent [events].
+
+        Raises:
+            BadRun: the log cannot be read.
+            Exception: any error of the tracker's library; what was not sent stays to be sent.
+        """
+        events, offset = new_events(self.directory.events_path, self._sent_bytes())
+        if not events and (self._tracker is not None or not self.directory.is_run):
+            return 0
+        if (tracker := self._tracker) is None:
+            known = self._state().get("id")
+            about = describe_run(self.directory, self.state_path.parent)
+            make_directories(self.state_path.parent)
+            tracker = self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
+            self._keep(tracker, self._sent_bytes())
+        self._is_ended = False
+        points = [point for event in events if (point := point_of(event)) is not None]
+        for first in range(0, len(points), MOST_POINTS):
+            tracker.log(points[first : first + MOST_POINTS])
+        if any(event.kind in ("finished", "stopped") for event in events):
+            self._end(tracker)
+        self._keep(tracker, offset)
+        return len(events)
+
+    def close(self) -> None:
+        """Close the tracker, if it was opened."""
+        if self._tracker is not None:
+            if not self._is_ended:
+                self._end(self._tracker)
+            self._tracker.close()
+            self._tracker = None
+
+    def _end(self, tracker: Tracker) -> None:
+        """Send the run's status; the directory of one that failed before it kept anything is gone."""
+        report = self.directory.report_path
+        status = self.directory.read_run().status if self.directory.is_run else "failed"
+        tracker.end(status, [report] if report.is_file() else [])
+        self._is_ended = True
+
+    def _sent_bytes(self) -> int:
+        """Size of the part of the log that was sent [bytes]."""
+        sent = self._state().get("sent_bytes", 0)
+        return sent if isinstance(sent, int) else 0
+
+    def _state(self) -> dict[str, JSON]:
+        try:
+            state = json.loads(self.state_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as problem:
+            raise BadRun(
+                f"{self.state_path} cannot be read: {problem}", remedy="Delete it: all events are then sent anew."
+            ) from problem
+        return state if isinstance(state, dict) else {}
+
+    def _keep(self, tracker: Tracker, sent_bytes: int) -> None:
+        state = {"tracker": self.name, "id": tracker.id, "where": tracker.where, "sent_bytes": sent_bytes}
+        write_atomic(self.state_path, json.dumps(state, indent=1) + "\n", what="what a tracker was sent")
+
+
+def new_events(log: Path, offset: int) -> tuple[list[Event], int]:
+    """The complete events of a log from byte `offset` on, and the byte after them; unreadable lines are left out."""
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except FileNotFoundError:
+        return [], offset
+    except OSError as problem:
+        raise BadRun(f"{log} cannot be read: {problem.strerror}") from problem
+    whole = content[: content.rfind(b"\n") + 1]
+    events: list[Event] = []
+    for line in whole.splitlines():
+        with suppress(ValueError):  # the report shows such lines
+            events.append(read_event(line))
+    return events, offset + len(whole)
+
+
+def describe_run(directory: RunDirectory, folder: Path) -> RunDescription:
+    """The description of a run for trackers.
+
+    Raises:
+        BadRun: its record or its spec cannot be read.
+    """
+    run, spec, decision = directory.read_run(), directory.read_spec(), directory.read_decision()
+    return RunDescription(
+        run=run.name,
+        job=spec.name,
+        folder=folder,
+        created_at=datetime.fromisoformat(run.created_at).timestamp(),
+        parameters=parameters_of(spec, None if decision is None else decision.chosen.plan),
+    )
+
+
+def parameters_of(spec: JobSpec, plan: Plan | None) -> dict[str, str]:
+    """The settings of a job and the plan it began under, flat; arguments of the command line first."""
+    flat: dict[str, str] = {}
+    _flatten("", dict(spec.parameters), flat)
+    _flatten("", dict(spec.settings), flat)
+    if plan is not None:
+        _flatten("plan", to_json(plan), flat)
+    return flat
+
+
+def _flatten(name: str, value: JSON, flat: dict[str, str]) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _flatten(f"{name}.{key}" if name else key, item, flat)
+    elif name and value not in (None, [], ""):
+        flat.setdefault(name, str(value)[:_LONGEST_VALUE])
+
+
+_PROGRESS = {
+    "loss": "train/loss",
+    "lr": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "samples_per_s": "train/samples_per_s",
+    "resident_bytes": "train/resident_bytes",
+    "epoch": "train/epoch",
+}
+"""Fields of a progress event, and their names at trackers."""
+
+
+def point_of(event: Event) -> MetricPoint | None:
+    """The numbers of an event for a tracker; None without numbers. NaN and infinities stay as they are.
+
+    >>> point_of(Event(kind="evaluated", at=1.0, fields={"split": "valid", "samples": 64, "metrics": {"loss": 0.5}}))
+    MetricPoint(samples=64, at=1.0, values={'valid/loss': 0.5})
+    """
+    fields, values = event.fields, dict[str, JSON]()
+    if event.kind == "progress":
+        values = {name: fields.get(field) for field, name in _PROGRESS.items()}
+        rates = fields.get("lrs")
+        if isinstance(rates, list) and len(rates) > 1:
+            values |= {f"train/lr/group{number}": rate for number, rate in enumerate(rates)}
+    elif event.kind in ("evaluated", "finished") and isinstance(metrics := fields.get("metrics"), Mapping):
+        group = "final" if event.kind == "finished" else fields.get("split", "valid")
+        values = {f"{group}/{name}": value for name, value in metrics.items()}
+    numbers = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+    samples = fields.get("samples")
+    return MetricPoint(samples=samples, at=event.at, values=numbers) if numbers and isinstance(samples, int) else None
+
+
+def _number(value: JSON) -> float | None:
+    """A value of an event as a number, or None; JSON has words for numbers that are not finite."""
+    words = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    if isinstance(value, str) and value in words:
+        return words[value]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -19,8 +19,8 @@ class TensorBoardRun:
 
     def __init__(self, folder: str, about: RunDescription, *, is_new: bool) -> None:
         self.id = self.where = folder
-        # A name of its own for each file: tensorboardX's goes by the second, and would write over the one before.
-        # Flushed by hand: what is noted as sent, is sent.
+        # A unique name for each file: tensorboardX's has a resolution of a second, and would overwrite the one before.
+        # Flushed by hand, so that what counts as sent is on disk.
         self._writer = SummaryWriter(folder, flush_secs=3600, filename_suffix=f".{time.time_ns()}")
         if is_new:
             lines = [f"| {name} | {value.replace('|', '¦')} |" for name, value in about.parameters.items()]
@@ -34,7 +34,7 @@ class TensorBoardRun:
         self._writer.flush()
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
-        """Say how the run stands; event files hold no others."""
+        """Write the run's status; event files cannot hold other files."""
         self._writer.add_text("status", status)
         self._writer.flush()
 
@@ -44,12 +44,12 @@ class TensorBoardRun:
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> TensorBoardRun:
-    """In the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name.
+    """Event files in the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name.
 
-    `where` may be a URL that tensorboardX knows, such as `s3://bucket/runs`: what lies there is not looked at.
+    `where` may be a URL that tensorboardX supports, such as `s3://bucket/runs`; existing files there are not read.
     """
     if where is not None and "://" in where:
-        folder = known_id or f"{where.rstrip('/')}/{about.run}"  # no Path, which would make one slash of two
+        folder = known_id or f"{where.rstrip('/')}/{about.run}"  # a Path would turn two slashes into one
     else:
         folder = str(output_path(about, where, known_id, name="tensorboard"))
     return TensorBoardRun(folder, about, is_new=known_id is None)

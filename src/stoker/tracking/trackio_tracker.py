@@ -1,6 +1,6 @@
 """Trackio: the job is a project unless `trackio=PROJECT` names another; values are over samples, in a local database.
 
-`TRACKIO_DIR` and the other variables of its own hold; `trackio show --project JOB` shows the run.
+Trackio's own variables, such as `TRACKIO_DIR`, apply; `trackio show --project JOB` shows the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TALKATIVE = ("trackio", "trackio.run", "trackio.utils")
 
 
 class TrackioRun:
-    """A run in Trackio's project. It knows runs by their names, and has no place for a status or files."""
+    """A run in a Trackio project, which identifies runs by name, and stores neither status nor files."""
 
     def __init__(self, run: Any, project: str) -> None:
         self._run = run
@@ -31,25 +31,20 @@ class TrackioRun:
             self._run.log(dict(point.values), step=point.samples)
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
-        """Nothing: Trackio keeps values and settings."""
+        """Trackio stores values and settings alone."""
 
     def close(self) -> None:
-        """Wait until its database has everything."""
+        """Wait until its database has all values."""
         self._run.finish()
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> TrackioRun:
-    """The run of this name, or a new one with the job's and the plan's settings."""
-    _silence()
+    """The run of this name, or a new one with the settings of job and plan."""
+    for module in _TALKATIVE:  # they print to standard output, where `--json` writes events
+        setattr(importlib.import_module(module), "print", lambda *_, **__: None)  # noqa: B010 - not theirs
     project = where or about.job
     run = trackio.init(
         project=project, name=known_id or about.run, config=dict(about.parameters), resume="allow", embed=False,
         auto_log_gpu=False, auto_log_cpu=False,
     )  # fmt: skip
     return TrackioRun(run, project)
-
-
-def _silence() -> None:
-    """Trackio says what it does on standard output, where `--json` writes events; redirected, those were gone."""
-    for name in _TALKATIVE:
-        setattr(importlib.import_module(name), "print", lambda *_, **__: None)  # noqa: B010 - no attribute of theirs

@@ -1,6 +1,6 @@
 """Weights & Biases: the job is a project unless `wandb=PROJECT` names another; charts are over samples.
 
-`WANDB_MODE=offline` and the other variables of its own hold.
+W&B's own variables, such as `WANDB_MODE=offline`, apply.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class WandbRun:
         run.define_metric("*", step_metric="samples")
 
     def log(self, points: list[MetricPoint]) -> None:
-        """Each point with its samples; W&B's own step only counts calls, since it must never go back."""
+        """Each point with its samples; W&B's own step counts calls, since it must never decrease."""
         for point in points:
             self._run.log({**point.values, "samples": point.samples, "_timestamp": point.at})
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
-        """The run's status, and files beside it."""
+        """The run's status, and its files."""
         self._run.summary["status"] = status
         for file in files:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
 
     def close(self) -> None:
-        """Wait until it has everything."""
+        """Wait until all values are sent."""
         self._run.finish()
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> WandbRun:
-    """The run of this id, or a new one with the job's and the plan's settings."""
+    """The run with this id, or a new one with the settings of job and plan."""
     return WandbRun(
         wandb.init(
             project=where or about.job,

@@ -1,11 +1,11 @@
-"""Averaged weights in a run: when weights are taken, and running statistics of batch norms at their mean.
+"""Averaged weights (SWA, schedule-free) in a run: when weights are taken, and batch-norm statistics at their mean.
 
-What: batch norms of an average never saw data. Their statistics are found from whole groups of training samples, in
-training order from the beginning of epoch 0 and augmented as there, passed through the model as the job's loss does,
-with the averaged weights in place and all else in evaluation mode; they are plain means over these groups, unlike the
-decaying ones of training.
-Use when: `stoker.SWA` and schedule-free optimisers; nothing happens for models without batch norms, or other averages.
-Costs: so many forward passes before each evaluation. Every process makes all of them, each group in one piece.
+What: batch norms of an average never saw data. Their statistics are computed from whole groups of training samples, in
+training order from the start of epoch 0 and augmented as there. They pass through the model as the job's loss does,
+with the averaged weights in place and all else in evaluation mode. Statistics are plain means over these groups, unlike
+the decaying means of training.
+Use when: `stoker.SWA` and schedule-free optimisers. Models without batch norms, and other averages, need none of it.
+Costs: forward passes before each evaluation. Every process makes all of them, each group in one piece.
 Does not combine with: models of which no process holds all.
 Source: Izmailov et al. 2018, https://arxiv.org/abs/1803.05407, section 3.2; `torch.optim.swa_utils.update_bn` passes
 over all data, with dropout on.
@@ -34,11 +34,11 @@ from stoker.stepping.torch_compile import uncompiled
 from stoker.stepping.weight_averaging import ExponentialAverage
 
 _BATCHES = 50
-"""Of training data, where the job does not say."""
+"""Default number of training batches for statistics."""
 
 
 def average_is_due(settings: SWA, extent: Extent, total_updates: int, before: Position, after: Position) -> bool:
-    """Whether the weights after the update that led from `before` to `after` go into the mean."""
+    """Whether the weights after the update from `before` to `after` go into the mean."""
     if after.updates == total_updates:
         return True
     has_begun = after.samples >= settings.start * extent.position(total_updates).samples
@@ -46,10 +46,10 @@ def average_is_due(settings: SWA, extent: Extent, total_updates: int, before: Po
 
 
 def require_renewable(step: Step, source: BatchSource) -> None:
-    """Refuse data of which statistics cannot be found at will.
+    """Refuse data that cannot be read again for statistics.
 
     Raises:
-        BadJob: the averaged weights will need some, and the data are read in a stream.
+        BadJob: the averaged weights will need statistics, and the data are a stream.
     """
     is_of_training = step.average is None or isinstance(step.average, ExponentialAverage)
     if is_of_training or not _tracking(step.model) or source.samples.data_class == "indexed":
@@ -62,7 +62,7 @@ def require_renewable(step: Step, source: BatchSource) -> None:
 
 
 def renew_statistics(step: Step, source: BatchSource) -> None:
-    """Find the running statistics of the step's averaged weights, where they need some of their own."""
+    """Compute batch-norm statistics for the step's averaged weights, where they need their own."""
     average, norms = step.average, _tracking(step.model)
     if average is None or isinstance(average, ExponentialAverage) or not average.needs_statistics or not norms:
         return
@@ -70,17 +70,23 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
     num_batches = _BATCHES if settings is None else settings.statistics
     precision = autocasting(plan.precision, step.device, dtype=step.dtype, draws=step.dropout)
     with (
-        _own_draws(step), step.with_kept_weights(), _gathering(step.model, norms), torch.no_grad(),
+        _own_draws(step), step.with_kept_weights(), _plain_means(step.model, norms), torch.no_grad(),
         products_in(plan.precision, step.device), precision,
     ):  # fmt: skip
         for batch in _groups(step, source, num_batches):
             step.objective.run(step.model, batch.cut(0, batch.size))
-        average.statistics = {name: buffer.clone() for name, buffer in _buffers(step.model, norms).items()}
+        tracking = set(map(id, norms))
+        average.statistics = {
+            f"{name}.{key}" if name else key: buffer.clone()
+            for name, module in step.model.named_modules(remove_duplicate=False)
+            if id(module) in tracking
+            for key, buffer in module.named_buffers(recurse=False)
+        }
 
 
 @contextlib.contextmanager
 def _own_draws(step: Step) -> Iterator[None]:
-    """Within the block generators are evaluation's own: what is drawn, training does not miss."""
+    """Within the block the generators are evaluation's own: training draws as if nothing happened."""
     states = generator_states()
     with torch.random.fork_rng(devices=[step.device.index or 0] if step.device.type == "cuda" else []):
         seed_generators(key_of(RandomStream.EVALUATION, step.job.seed), step.device)
@@ -91,22 +97,12 @@ def _own_draws(step: Step) -> Iterator[None]:
 
 
 def _tracking(model: nn.Module) -> list[Any]:
-    """Batch norms whose statistics run; those of a frozen part stay as they are."""
+    """Batch norms with running statistics; those of a frozen part stay as they are."""
     return [norm for norm in batch_norms(model) if norm.training and getattr(norm, "running_mean", None) is not None]
 
 
-def _buffers(model: nn.Module, norms: list[Any]) -> dict[str, torch.Tensor]:
-    meant = {id(norm) for norm in norms}
-    return {
-        f"{name}.{key}" if name else key: buffer
-        for name, module in model.named_modules(remove_duplicate=False)
-        if id(module) in meant
-        for key, buffer in module.named_buffers(recurse=False)
-    }
-
-
 def _groups(step: Step, source: BatchSource, num_batches: int) -> Iterator[Batch]:
-    """The first whole groups of coupled samples of epoch 0; one that is not whole where there is no other."""
+    """The first whole groups of coupled samples of epoch 0; an incomplete one if there is no other."""
     num_train = source.extent.num_train
     size = min(step.coupling.group or step.job.batch, num_train)
     for start in range(0, min(num_batches * size, num_train - num_train % size), size):
@@ -115,7 +111,7 @@ def _groups(step: Step, source: BatchSource, num_batches: int) -> Iterator[Batch
 
 
 @contextlib.contextmanager
-def _gathering(model: nn.Module, norms: list[Any]) -> Iterator[None]:
+def _plain_means(model: nn.Module, norms: list[Any]) -> Iterator[None]:
     """Within the block, batch norms take plain means of each group's statistics; all else is in evaluation mode."""
     kept = [(norm.momentum, norm.__dict__.pop("forward", None)) for norm in norms]
     with in_evaluation(model), uncompiled():
@@ -129,5 +125,5 @@ def _gathering(model: nn.Module, norms: list[Any]) -> Iterator[None]:
             for norm, (momentum, forward) in zip(norms, kept, strict=True):
                 norm.momentum = momentum
                 norm.eval()
-                if forward is not None:  # divides the batch norm over groups or processes
+                if forward is not None:  # it divides the batch norm over groups or processes
                     norm.forward = forward

@@ -1,9 +1,8 @@
 """Checkpoints of a run: copied between two updates, written in the background, restored exactly.
 
-Of several processes each writes its share (`stoker.training.snapshots`), and the first one completes the checkpoint
-once all shares are durable. Whether to go on is agreed where the next one is saved, and at the end.
-
-From a checkpoint on disk back into a step, or into whole weights, whichever processes wrote it.
+Each of several processes writes its share (`stoker.training.snapshots`), and rank 0 completes the checkpoint once all
+shares are durable. The next save, and the end, agree on whether writing failed. A checkpoint is restored into a step in
+any layout, whichever processes wrote it.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ from stoker.training.snapshots import (
 )
 
 GRACE_S = 0.5
-"""How long the first process waits for the others' shares of a checkpoint once training came to nothing [s]."""
+"""How long rank 0 waits for the other shares of a checkpoint once training has failed [s]."""
 _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint on disk: where training was, its size, how long training waited and how long writing took [s]."""
+    """A checkpoint on disk: its position, size [bytes], and how long it blocked training and took to write [s]."""
 
     path: Path
     position: Position
@@ -68,7 +67,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Order:
-    """What the thread that writes is to do."""
+    """A checkpoint for the writing thread."""
 
     share: CheckpointShare
     world: World
@@ -82,8 +81,7 @@ class _Order:
 class Checkpointer:
     """Writes a run's checkpoints, one at a time, in a thread of its own.
 
-    Of several processes each has one, and all of them save after the same updates; what was written is told by the
-    first one's.
+    Every process has one, and all save after the same updates; the one of rank 0 returns what was written.
     """
 
     def __init__(self, store: CheckpointStore, *, spec_digest: str, version: str, kept_in: Path | None = None) -> None:
@@ -105,9 +103,9 @@ class Checkpointer:
         best: bool,
         kept: dict[str, JSON] | None = None,
     ) -> list[Written]:
-        """Copy the state and start writing it; `progress` is kept with it. Returns what was finished meanwhile.
+        """Copy the state and start writing it, with `progress`; returns the checkpoints finished since the last call.
 
-        With `kept` (see `kept_at`) the weights are then written once more, as a file that stays.
+        With `kept` (see `kept_at`) the weights are also written to a file of their own that stays.
 
         Raises:
             RunFailed: an earlier checkpoint could not be written, or a weight is not finite.
@@ -117,9 +115,8 @@ class Checkpointer:
         self._world = step.world
         finished = self.collect(wait=True)
         if self._is_alone:
-            order = _Order(
-                share_of(step, progress), ALONE, position, started, time.perf_counter() - started, best, kept
-            )
+            share = share_of(step, progress)
+            order = _Order(share, ALONE, position, started, time.perf_counter() - started, best, kept)
             self._pending = self._writer.submit(self._write, order)
         else:
             draft, share = self._begin(step, position, progress)
@@ -130,14 +127,14 @@ class Checkpointer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
+        """Whether a checkpoint is being written."""
         pending = self._pending
         return pending is not None and not pending.done()
 
     def collect(self, *, wait: bool = False) -> list[Written]:
-        """The checkpoint that was being written, once it is on disk; raises what its writing raised.
+        """The checkpoint that was being written, once it is on disk; raises the error of its writing.
 
-        Of several processes all have to wait, or none: only then errors are raised, everywhere.
+        All processes have to wait, or none. Errors are raised only by those that wait, in every process.
         """
         if not self._is_alone and wait:
             return self._collect_together()
@@ -145,7 +142,7 @@ class Checkpointer:
         if pending is None or not (wait or pending.done()):
             return []
         if not self._is_alone and pending.exception() is not None:
-            return []  # it has to be told to the others first
+            return []  # the other processes have to learn of it first
         self._pending = None
         return _finished(pending)
 
@@ -157,10 +154,10 @@ class Checkpointer:
             self._writer.shutdown()
 
     def abandon(self, grace_s: float = GRACE_S) -> list[Written]:
-        """Close without the other processes, which may be gone, and without raising anything.
+        """Close without the other processes, which may be lost, and without raising anything.
 
-        A checkpoint that is being written is completed if all shares are there within `grace_s` [s]; else it will not
-        be, and the one before stays. One process alone waits until it is written.
+        A checkpoint that is being written is completed if all shares arrive within `grace_s` [s]; else the one before
+        it stays the last. A process alone waits until it is written.
         """
         pending, self._pending = self._pending, None
         self._waits_until = time.monotonic() + grace_s
@@ -176,7 +173,7 @@ class Checkpointer:
         return self._world.layout.world_size == 1
 
     def _write(self, order: _Order) -> Written:
-        """Write a checkpoint by one process."""
+        """Write the checkpoint of a process alone."""
         started = time.perf_counter()
         order.share.require_finite(order.position)
 
@@ -191,10 +188,10 @@ class Checkpointer:
         return self._done(order, path, started)
 
     def _begin(self, step: Step, position: Position, progress: dict[str, JSON]) -> tuple[Draft, CheckpointShare]:
-        """Make the directory that all processes write to, and copy what this one will write.
+        """Make the directory that all processes write to, and copy this process's share.
 
         Raises:
-            StokerError: in all of them, where one of them cannot go on.
+            StokerError: one of the processes failed; raised in all of them.
         """
         world, draft, share, problem = step.world, None, None, None
         if world.is_first:
@@ -203,17 +200,17 @@ class Checkpointer:
             except StokerError as error:
                 problem = encode_error(error)
         names = None if draft is None else (draft.target.name, draft.aside.name)
-        told = gather_from_ranks(world, (names, problem))
-        raise_first_error([one for _, one in told])
-        draft = Draft(*(self._store.directory / name for name in told[0][0]))
+        answers = gather_from_ranks(world, (names, problem))
+        raise_first_error([error for _, error in answers])
+        draft = Draft(*(self._store.directory / name for name in answers[0][0]))
         try:
             try:
                 share = share_of(step, progress)
             except StokerError as error:
                 problem = encode_error(error)
-            told = gather_from_ranks(world, (becomes_visible(draft.aside), problem))
-            require_seen_by_each_rank(self._store.directory, [sees for sees, _ in told])
-            raise_first_error([one for _, one in told])
+            answers = gather_from_ranks(world, (becomes_visible(draft.aside), problem))
+            require_seen_by_each_rank(self._store.directory, [sees for sees, _ in answers])
+            raise_first_error([error for _, error in answers])
         except BaseException:
             if world.is_first:
                 self._store.discard(draft)
@@ -222,28 +219,27 @@ class Checkpointer:
         return draft, share
 
     def _write_share(self, order: _Order, draft: Draft, mailbox: RankMailbox) -> Written | None:
-        """Write this process's share; the first process completes the checkpoint when all have."""
+        """Write this process's share; rank 0 completes the checkpoint once all shares are written."""
         started = time.perf_counter()
         try:
             order.share.require_finite(order.position)
             files = self._store.seal(draft, order.share.write)
         except Exception as error:
             kind, message, remedy = encode_error(_as_stoker_error(error))
-            told = kind, f"{message} (process {order.share.rank})", remedy
-            mailbox.post(order.share.rank, {"problem": told})
+            problem = kind, f"{message} (process {order.share.rank})", remedy
+            mailbox.post(order.share.rank, {"problem": problem})
             if order.world.is_first:
                 self._store.discard(draft)
-            raise decode_error(told) from error
+            raise decode_error(problem) from error
         mailbox.post(order.share.rank, order.share.letter(files))
-        return self._complete(order, draft, mailbox, started) if order.world.is_first else None
-
-    def _complete(self, order: _Order, draft: Draft, mailbox: RankMailbox, started: float) -> Written:
+        if not order.world.is_first:
+            return None
         letters = mailbox.letters(lambda: time.monotonic() > self._waits_until, lambda letter: "problem" in letter)
-        told = [letter["problem"] for letter in letters or [] if "problem" in letter]
-        if told or letters is None:
+        problems = [letter["problem"] for letter in letters or [] if "problem" in letter]
+        if problems or letters is None:
             self._store.discard(draft)
-        if told:
-            raise decode_error(told[0])
+        if problems:
+            raise decode_error(problems[0])
         if letters is None:
             raise RunFailed(f"checkpoint {draft.target.name} was given up: not every process wrote its share",
                             remedy="The last checkpoint is intact.")  # fmt: skip
@@ -253,7 +249,7 @@ class Checkpointer:
         layout = order.world.layout
         whole = merged(letters)
         if layout.world_size == 1:
-            del whole["tensors"]  # the files say as much
+            del whole["tensors"]  # the headers of the files have them
         return CheckpointManifest(
             spec_digest=self._spec_digest,
             position=order.position,
@@ -274,7 +270,7 @@ class Checkpointer:
     def _collect_together(self) -> list[Written]:
         """Wait until all processes have written; an error of one is raised by all.
 
-        The wait is cut into short ones, each with a word to the others, so that a lost process is noticed.
+        The processes exchange their states at short intervals, so that a lost one is noticed.
         """
         pending = self._pending
         while True:
@@ -282,24 +278,23 @@ class Checkpointer:
                 concurrent.futures.wait([pending], timeout=_LOOK_EVERY_S)
             is_done = pending is None or pending.done()
             error = pending.exception() if pending is not None and is_done else None
-            told = gather_from_ranks(
-                self._world, (is_done, None if error is None else encode_error(_as_stoker_error(error)))
-            )
-            if all(done for done, _ in told):
+            encoded = None if error is None else encode_error(_as_stoker_error(error))
+            answers = gather_from_ranks(self._world, (is_done, encoded))
+            if all(done for done, _ in answers):
                 break
         self._pending = None
-        raise_first_error([one for _, one in told], error)
+        raise_first_error([problem for _, problem in answers], error)
         return [] if pending is None else _finished(pending)
 
 
 KEPT_AT = "stoker"
-"""What the metadata of kept weights call their place in the run: one entry, since the order of several is not fixed."""
+"""The one metadata entry of kept weights, with their position; the order of several entries would not be fixed."""
 
 
 def kept_at(extent: Extent, position: Position) -> dict[str, JSON]:
-    """Where the weights of `position` come from, as it is written into their file.
+    """The position of weights, as it is written into their file.
 
-    `since_…` is where the update before it ended: of all points in between these are the first weights.
+    `since_…` is the end of the update before: these are the first weights for every point in between.
     """
     before = extent.position(position.updates - 1)
     return {
@@ -312,10 +307,10 @@ def kept_at(extent: Extent, position: Position) -> dict[str, JSON]:
 
 
 def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, kept: dict[str, JSON]) -> Path:
-    """Write a checkpoint's weights worth evaluating to a file in `folder`, durably; returns its path.
+    """Write a checkpoint's weights worth keeping to a file in `folder`, durably; returns its path.
 
     Raises:
-        RunFailed: it cannot be written; what was kept before is intact.
+        RunFailed: it cannot be written; earlier files are intact.
     """
     weights = {name: tensor.contiguous().clone() for name, tensor in kept_weights(checkpoint, manifest).items()}
     path = kept_path(folder, manifest.position)
@@ -337,17 +332,17 @@ def _finished(pending: Future[Written | None]) -> list[Written]:
 
 
 def _as_stoker_error(error: BaseException) -> StokerError:
-    """The error as it can be told to other processes."""
+    """The error in a form that other processes can receive."""
     if isinstance(error, StokerError):
         return error
     return RunFailed(f"a checkpoint could not be written: {type(error).__name__}: {error}")
 
 
 def newest_together(world: World, store: CheckpointStore) -> tuple[Path, CheckpointManifest] | None:
-    """The newest usable checkpoint, the same in every process; each of them calls this, and the first one looks.
+    """The newest usable checkpoint, found by rank 0 for all; every process calls this.
 
     Raises:
-        BadRun: in all of them: there are some and none is usable, or not every process sees it.
+        BadRun: none of the checkpoints is usable, or not every process sees it; raised in all of them.
     """
     found, problem = None, None
     if world.is_first:
@@ -370,9 +365,9 @@ def newest_together(world: World, store: CheckpointStore) -> tuple[Path, Checkpo
 
 
 def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
-    """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
+    """Put the checkpoint's state into `step`, in place; returns the progress kept with it.
 
-    Whichever processes wrote it, in whichever layout: each reads what it holds. An average that the checkpoint lacks
+    The layout that wrote it does not matter: each process reads what it holds. An average that the checkpoint lacks
     begins at its weights.
 
     Raises:
@@ -391,7 +386,7 @@ def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, J
 
 
 def model_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
-    """The model's weights in a checkpoint, whole, as they were trained on; of several sites those that they share."""
+    """The trained weights of a checkpoint, whole; of replicas with updates of their own those that they share."""
     return _weights(path, manifest, (SHARED, "model"))
 
 
@@ -401,7 +396,7 @@ def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
 
 
 def _weights(path: Path, manifest: CheckpointManifest, parts: tuple[str, ...]) -> Tensors:
-    """The weights of the first of these parts that is there."""
+    """The weights of the first of these parts that the checkpoint has."""
     part = next(part for part in parts if part in manifest.skeleton)
     with opened(path, manifest) as source:
         weights: Tensors = rebuilt(manifest.skeleton[part], whole_from(source))

@@ -1,13 +1,12 @@
-"""Evaluating the weights worth keeping on all of a set, in order.
+"""Evaluation: the loss and the metrics of the weights worth keeping, over all of a set, in order.
 
-Metrics that keep a state, such as those of torchmetrics: shown each batch once, computed once at the end.
-
-What: copies of the job's objects, reset for each evaluation. Several processes each see their part; then all have the
-states of all, reduced as the metric says (sums, means, what is laid end to end), and compute the same.
-Use when: a metric is no mean over samples: F1, AUROC, a correlation, results for each class.
-Costs: what the metric keeps; a curve or an exact AUROC keeps all outputs. Does not combine with: stages, of which only
-the last sees outputs; metrics without torchmetrics' declared states, where there are several processes.
-Source: `torchmetrics.Metric._sync_dist` (1.9) reduces alike; here states go together, empty ones included.
+Stateful metrics, such as those of torchmetrics, are copies of the job's objects: reset for each evaluation, updated
+with each batch, computed once at the end. Several processes each see their part; then all gather the states, reduce
+them as the metric says (sums, means, concatenation), and compute the same.
+Use when: a metric is no mean over samples: F1, AUROC, a correlation, results per class.
+Costs: the metric's state; a curve or an exact AUROC keeps all outputs. Does not combine with: pipeline stages, of which
+only the last sees outputs; several processes and metrics without torchmetrics' declared states.
+Source: `torchmetrics.Metric._sync_dist` (1.9) reduces in the same way; here all states go together, empty ones too.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from stoker.stepping.world import World, gather_bytes, gather_json
 
 
 class EvaluationWatcher(Protocol):
-    """Looks on while a set is evaluated."""
+    """Sees every batch of an evaluation."""
 
     def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
-        """Take in a batch of samples that count here, which `content` is, ready for the model."""
+        """See a batch that this process counts; `content` is its samples, ready for the model."""
         ...
 
     def miss(self, problem: Exception) -> None:
-        """Hear why there is no output to see of a batch; its loss may be there all the same."""
+        """A batch has no output to see, because of `problem`; its loss may still count."""
         ...
 
 
@@ -53,16 +52,14 @@ def evaluate(
     beat: Callable[[], None] | None = None,
     watcher: EvaluationWatcher | None = None,
 ) -> dict[str, float]:
-    """The loss and every metric over `samples`, evaluated in batches of `size`: sums divided once by their counts.
+    """The loss and every metric over `samples`, in batches of `size`: sums divided once by their counts.
 
-    Metrics that keep a state are copied, see every sample once, and compute what they compute at the end.
-    Several processes take a part each, and all have the result.
-    `beat` is called after each batch, for whoever watches whether something goes on; `watcher` sees the samples that
-    are evaluated here.
+    Several processes take a part each, and all return the result. `beat` is called after each batch, as a sign of life
+    for the watchdog; `watcher` sees the samples that are evaluated in this process.
 
     Raises:
         RunFailed: a metric counted nothing.
-        BadJob: a metric with a state gives something else than numbers, or cannot be had from several processes.
+        BadJob: a stateful metric computes something else than numbers, or cannot be reduced over processes.
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
@@ -89,11 +86,11 @@ def evaluate(
     is_observed = stateful is not None or watcher is not None
     with step.evaluation() as measure, step.objective.observed_by(observe if is_observed else None):
         for batch in in_order(samples, step.pipeline(samples, augmented=False), size, part):
-            counts_here = all(one.counts for one in batch.passes(size))
+            counts_here = all(part_of.counts for part_of in batch.passes(size))
             shown[:] = [(batch, counts_here)]
-            for name, found in measure(batch.cut(0, batch.size), batch.size).items():
-                sums[name] = sums.get(name, 0.0) + float(found.sum) * counts_here
-                counts[name] = counts.get(name, 0.0) + float(found.count) * counts_here
+            for name, measured in measure(batch.cut(0, batch.size), batch.size).items():
+                sums[name] = sums.get(name, 0.0) + float(measured.sum) * counts_here
+                counts[name] = counts.get(name, 0.0) + float(measured.count) * counts_here
             if beat is not None:
                 beat()
         if part.parts > 1:
@@ -107,14 +104,14 @@ def evaluate(
 
 
 def evaluation_batch(step: Step) -> int:
-    """Samples evaluated at once: the plan's micro-batch, which is one group where the loss needs whole groups."""
+    """Number of samples evaluated at once [samples]: the plan's micro-batch (one group, where the loss needs it)."""
     return step.plan.micro_batch
 
 
 def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
-    """Whether `value` of the measure `name` is better; any number is better than none, or than NaN.
+    """Whether `value` of the measure `name` is better than another; any number is better than None or NaN.
 
-    Lower is better of the loss, of errors by name, and where `lower` says so.
+    Lower is better for the loss, for errors by name, and with `lower`.
     """
     if than is None or math.isnan(than):
         return than is None or not math.isnan(value)
@@ -122,14 +119,14 @@ def is_better(name: str, value: float, than: float | None, *, lower: bool = Fals
 
 
 _STATES = "_reductions"
-"""Where a metric of torchmetrics says how each of its states is reduced; there since its first release."""
+"""Attribute of a torchmetrics metric with the reduction of each state, since its first release."""
 
 MOST_STATE_BYTES = 8 * 2**30
-"""Most that the states of one metric may take in another process [bytes]; a curve keeps all outputs."""
+"""Largest state of one metric that is taken from another process [bytes]; a curve keeps all outputs."""
 
 
 def stateful_metrics(step: Step) -> StatefulMetrics | None:
-    """The step's metrics with a state, fresh; None if the job has none.
+    """The job's stateful metrics, reset; None if it has none.
 
     Raises:
         BadJob: the layout has stages.
@@ -143,38 +140,50 @@ def stateful_metrics(step: Step) -> StatefulMetrics | None:
 
 
 class StatefulMetrics:
-    """Fresh copies of a job's metrics with a state, on the device that computes."""
+    """Copies of a job's stateful metrics, reset, on the computing device."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        meant = [one for one in job.metrics if is_stateful(one)]
-        self._metrics = {metric_name(one): _fresh(one, device) for one in meant}
-        self._of_probabilities = {metric_name(one) for one in meant if isinstance(one, Named) and one.of_probabilities}
+        self._metrics: dict[str, Any] = {}
+        self._of_probabilities: set[str] = set()
+        for metric in filter(is_stateful, job.metrics):
+            given: Any = copy.deepcopy(metric.metric if isinstance(metric, Named) else metric)
+            placed = given.to(device) if hasattr(given, "to") else given
+            for part in placed.modules() if hasattr(placed, "modules") else ():
+                if hasattr(part, _STATES):
+                    part.sync_on_compute = False  # states are gathered here
+            placed.reset()
+            self._metrics[metric_name(metric)] = placed
+            if isinstance(metric, Named) and metric.of_probabilities:
+                self._of_probabilities.add(metric_name(metric))
 
     def update(self, output: Any, target: Any) -> None:
-        """Show all of them a batch.
+        """Update all of them with a batch.
 
         Raises:
-            BadJob: one cannot take it.
+            BadJob: a metric cannot take it.
         """
         for name, metric in self._metrics.items():
             try:
-                metric.update(_probabilities(output) if name in self._of_probabilities else output, target)
+                seen = output
+                if name in self._of_probabilities:  # of scores [B, classes, ...], or of one logit a sample
+                    seen = output.softmax(1) if output.dim() > 1 and output.shape[1] > 1 else output.sigmoid()
+                metric.update(seen, target)
             except (TypeError, ValueError, RuntimeError, IndexError) as problem:
                 raise BadJob(f"metric {name} raised {type(problem).__name__}: {str(problem).strip()}",
                              remedy="It is given the model's output and the target.") from problem  # fmt: skip
 
     def computed(self, world: World) -> dict[str, float]:
-        """What all of them found, in all processes: `name`, or `name[i]` of a vector, or the names they give.
+        """Results over all processes: `name`, or `name[i]` of a vector, or the names that a metric gives.
 
         Raises:
-            BadJob: one found something else than numbers, or its state cannot be gathered.
+            BadJob: a result is something else than numbers, or a state cannot be gathered.
         """
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for name, metric in self._metrics.items():
             if world.layout.data_size > 1:
                 share_states(metric, name, world)
-            found |= numbers_in(metric.compute(), name)
-        return found
+            results |= numbers_in(metric.compute(), name)
+        return results
 
 
 def numbers_in(value: Any, name: str) -> dict[str, float]:
@@ -184,12 +193,12 @@ def numbers_in(value: Any, name: str) -> dict[str, float]:
     {'f1[0]': 0.5, 'f1[1]': 1.0}
 
     Raises:
-        BadJob: it is a matrix, or no number.
+        BadJob: it is a matrix, or not a number.
     """
     if isinstance(value, Mapping):
-        return {key: number for inner, one in value.items() for key, number in numbers_in(one, str(inner)).items()}
+        return {key: number for inner, item in value.items() for key, number in numbers_in(item, str(inner)).items()}
     if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
-        return {f"{name}[{at}]": float(one) for at, one in enumerate(value.tolist())}
+        return {f"{name}[{index}]": float(number) for index, number in enumerate(value.tolist())}
     if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return {name: float(value)}
     shape = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -200,12 +209,13 @@ def numbers_in(value: Any, name: str) -> dict[str, float]:
 
 
 def share_states(metric: Any, name: str, world: World) -> None:
-    """Put the reduced states of all processes into this one's metric; each of them calls this.
+    """Put the states of all processes, reduced, into this one's metric; every process calls this.
 
     Raises:
-        BadJob: the metric does not say how its states are reduced.
+        BadJob: the metric does not declare how its states are reduced.
     """
-    parts = [one for one in (metric.modules() if hasattr(metric, "modules") else [metric]) if hasattr(one, _STATES)]
+    modules = metric.modules() if hasattr(metric, "modules") else [metric]
+    parts = [module for module in modules if hasattr(module, _STATES)]
     if not parts:
         raise BadJob(f"metric {name} does not say how its states of several processes become one",
                      remedy="Use one of torchmetrics', or evaluate in one process.")  # fmt: skip
@@ -214,33 +224,18 @@ def share_states(metric: Any, name: str, world: World) -> None:
     everyone = [(world.data_rank, mine, counts)]
     if world.layout.world_size > 1:
         skeleton, tensors = _pack_states(mine)
-        told = gather_json([world.data_rank, skeleton, counts], world.device)
+        gathered = gather_json([world.data_rank, skeleton, counts], world.device)
         parcels = gather_bytes(safetensors.torch.save(tensors), world.device, most_bytes=MOST_STATE_BYTES)
         everyone = [(rank, _unpack_states(states, safetensors.torch.load(parcel)), seen)
-                    for (rank, states, seen), parcel in zip(told, parcels, strict=True)]  # fmt: skip
-    # Processes that share a part of the batch, as in tensor parallel, have seen the same: one of them speaks.
+                    for (rank, states, seen), parcel in zip(gathered, parcels, strict=True)]  # fmt: skip
+    # Processes that share a part of the batch, as in tensor parallel, have seen the same: one of them counts.
     by_part = {rank: (states, seen) for rank, states, seen in reversed(everyone)}
-    told = [by_part[rank] for rank in sorted(by_part)]
-    for at, part in enumerate(parts):
+    counted = [by_part[rank] for rank in sorted(by_part)]
+    for index, part in enumerate(parts):
         for key, reduction in getattr(part, _STATES).items():
-            setattr(part, key, _reduced([states[at][key] for states, _ in told], reduction, part.device))
-        part._update_count = max(seen[at] for _, seen in told)  # noqa: SLF001 - else an empty part warns of no update
+            setattr(part, key, _reduced([states[index][key] for states, _ in counted], reduction, part.device))
+        part._update_count = max(seen[index] for _, seen in counted)  # noqa: SLF001 - an empty part would warn
         part._computed = None  # noqa: SLF001 - what it may have computed of its own part
-
-
-def _fresh(metric: Any, device: torch.device) -> Any:
-    given: Any = copy.deepcopy(metric.metric if isinstance(metric, Named) else metric)
-    placed = given.to(device) if hasattr(given, "to") else given
-    for part in placed.modules() if hasattr(placed, "modules") else ():
-        if hasattr(part, _STATES):
-            part.sync_on_compute = False  # states are gathered here
-    placed.reset()
-    return placed
-
-
-def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """Of scores [B, classes, ...], or of one logit a sample."""
-    return scores.softmax(1) if scores.dim() > 1 and scores.shape[1] > 1 else scores.sigmoid()
 
 
 def _pack_states(states: Any) -> tuple[JSON, dict[str, torch.Tensor]]:
@@ -251,26 +246,26 @@ def _pack_states(states: Any) -> tuple[JSON, dict[str, torch.Tensor]]:
         if isinstance(state, torch.Tensor):
             tensors[str(len(tensors))] = state.detach().cpu().clone(memory_format=torch.contiguous_format)
             return {"tensor": str(len(tensors) - 1)}
-        return [numbered(one) for one in state] if isinstance(state, list) else {"value": state}
+        return [numbered(item) for item in state] if isinstance(state, list) else {"value": state}
 
     return [{key: numbered(state) for key, state in part.items()} for part in states], tensors
 
 
 def _unpack_states(states: JSON, tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """States that `_apart` took to pieces."""
+    """The inverse of `_pack_states`."""
 
     def put_back(state: JSON) -> Any:
         if isinstance(state, list):
-            return [put_back(one) for one in state]
+            return [put_back(item) for item in state]
         return tensors[state["tensor"]] if "tensor" in state else state["value"]
 
     return [{key: put_back(state) for key, state in part.items()} for part in states]
 
 
 def _reduced(states: list[Any], reduction: Any, device: torch.device) -> Any:
-    """One state of those of all processes."""
+    """One state from those of all processes."""
     if isinstance(states[0], list):
-        return [one.to(device) for state in states for one in state]
+        return [tensor.to(device) for state in states for tensor in state]
     if not isinstance(states[0], torch.Tensor):
         return states[0]
     stacked = torch.stack(states).to(device)

@@ -1,16 +1,10 @@
-"""Looking on while a held-out set is evaluated: which samples have the largest losses, and which classes are confused.
+"""Examples of held-out sets for the report: samples with the largest losses, the first samples, a confusion matrix.
 
-What: of outputs that are scores of classes, and of outputs shaped like their targets, each sample's own loss
-(cross-entropy, mean squared error), the samples with the largest ones, the first ones, and the counts of a confusion
-matrix. Use when: once, at the end of a run. Costs: a loss per sample, and a copy of a few of them.
-Does not combine with: targets of other forms, of which only the first samples are shown. What goes wrong here is told,
-and costs the run nothing.
-
-An image tensor as a PNG file, by the standard library alone.
-
-Source: W3C, "Portable Network Graphics (PNG) Specification (Third Edition)", sections 5 (chunks) and 11.2 (IHDR, IDAT).
-
-The samples that a run shows of its held-out sets: kept beside its report, which is made of them.
+What: for outputs that are class scores, and outputs shaped like their targets, the loss of each sample (cross-entropy,
+mean squared error). Targets of other forms give the first samples only. Use when: once, at the end of a run.
+Costs: a loss per sample, and a copy of a few of them. A failure here is a warning: it costs the run nothing.
+Pictures are PNG files, written by the standard library alone. Source: W3C, "Portable Network Graphics (PNG)
+Specification (Third Edition)", sections 5 (chunks) and 11.2 (IHDR, IDAT).
 """
 
 from __future__ import annotations
@@ -37,31 +31,25 @@ from stoker.training.rank_messages import gather_from_ranks
 
 NUM_EXAMPLES = 12
 MOST_CLASSES = 64
-"""Of more classes no confusion matrix is drawn: nobody could read it."""
+"""A confusion matrix of more classes is not drawn: it would not be readable."""
 
 _IGNORED = -100
 _MOST_VALUES = 16
 _LARGEST_SIDE = 96
-"""Of a picture [pixels]; larger ones are shown smaller."""
-
-Counts = list[list[int]]
-
-
-def _nameless(_index: int) -> str:
-    return ""
+"""Of a picture [pixels]; larger ones are thinned out."""
 
 
 @dataclass
 class ExampleWatcher:
     """Collects examples of one split in this process; see `stoker.training.evaluation.evaluate`.
 
-    `name_of` gives a sample's name by its index. `problem` is what went wrong, after which it looks no more.
+    `name_of` gives a sample's name by its index. `problem` is what went wrong; nothing is collected after that.
     """
 
     split: str
     fields: Fields
     classes: tuple[str, ...] = ()
-    name_of: Callable[[int], str] = _nameless
+    name_of: Callable[[int], str] = lambda _index: ""
     problem: str | None = None
     num_samples: int = 0
     _worst: list[Example] = field(default_factory=list)
@@ -71,7 +59,7 @@ class ExampleWatcher:
     _range: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
-        """As `Watcher.see`."""
+        """As `EvaluationWatcher.see`."""
         if self.problem is not None:
             return
         try:
@@ -80,7 +68,7 @@ class ExampleWatcher:
             self.problem = f"{type(error).__name__}: {error}"
 
     def miss(self, problem: Exception) -> None:
-        """As `Watcher.miss`."""
+        """As `EvaluationWatcher.miss`."""
         self.problem = (
             f"the model cannot be called as named losses do: {type(problem).__name__}: {first_line(problem)}. "
             "Job(inputs=…) names what goes into it"
@@ -88,63 +76,67 @@ class ExampleWatcher:
 
     @property
     def values(self) -> Scale | None:
-        """The lowest and the highest value of all pictures seen here; None if there were none."""
+        """Lowest and highest value of all pictures seen here; None without pictures."""
         return None if self._range is None else (float(self._range[0]), float(self._range[1]))
 
     def collected(self, world: World, scale: Scale | None) -> ExampleSet | None:
-        """What all processes found together, in each of them, pictures on `scale`; None if there is nothing to show."""
+        """Examples of all processes, in each of them, with pictures on `scale`; None if there are none."""
+
+        def drawn(example: Example) -> Example:
+            pictures = {} if scale is None else self._pictures.get(example.index, {})
+            pngs = {
+                name: base64.b64encode(png_of(image, scale)).decode("ascii")
+                for name, image in pictures.items()
+                if scale is not None
+            }
+            return replace(example, **pngs)  # type: ignore[arg-type]  # names of its pictures
+
         counts = None if self._confusion is None else self._confusion.tolist()
-        worst, first = ([self._drawn(one, scale) for one in some] for some in (self._worst, self._first))
+        worst, first = ([drawn(example) for example in examples] for examples in (self._worst, self._first))
         mine = (world.data_rank, self.num_samples, to_json(worst), to_json(first), counts)
         # Of processes that share a part of the batch one has seen it, or all have.
-        by_part = {told[0]: told for told in gather_from_ranks(world, mine) if told[1]}
+        by_part = {part[0]: part for part in gather_from_ranks(world, mine) if part[1]}
         if not by_part:
             return None
         parts = [by_part[rank] for rank in sorted(by_part)]
-        worst, first = ([from_json(one, Example) for part in parts for one in part[kind]] for kind in (2, 3))
-        worst = sorted(worst, key=lambda one: (-(one.loss or 0.0), one.index))
-        first = sorted(first, key=lambda one: one.index)
+        worst, first = ([from_json(item, Example) for part in parts for item in part[kind]] for kind in (2, 3))
+        worst = sorted(worst, key=lambda example: (-(example.loss or 0.0), example.index))
+        first = sorted(first, key=lambda example: example.index)
         matrices = [part[4] for part in parts if part[4] is not None]
+        confusion = tuple(
+            tuple(sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True)
+        )
         return ExampleSet(
             split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
-            first=tuple(first[:NUM_EXAMPLES]), confusion=_summed(matrices), classes=self.classes, scale=scale,
+            first=tuple(first[:NUM_EXAMPLES]), confusion=confusion if matrices else None, classes=self.classes,
+            scale=scale,
         )  # fmt: skip
-
-    def _drawn(self, one: Example, scale: Scale | None) -> Example:
-        """With its picture, where it has one."""
-        if scale is None:
-            return one
-        pictures = self._pictures.get(one.index, {})
-        pngs = {name: base64.b64encode(png_of(image, scale)).decode("ascii") for name, image in pictures.items()}
-        return replace(one, **pngs)  # type: ignore[arg-type]  # names of its pictures
 
     def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
         self.num_samples += len(indices)
         losses = losses_by_sample(output, target)
         if losses is not None and are_classes(output, target):
             self._count(output, target)
-        inputs = _first_tensor(self.fields, content)
+        tensors: list[torch.Tensor] = []
+        self.fields.map_inputs(content, lambda entry: map_tensors(entry, tensors.append))
+        inputs = tensors[0] if tensors else None
         if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
-            self._widen(inputs)
+            self._widen_range(inputs)
         missing = NUM_EXAMPLES - len(self._first)
         self._first += [self._example(row, indices, inputs, output, target, losses)
                         for row in range(min(missing, len(indices)))]  # fmt: skip
         if losses is not None:
-            self._keep_worst(indices, inputs, output, target, losses)
-        kept = {one.index for one in (*self._worst, *self._first)}
+            least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
+            top = losses.topk(min(NUM_EXAMPLES, len(losses)))
+            for loss, row in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                if least is None or loss > least:
+                    self._worst.append(self._example(row, indices, inputs, output, target, losses))
+            self._worst.sort(key=lambda example: (-(example.loss or 0.0), example.index))
+            del self._worst[NUM_EXAMPLES:]
+        kept = {example.index for example in (*self._worst, *self._first)}
         self._pictures = {index: picture for index, picture in self._pictures.items() if index in kept}
 
-    def _keep_worst(
-        self, indices: list[int], inputs: torch.Tensor | None, output: Any, target: Any, losses: torch.Tensor
-    ) -> None:
-        least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
-        top = losses.topk(min(NUM_EXAMPLES, len(losses)))
-        for loss, row in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            if least is None or loss > least:
-                self._worst.append(self._example(row, indices, inputs, output, target, losses))
-        self._worst = sorted(self._worst, key=lambda one: (-(one.loss or 0.0), one.index))[:NUM_EXAMPLES]
-
-    def _widen(self, inputs: torch.Tensor) -> None:
+    def _widen_range(self, inputs: torch.Tensor) -> None:
         """Take pictures [B, C, H, W] into the range of values."""
         finite = inputs[inputs.isfinite()].float()
         if not finite.numel():
@@ -155,6 +147,7 @@ class ExampleWatcher:
         self._range = (low, high)
 
     def _count(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Add scores [B, classes] and labels [B] to the confusion matrix."""
         classes = output.shape[1]
         if classes > MOST_CLASSES:
             return
@@ -177,20 +170,20 @@ class ExampleWatcher:
             self._pictures[indices[row]] = {name: thinned(image, _LARGEST_SIDE) for name, image in pictures.items()}
         return Example(
             index=indices[row],
-            target="" if "target_picture" in made else self._told_target(target, row),
-            output="" if "output_picture" in made else self._told_output(output, target, row),
+            target="" if "target_picture" in made else self._target_text(target, row),
+            output="" if "output_picture" in made else self._output_text(output, target, row),
             loss=None if losses is None else float(losses[row]),
-            values=() if sample is None or is_picture else _values(sample),
+            values=() if sample is None or is_picture else tuple(map(float, sample.flatten()[:_MOST_VALUES].tolist())),
             name=self.name_of(indices[row]),
         )
 
-    def _told_target(self, target: Any, row: int) -> str:
+    def _target_text(self, target: Any, row: int) -> str:
         if not isinstance(target, torch.Tensor) or not target.dim():
             return ""
-        one = target[row]
-        return self._class(int(one)) if one.numel() == 1 and not one.is_floating_point() else _numbers(one)
+        label = target[row]
+        return self._class(int(label)) if label.numel() == 1 and not label.is_floating_point() else _numbers(label)
 
-    def _told_output(self, output: Any, target: Any, row: int) -> str:
+    def _output_text(self, output: Any, target: Any, row: int) -> str:
         if not isinstance(output, torch.Tensor) or not output.dim():
             return ""
         if not are_classes(output, target):
@@ -203,14 +196,15 @@ class ExampleWatcher:
 
 
 def collect_examples(watchers: Sequence[ExampleWatcher], world: World) -> tuple[ExampleSet, ...]:
-    """What all processes found in several sets, the pictures of all of them on one scale; every process calls this.
+    """Examples of several sets from all processes, with all pictures on one scale; every process calls this.
 
-    On scales of their own, pictures that differ in brightness alone would look alike.
+    On scales of their own, pictures that differ in brightness alone would look the same.
     """
-    ranges = [one for told in gather_from_ranks(world, [watcher.values for watcher in watchers]) for one in told if one]
+    gathered = gather_from_ranks(world, [watcher.values for watcher in watchers])
+    ranges = [limits for of_rank in gathered for limits in of_rank if limits]
     scale = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
-    found = [watcher.collected(world, scale) for watcher in watchers]
-    return tuple(one for one in found if one is not None)
+    sets = [watcher.collected(world, scale) for watcher in watchers]
+    return tuple(examples for examples in sets if examples is not None)
 
 
 def are_classes(output: Any, target: Any) -> bool:
@@ -231,22 +225,10 @@ def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:
     return squares.flatten(1).mean(1) if squares.dim() > 1 else squares
 
 
-def _first_tensor(fields: Fields, content: Content) -> torch.Tensor | None:
-    """The first tensor that goes into the model."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    fields.map_inputs(content, lambda entry: map_tensors(entry, note))
-    return found[0] if found else None
-
-
 def _pictures_like(sample: torch.Tensor, *, row: int, batch: int, **made: Any) -> dict[str, torch.Tensor]:
-    """Those of outputs and targets [B, …] that are pictures of the sample's shape [C, H, W], flat ones included.
+    """Outputs and targets [B, …] that are pictures of the sample's shape [C, H, W], flattened ones included.
 
-    Of several outputs, such as a reconstruction with its mean and variance, the first counts.
+    Of several outputs, such as a reconstruction with its mean and variance, the first is taken.
     """
     pictures: dict[str, torch.Tensor] = {}
     for name, value in made.items():
@@ -263,28 +245,18 @@ def _is_picture(sample: torch.Tensor) -> bool:
     return sample.dim() == 3 and sample.shape[0] in (1, 3) and min(sample.shape[1:]) >= 4
 
 
-def _values(sample: torch.Tensor) -> tuple[float, ...]:
-    return tuple(float(value) for value in sample.flatten()[:_MOST_VALUES].tolist())
-
-
 def _numbers(tensor: torch.Tensor) -> str:
     """The first few values of a tensor."""
     flat = tensor.detach().float().flatten()
-    words = ", ".join(f"{value:.4g}" for value in flat[:4].tolist())
-    return f"{words}, … ({flat.numel():,})" if flat.numel() > 4 else words
-
-
-def _summed(matrices: Sequence[Counts]) -> tuple[tuple[int, ...], ...] | None:
-    if not matrices:
-        return None
-    return tuple(tuple(sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True))
+    text = ", ".join(f"{value:.4g}" for value in flat[:4].tolist())
+    return f"{text}, … ({flat.numel():,})" if flat.numel() > 4 else text
 
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2
 
 Scale = tuple[float, float]
-"""The value that is black, and the one that is white."""
+"""The values of black and white."""
 
 
 def thinned(image: torch.Tensor, largest_side: int) -> torch.Tensor:
@@ -294,7 +266,7 @@ def thinned(image: torch.Tensor, largest_side: int) -> torch.Tensor:
 
 
 def png_of(image: torch.Tensor, scale: Scale) -> bytes:
-    """A PNG of an image [1 or 3, H, W]; what lies beyond the scale, or is no number, is cut to it."""
+    """A PNG file of an image [1 or 3, H, W]; values beyond the scale and NaN are clamped to it."""
     low, high = scale
     share = ((image.float() - low) / max(high - low, 1e-12)).nan_to_num(0.0).clamp(0, 1)
     rows_HWC = (share * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
@@ -310,11 +282,11 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 EXAMPLES = "examples.json"
-"""Where they are, in the run's directory."""
+"""The file of examples in a run's directory."""
 
 
 def write_examples(directory: RunDirectory, sets: tuple[ExampleSet, ...]) -> None:
-    """Keep them; nothing is written where there are none.
+    """Write examples into a run's directory; no file without examples.
 
     Raises:
         RunFailed: they cannot be written.
@@ -324,7 +296,7 @@ def write_examples(directory: RunDirectory, sets: tuple[ExampleSet, ...]) -> Non
 
 
 def read_examples(directory: RunDirectory) -> tuple[ExampleSet, ...]:
-    """Those of a run; empty if it has none, or they cannot be read, which costs a report nothing else."""
+    """Examples of a run; empty if it has none, or if they cannot be read."""
     try:
         return loads((directory.path / EXAMPLES).read_bytes(), ExampleSets).sets
     except (OSError, ValueError):

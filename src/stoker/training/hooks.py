@@ -1,4 +1,4 @@
-"""Read-only hooks at every event of a run, and at every update: a user's functions, which cannot hurt it."""
+"""Read-only hooks: a user's functions that see every event or update of a run, and cannot disturb it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stoker.errors import BadJob, nearest
 from stoker.records import Event, EventKind
 
 UPDATED = "updated"
-"""What is asked for to see every update; no event of the run's log."""
+"""Kind of a hook that sees every update; the run's log has no such event."""
 
 _KINDS = (*typing.get_args(EventKind), UPDATED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One update that was made, as numbers.
+    """One update, as numbers.
 
-    `samples`, `updates` and `epoch` are the position after it; `batch` are its samples, `loss` their mean before it,
-    `lr` the rate of the first group of parameters, `grad_norm` the gradient's norm before clipping (None: the job's own
-    step keeps it to itself), `wall_s` seconds of training so far, over all processes of the run.
+    `samples`, `updates` and `epoch` are the position after it; `batch` is its number of samples, `loss` their mean loss
+    before it, `lr` the rate of the first parameter group, `grad_norm` the gradient's norm before clipping (None for a
+    job's own step), `wall_s` the time of training so far, over all processes of the run [s].
     """
 
     samples: int
@@ -48,7 +48,7 @@ class Listening:
     function: Callable[[Any], object]
 
     def __call__(self, event: Event) -> object:
-        """Show it an event of these kinds."""
+        """Call the function."""
         return self.function(event)
 
 
@@ -61,12 +61,12 @@ def on(kind: str | Sequence[str], function: Callable[[Any], object]) -> Listenin
         function: called with each such `Event`; of an update with an `Update`.
 
     Raises:
-        BadJob: there is no such kind, or `function` is none.
+        BadJob: there is no such kind, or `function` cannot be called.
     """
     kinds = (kind,) if isinstance(kind, str) else tuple(kind)
-    for one in kinds:
-        if one not in _KINDS:
-            raise BadJob(f"there is no event {one!r}. {nearest(str(one), _KINDS)}",
+    for name in kinds:
+        if name not in _KINDS:
+            raise BadJob(f"there is no event {name!r}. {nearest(str(name), _KINDS)}",
                          remedy=f"Kinds are {', '.join(_KINDS)}.")  # fmt: skip
     if not callable(function):
         raise BadJob(f"stoker.on({kind!r}, …) wants a function to call, got {function!r}")
@@ -76,8 +76,7 @@ def on(kind: str | Sequence[str], function: Callable[[Any], object]) -> Listenin
 class Hooks:
     """A sink that calls a user's functions with a copy of each event.
 
-    One that raises is told of at once, by `tell` (a sentence), and again when the run ends, and is called no more: a
-    run does not end because of somebody who only looks on. What a hook changes in its copy nobody sees.
+    A hook that raises is reported through `tell`, at once and again when the run ends, and is called no more.
     """
 
     def __init__(self, hooks: Sequence[Hook], tell: Callable[[str], None]) -> None:
@@ -85,7 +84,7 @@ class Hooks:
         self._failures: list[str] = []
 
     def __call__(self, event: Event) -> None:
-        """Show the event to all who listen to its kind."""
+        """Show the event to the hooks of its kind."""
         for hook in tuple(self._hooks):
             if not isinstance(hook, Listening) or event.kind in hook.kinds:
                 self._show(hook, dataclasses.replace(event, fields=copy.deepcopy(event.fields)), event.kind)
@@ -94,14 +93,14 @@ class Hooks:
                 self._tell(f"{failure}, and saw nothing of the run after that")
 
     def updated(self, update: Update) -> None:
-        """Show an update to all who asked for updates."""
+        """Show an update to the hooks that see updates."""
         for hook in tuple(self._hooks):
             if _sees_updates(hook):
                 self._show(hook, update, UPDATED)
 
     @property
     def see_updates(self) -> bool:
-        """Whether anybody asked for updates."""
+        """Whether any hook sees updates."""
         return any(map(_sees_updates, self._hooks))
 
     def _show(self, hook: Callable[[Any], object], what: Event | Update, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: updates, progress, evaluations, checkpoints, and when a run ends."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 class RendezvousRequested(Exception):
-    """Asks whoever made the loop to meet the other processes anew: one of them waits to be let in."""
-
-
-def _never_called() -> bool:
-    return False
+    """The loop ends so that the processes form a new generation: another process waits to join."""
 
 
 @dataclass
@@ -57,11 +53,11 @@ class Best:
 
 @dataclass
 class Loop:
-    """Everything the loop needs, made ready elsewhere.
+    """The training loop and all it works with; `stoker.training.session` builds it.
 
-    `is_called` says whether a process waits to be let in. `unevaluated` is where the last update began, if what was due
-    after it did not come to an end. `unsaved_s` is how long ago the run's last checkpoint was saved, whichever
-    processes trained since [s]. `held_out` are the validation sets by split.
+    `is_called` returns whether a process waits to join. `unevaluated` is the position before the last update, if what
+    was due after that update did not complete. `unsaved_s` is the time since the run's last checkpoint [s]. `held_out`
+    are the validation sets by split.
     """
 
     step: Step
@@ -78,57 +74,52 @@ class Loop:
     watchdog: Watchdog | None = None
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     reached: Position = field(default_factory=Position, init=False)
-    """How far it is, also after an error."""
+    """Position of the last complete update, also after an error."""
     threads: ThreadKeeper | None = None
-    is_called: Callable[[], bool] = _never_called
+    is_called: Callable[[], bool] = lambda: False
     unevaluated: Position | None = None
     unsaved_s: float = 0.0
     save_every_s: float = math.nan
     """Time between checkpoints [s]: the plan's, until saving was measured."""
     course: RunControl = field(default_factory=RunControl)
-    """What evaluations have decided about the rate and the end."""
+    """Decisions of evaluations about the learning rate and the end."""
     losses: tuple[float | None, float | None] = (None, None)
-    """The first update's, where this process made it, and the mean since the last but one progress event."""
+    """Loss of the first update, if this process made it, and the last mean loss between two progress events."""
     on_update: Callable[[Update], None] | None = None
-    """Who looks on at every update."""
+    """Sees every update."""
     keep_every: Duration | None = None
     """How often weights are kept for good."""
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
-    _is_told_not_compiled: bool = field(default=False, init=False)
-    _num_told_repeated: int = field(default_factory=lambda: reads_repeated()[0], init=False)
+    _is_compilation_reported: bool = field(default=False, init=False)
+    _num_reported_repeats: int = field(default_factory=lambda: reads_repeated()[0], init=False)
 
     def run(self, position: Position) -> Position:
-        """Train from `position` to the end, or until asked to stop; the state is saved at the point returned.
+        """Train from `position` to the end, or until asked to stop; the state is saved at the position returned.
 
         Raises:
             RunFailed: a loss is not finite, workers died over the same batch, training hangs, or a checkpoint cannot
                 be written.
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
             RollBack: training has to go on from the last checkpoint.
-            Called: the processes have to meet anew; the update before is complete.
+            RendezvousRequested: a new generation has to be formed; the last update is complete.
         """
         recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
         self.reached, self.step.rate_factor = position, self.course.rate_factor
         require_renewable(self.step, self.source)
-        self.source.watch.tell = self._tell_replaced
+        self.source.watch.tell = self._report_replaced_worker
         if self.threads is not None:
             self.threads.start(position)
         try:
             with self.watchdog or contextlib.nullcontext():
                 position = self._train(position, recovery)
                 self._announce(self.checkpointer.close())
-        except NotFinite as problem:  # noticed late, as on a GPU
-            self._close()
-            raise recovery.late(problem, self.reached) from problem
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            self._announce(self.checkpointer.abandon())
+            if isinstance(error, NotFinite):  # noticed late, as on a GPU
+                raise recovery.late(error, self.reached) from error
             raise
         return position
-
-    def _close(self) -> None:
-        """After an error, which is the one to tell; other processes may be gone."""
-        self._announce(self.checkpointer.abandon())
 
     def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
@@ -147,7 +138,7 @@ class Loop:
             self._average_if_due(before, position)
             is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.whole_size)
             if self.on_update is not None and loss is not None:
-                self.on_update(self._as_seen(loss, batch.whole_size, position))
+                self._show_update(self.on_update, loss, batch.whole_size, position)
             if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
             is_last = position.updates == self.total_updates
@@ -166,16 +157,18 @@ class Loop:
             if is_stopping or (is_over and not is_last):  # the last batch's source comes to its own end
                 break
             if self._agreed("meet", mine=self.is_called()) and not is_last:
-                self._keep_for_the_next_meeting(position)
+                if not self.step.plan.layout.is_replicated:  # no process carries the whole state over
+                    self._save(position, is_best=False)
+                    self._announce(self.checkpointer.collect(wait=True))
                 raise RendezvousRequested
         if telemetry.has_news:
             self._report_progress(position)
         return position
 
     def is_between_updates(self) -> bool:
-        """After an error: whether the state is that after some update; one that came to nothing is put back.
+        """After an error: whether the state is one between two updates; a failed update is rolled back.
 
-        Where a site's exchange failed, its update before that is made: it counts, and what is due after it is not done.
+        Where the exchange between replicas failed, the update before it counts, and what is due after it is still due.
         """
         outer = self.step.outer
         if outer is not None and outer.shared.update == self.reached.updates:
@@ -183,41 +176,35 @@ class Loop:
         return self.unevaluated is not None or (self.recovery is not None and self.recovery.drop())
 
     def is_complete(self, position: Position) -> bool:
-        """Whether nothing is left to train: the end is reached, or it came before its time."""
+        """Whether nothing is left to train: the run reached its end, or ended early."""
         return position.updates == self.total_updates or self.course.verdict is not None
 
     def _ends_early(self) -> bool:
-        """Whether the run ends here, before its time."""
+        """Whether the run ends here, early."""
         if self.course.verdict is None:
             return False
         self.step.settle()
         return True
 
     def _average_if_due(self, before: Position, position: Position) -> None:
-        """Take the weights into their equal-weight average, where the job says so."""
-        average, settings = self.step.average, self.step.job.swa
-        if not isinstance(average, EqualAverage) or settings is None:
+        """Take the weights into their equal-weight average (SWA)."""
+        average, swa = self.step.average, self.step.job.swa
+        if not isinstance(average, EqualAverage) or swa is None:
             return
-        if average_is_due(settings, self.extent, self.total_updates, before, position):
+        if average_is_due(swa, self.extent, self.total_updates, before, position):
             average.take()
 
     def _agreed(self, signal: str, *, mine: bool) -> bool:
-        """Whether this process wants it; among several, whether any did when the last update was made."""
+        """The signal of this process; among several, whether any process had set it before the last update."""
         world = self.step.world
         if world.layout.world_size == 1:
             return mine
-        is_heard = world.signals.heard(signal)
-        world.signals.tell(signal, value=mine and not is_heard)  # what is done now need not be asked for again
-        return is_heard
-
-    def _keep_for_the_next_meeting(self, position: Position) -> None:
-        """Save a state that no single process holds; where each does, it carries it over itself."""
-        if not self.step.plan.layout.is_replicated:
-            self._save(position, is_best=False)
-            self._announce(self.checkpointer.collect(wait=True))
+        is_set = world.signals.heard(signal)
+        world.signals.tell(signal, value=mine and not is_set)  # what is done now is not asked for again
+        return is_set
 
     def _make_up(self, position: Position, recovery: Recovery) -> None:
-        """Do what was due after the update that led here, and did not come to an end."""
+        """Do what was due after the last update and did not complete."""
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
             if is_last:
@@ -230,7 +217,11 @@ class Loop:
 
     def _report_progress(self, position: Position) -> None:
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
-        loss = self.telemetry.progress(position, rates[0], self._beside(rates))
+        norm, self.step.gradient_norm = self.step.gradient_norm, None
+        more: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
+        if len(set(rates)) > 1:
+            more["lrs"] = list(rates)
+        loss = self.telemetry.progress(position, rates[0], more)
         self.losses = (loss if position.updates == 1 else self.losses[0], loss)
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
             raise NotFinite(
@@ -241,43 +232,29 @@ class Loop:
             self.telemetry.emit("warned", message=f"at {position.samples} samples {spike}", samples=position.samples)
         if self.threads is not None:
             self.threads.look(self.telemetry.samples_per_s, position)
-        self._tell_not_compiled()
-        self._tell_reads_repeated()
-
-    def _as_seen(self, loss: torch.Tensor, batch: int, position: Position) -> Update:
-        """An update in numbers; on a GPU it is waited for."""
-        norm, rate = self.step.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
-        return Update(
-            samples=position.samples, updates=position.updates, epoch=position.epoch, batch=batch, loss=float(loss),
-            lr=rate, grad_norm=None if norm is None else float(norm), wall_s=self.telemetry.wall_s,
-        )  # fmt: skip
-
-    def _beside(self, rates: list[float]) -> dict[str, JSON]:
-        """What else a progress event says: the gradient's norm in the last update, rates where there are several."""
-        norm, self.step.gradient_norm = self.step.gradient_norm, None
-        found: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
-        return found if len(set(rates)) == 1 else found | {"lrs": list(rates)}
-
-    def _tell_not_compiled(self) -> None:
-        """Say once that a compiled plan's model runs uncompiled after all, and why."""
         compilation = self.step.compilation
-        if compilation is not None and compilation.problem is not None and not self._is_told_not_compiled:
-            self._is_told_not_compiled = True
+        if compilation is not None and compilation.problem is not None and not self._is_compilation_reported:
+            self._is_compilation_reported = True
             self.telemetry.emit("warned", message=compilation.problem)
-
-    def _tell_reads_repeated(self) -> None:
-        """Say how often data were read again since that was last said, because a network disk had failed."""
-        number, code = reads_repeated()
-        if number > self._num_told_repeated:
-            why = f"{number - self._num_told_repeated} reads failed and were repeated ({os.strerror(code)})"
-            self._num_told_repeated = number
+        num_repeats, code = reads_repeated()  # of reads that failed, as on a network disk
+        if num_repeats > self._num_reported_repeats:
+            why = f"{num_repeats - self._num_reported_repeats} reads failed and were repeated ({os.strerror(code)})"
+            self._num_reported_repeats = num_repeats
             self.telemetry.emit("recovered", samples=self.reached.samples, what="reading data", why=why)
 
-    def _tell_replaced(self, death: WorkerDeath) -> None:
+    def _show_update(self, show: Callable[[Update], None], loss: torch.Tensor, batch: int, position: Position) -> None:
+        """Pass an update on as numbers; waits for a GPU."""
+        norm, rate = self.step.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
+        show(Update(
+            samples=position.samples, updates=position.updates, epoch=position.epoch, batch=batch, loss=float(loss),
+            lr=rate, grad_norm=None if norm is None else float(norm), wall_s=self.telemetry.wall_s,
+        ))  # fmt: skip
+
+    def _report_replaced_worker(self, death: WorkerDeath) -> None:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loader worker", why=death.why)
 
     def _evaluate_if_due(self, before: Position, position: Position, recovery: Recovery, *, is_last: bool) -> bool:
-        """Evaluate where an interval ends; whether this was the best so far."""
+        """Evaluate where an interval ends; True if the result is the best so far."""
         is_due = is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)
         if is_due or self._keeps(before, position):
             recovery.without_weights(lambda: renew_statistics(self.step, self.source), position)
@@ -288,7 +265,8 @@ class Loop:
         evaluated, took_s = dict[str, dict[str, float]](), dict[str, float]()
         for split, samples in self.held_out.items():
             with evaluating(split):
-                evaluated[split] = recovery.without_weights(functools.partial(self._evaluated, samples), position)
+                work = functools.partial(self._evaluate, samples)
+                evaluated[split] = recovery.without_weights(work, position)
             took_s[split] = self.telemetry.lap("evaluation")
         metrics = by_measure(evaluated)
         value = metric_value(metrics, self.best.name)
@@ -309,15 +287,15 @@ class Loop:
             )  # fmt: skip
         return is_best
 
-    def _evaluated(self, samples: Samples) -> dict[str, float]:
+    def _evaluate(self, samples: Samples) -> dict[str, float]:
         return evaluate(self.step, samples, evaluation_batch(self.step), self.telemetry.beat)
 
     def _keeps(self, before: Position, position: Position) -> bool:
-        """Whether weights are kept for good between these two updates."""
+        """Whether the weights at `position` are kept for good."""
         return self.keep_every is not None and evaluation_is_due(self.keep_every, self.extent, before, position)
 
     def progress(self) -> dict[str, JSON]:
-        """What is kept with a state besides the state itself."""
+        """Progress kept with every state: time, best value, decisions, the data reader's place."""
         course, average = self.course.state(), self.step.average
         return {
             "wall_s": self.telemetry.wall_s,
@@ -333,22 +311,23 @@ class Loop:
         kept = kept_at(self.extent, position) if keeps else None
         self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
         if keeps and self.step.world.layout.world_size > 1:
-            # A process lost while this is written would take the checkpoint with it, and the others go on without.
+            # Else a process lost meanwhile would take the checkpoint with it, and survivors go on without one.
             self._announce(self.checkpointer.collect(wait=True))
         self.telemetry.lap("checkpoint")
 
     def _announce(self, written: list[Written]) -> None:
         plan = self.step.plan
         if written and plan.device_mtbf_h is not None:
-            # The least so far: one checkpoint that met a busy disk must not put off the next for long.
-            self._least_blocked_s = min(self._least_blocked_s, *(one.blocked_s for one in written))
-            self._least_write_s = min(self._least_write_s, *(one.write_s for one in written))
+            # The least so far: one checkpoint on a busy disk must not postpone the next for long.
+            self._least_blocked_s = min(self._least_blocked_s, *(checkpoint.blocked_s for checkpoint in written))
+            self._least_write_s = min(self._least_write_s, *(checkpoint.write_s for checkpoint in written))
             mtbf_s = 3600 * plan.device_mtbf_h / plan.layout.world_size
             self.save_every_s = checkpoint_interval_s(self._least_blocked_s, self._least_write_s, mtbf_s)
-        for one in written:
+        for checkpoint in written:
             self.telemetry.emit(
-                "checkpointed", samples=one.position.samples, bytes=one.num_bytes, blocked_s=one.blocked_s,
-                write_s=one.write_s, path=str(one.path), best=one.best,
+                "checkpointed", samples=checkpoint.position.samples, bytes=checkpoint.num_bytes,
+                blocked_s=checkpoint.blocked_s, write_s=checkpoint.write_s, path=str(checkpoint.path),
+                best=checkpoint.best,
             )  # fmt: skip
 
 

@@ -1,17 +1,17 @@
-"""A training state as named tensors and a JSON skeleton, and back: what makes checkpoints free of pickle.
+"""A training state as named tensors and a JSON skeleton, and back: checkpoints without pickle.
 
-The skeleton is the nested state with every tensor replaced by its name; a tensor that is there several times is stored
-once, and strides are kept, so that what comes back is laid out like what was saved.
+The skeleton is the nested state with a name in the place of every tensor. A tensor that occurs several times is stored
+once, and strides are kept, so that a restored state has the layout in memory of the saved one.
 
-An optimiser's state under the names of its parameters, so that it fits whatever part of a model a process holds.
+An optimiser's state goes under the names of its parameters, so that it fits whatever part of a model a process holds:
 
 ```
 state     name of a parameter -> its state
-beside    what an optimiser keeps that is of no parameter
+beside    what an optimiser keeps that belongs to no parameter
 groups    its groups: names of parameters, and settings
 ```
-The name is the parameter's in the whole model; one that is not the model's goes by its number, and one that several
-optimisers of a job's own step keep a state for gets a prime for each further one.
+The name is the parameter's in the whole model. A parameter that is not the model's goes by its number. One that several
+optimisers of a job's own step hold gets a prime for each further one.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ def pack(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
     """The skeleton of `tree` and its tensors, copied to the CPU under names that begin with `prefix`.
 
     Raises:
-        RunFailed: the tree holds something that is neither a tensor, a number, a text, nor a dict, list or tuple.
+        RunFailed: the tree holds something other than tensors, numbers, texts, dicts, lists and tuples.
     """
     skeleton, tensors = named(tree, prefix)
     return skeleton, {name: copied(tensor) for name, tensor in tensors.items()}
 
 
 def named(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
-    """As `pack`, with the tensors that are in the tree, not copies."""
+    """As `pack`, with the tensors themselves instead of copies."""
     tensors: Tensors = {}
     seen: dict[tuple[Any, ...], str] = {}
     return _pack(tree, prefix, tensors, seen), tensors
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, laid out alike, that training does not change."""
+    """A copy on the CPU, with the same strides."""
     return tensor.detach().to("cpu", copy=True)
 
 
 def unpack(skeleton: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `pack` was given; KeyError if a tensor is missing."""
+    """The tree that `pack` took; KeyError if a tensor is missing."""
     return rebuilt(skeleton, lambda name, strides: laid_out(tensors[name], strides))
 
 
 def rebuilt(skeleton: JSON, tensor: Callable[[str, list[int]], torch.Tensor]) -> Any:
-    """What `pack` was given, with `tensor(name, strides)` in the place of tensors."""
+    """The tree that `pack` took, with `tensor(name, strides)` in the place of tensors."""
     if not isinstance(skeleton, dict):
         return skeleton
     kind, content = skeleton["is"], skeleton["of"]
@@ -81,11 +81,16 @@ def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], s
     if isinstance(value, torch.Tensor):
         return {"is": "tensor", "of": _name(value, path, tensors, seen), "strides": list(value.stride())}
     if isinstance(value, dict):
-        items = [[_key(key, path), _pack(item, f"{path}.{key}", tensors, seen)] for key, item in value.items()]
+        for key in value:
+            if not isinstance(key, str | int):
+                raise RunFailed(
+                    f"the state has a {type(key).__name__} as a key at {path}, which a checkpoint cannot keep"
+                )
+        items = [[key, _pack(item, f"{path}.{key}", tensors, seen)] for key, item in value.items()]
         return {"is": "dict", "of": items}
     if isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {"is": kind, "of": [_pack(item, f"{path}.{at}", tensors, seen) for at, item in enumerate(value)]}
+        return {"is": kind, "of": [_pack(item, f"{path}.{index}", tensors, seen) for index, item in enumerate(value)]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"is": "float", "of": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
@@ -94,7 +99,7 @@ def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], s
 
 
 def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> str:
-    """What `tensor` is stored under: the name it has already, or a new one like `path`."""
+    """The name of `tensor`: the one it has already, or a new one like `path`."""
     here = local(tensor.detach())
     memory = (here.device, here.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     if here.numel() and memory in seen:
@@ -107,16 +112,10 @@ def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[An
     return name
 
 
-def _key(key: Any, path: str) -> Any:
-    if isinstance(key, str | int):
-        return key
-    raise RunFailed(f"the state has a {type(key).__name__} as a key at {path}, which a checkpoint cannot keep")
-
-
 def laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    """The tensor with these strides, where each of its elements then has memory of its own."""
+    """The tensor with these strides, unless elements would share memory."""
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
-    if list(tensor.stride()) == strides or reach < tensor.numel():  # expanded: comes back with memory for each element
+    if list(tensor.stride()) == strides or reach < tensor.numel():  # expanded: restored with memory for each element
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
@@ -137,7 +136,7 @@ def names_of(step: Step) -> list[str | int]:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """An optimiser's parameters in the order in which it counts them."""
+    """An optimiser's parameters, in the order of its numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -145,7 +144,7 @@ def tree_of(step: Step) -> dict[str, Any]:
     """The optimiser's state under names.
 
     Raises:
-        RunFailed: it keeps parts of tensors as if they were whole ones.
+        RunFailed: it keeps a part of a tensor as an ordinary tensor.
     """
     names, saved = names_of(step), step.optimizer.state_dict()
     state: dict[Any, Any] = saved["state"]
@@ -161,7 +160,7 @@ def tree_of(step: Step) -> dict[str, Any]:
 
 
 def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) -> None:
-    """Refuse a part of a tensor that does not say which part it is, as an optimiser of a user's may keep it."""
+    """Refuse a part of a tensor without placements, as a user's optimiser may keep it."""
     if not is_spread(parameter) or not isinstance(state, dict):
         return
     sizes = local(parameter).shape
@@ -176,23 +175,23 @@ def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) 
 
 
 def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
-    """A state under names as the step's optimiser loads it.
+    """A state under names in the form that the step's optimiser loads.
 
     Raises:
-        ValueError: it is of other groups of parameters.
+        ValueError: its groups have other parameters.
     """
     names = names_of(step)
-    groups = _lined_up(step, names, tree["groups"])
+    groups = _matching_groups(step, names, tree["groups"])
     state = {number: tree["state"][name] for number, name in enumerate(names) if name in tree["state"]}
     others = {key: value for key, value in tree.items() if key not in ("state", "beside", "groups")}
     return {"state": {**tree["beside"], **state}, "param_groups": groups, **others}
 
 
 def renamed(skeleton: JSON, step: Step) -> JSON:
-    """The skeleton of a state under names, also of one that was kept under numbers (version 1 of manifests).
+    """The skeleton of a state under names, also from one under numbers (version 1 of manifests).
 
     Raises:
-        ValueError: it was kept under numbers, and is of other parameters, or this process has only some of them.
+        ValueError: one under numbers has other parameters, or this process holds only some of them.
     """
     kept = entries(skeleton)
     if "groups" in kept:
@@ -218,17 +217,14 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
 
 
 def united(skeletons: list[JSON]) -> JSON:
-    """One skeleton of the optimisers' of several stages.
-
-    Groups of different stages that have the same settings are one.
-    """
+    """One skeleton from those of the optimisers of several stages; groups with the same settings become one."""
     trees = [entries(skeleton) for skeleton in skeletons]
     groups: list[tuple[dict[str, JSON], list[JSON]]] = []
     for tree in trees:
         free = list(groups)
         for group in map(entries, tree["groups"]["of"]):
             names = group.pop("params")["of"]
-            twin = next((one for one in free if one[0] == group), None)
+            twin = next((known for known in free if known[0] == group), None)
             if twin is None:
                 groups.append((group, list(names)))
             else:
@@ -239,27 +235,27 @@ def united(skeletons: list[JSON]) -> JSON:
     return _dict({**trees[0], "state": {"is": "dict", "of": state}, "groups": {"is": "list", "of": whole}})
 
 
-def _lined_up(step: Step, names: list[str | int], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _matching_groups(step: Step, names: list[str | int], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The saved settings of each of the optimiser's groups, with the numbers of its parameters."""
     own = step.optimizer.param_groups
     is_part = step.world.layout.stages > 1
     if len(own) > len(saved) or (len(own) < len(saved) and not is_part):
         raise ValueError(f"it has {len(saved)} groups of parameters, the job's {len(own)}")
-    found, first, left = [], 0, list(saved)
+    groups, first, left = [], 0, list(saved)
     for group in own:
         size = len(group["params"])
         mine = names[first : first + size]
         if not mine:
-            found.append({**group, "params": []})
+            groups.append({**group, "params": []})
             continue
-        twin = next((one for one in left if set(mine) <= set(one["params"])), None)
+        twin = next((group for group in left if set(mine) <= set(group["params"])), None)
         if twin is None or not (is_part or len(mine) == len(twin["params"])):
             raise ValueError(f"its groups are of other parameters: no group of it is that of {mine[0]!r} "
                              f"and {len(mine) - 1} more")  # fmt: skip
         left.remove(twin)
-        found.append({**twin, "params": list(range(first, first + size))})
+        groups.append({**twin, "params": list(range(first, first + size))})
         first += size
-    return found
+    return groups
 
 
 def _dict(values: dict[str, JSON]) -> JSON:

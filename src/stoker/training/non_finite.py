@@ -1,4 +1,4 @@
-"""Where a number that is not finite came from: one redo of the update that looks at everything on its way."""
+"""Where a number that is not finite came from: the update is repeated once with every tensor checked on its way."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from stoker.store import write_atomic
 
 @dataclasses.dataclass
 class NonFiniteReport:
-    """What is known of a number that was not finite.
+    """Findings about a number that was not finite.
 
-    `first` is where the first one was met, in the order of the computation: a weight, an input, a module's output, the
-    loss, a gradient; None where the redo met none. `gradient_norms` are by parameter, of the redo.
+    `first` is the place of the first one in the order of the computation: a weight, an input, a module's output, the
+    loss, a gradient; None where the repetition met none. `gradient_norms` are those of the repetition, by parameter.
     """
 
     what: str
@@ -49,17 +49,17 @@ class NonFiniteReport:
 
 
 InData = Callable[[Indices, int], Indices]
-"""Gives where samples of an epoch lie in the data that the user gave."""
+"""Indices of an epoch's samples in the data that the user gave."""
 
 
 def examine(
     step: Step, problem: NotFinite, batch: Batch | None, position: Position, in_data: InData
 ) -> NonFiniteReport:
-    """Redo the update's forward and backward pass and look; without a batch only the weights are looked at.
+    """Repeat the update's forward and backward pass, checking every tensor; without a batch check the weights alone.
 
-    Buffers and gradients are left as that pass leaves them. Buffers must be as they were before the update.
+    Buffers must be as they were before the update. Buffers and gradients stay as the pass leaves them.
     """
-    found = NonFiniteReport(
+    report = NonFiniteReport(
         what=problem.message,
         update=position.updates + 1,
         samples=position.samples,
@@ -67,35 +67,41 @@ def examine(
         micro_batch=step.plan.micro_batch,
         learning_rates=[float(group["lr"]) for group in step.optimizer.param_groups],
     )
-    found.first = _first_weight(step.model)
+    weights = (name for name, parameter in step.model.named_parameters() if not _is_finite(parameter))
+    if (weight := next(weights, None)) is not None:
+        report.first = f"in the weights before the update: {weight}"
     if batch is None:
-        return found
-    found.epoch, found.indices = batch.epoch, in_data(batch.indices, batch.epoch).tolist()
+        return report
+    report.epoch, report.indices = batch.epoch, in_data(batch.indices, batch.epoch).tolist()
     try:
-        _redo(step, batch, position.updates, found, in_data)
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises now, the first error is the one to tell
-        found.problem = f"the redo raised {type(error).__name__}: {error}"
-    return found
+        _redo(step, batch, position.updates, report, in_data)
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the first error is the one to report
+        report.problem = f"the redo raised {type(error).__name__}: {error}"
+    return report
 
 
-def write_dump(folder: Path | None, found: NonFiniteReport, position: Position) -> Path | None:
-    """Write what was found as JSON; None where it cannot be, which is not worth an error of its own."""
+def write_dump(folder: Path | None, report: NonFiniteReport, position: Position) -> Path | None:
+    """Write the report as JSON; None where it cannot be written, which is no error of its own."""
     if folder is None:
         return None
     path = folder / f"not-finite-{position.samples:012}.json"
     with suppress(OSError, StokerError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(_plain(dataclasses.asdict(found)), indent=2) + "\n", what="what was found")
+        write_atomic(path, json.dumps(_plain(dataclasses.asdict(report)), indent=2) + "\n", what="what was found")
         return path
     return None
 
 
-def _redo(step: Step, batch: Batch, update: int, found: NonFiniteReport, in_data: InData) -> None:
-    first: list[str] = [found.first] if found.first is not None else []
+def _redo(step: Step, batch: Batch, update: int, report: NonFiniteReport, in_data: InData) -> None:
+    first: list[str] = [report.first] if report.first is not None else []
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
         if not first and not _is_finite(tensor):
-            first.append(f"in the input{_of_samples(tensor, batch, in_data)}")
+            samples = ""
+            if tensor.dim() > 0 and len(tensor) == batch.size:  # a row for each sample
+                rows = (~torch.isfinite(tensor)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
+                samples = f" (samples {named(in_data(batch.indices[rows], batch.epoch))})"
+            first.append(f"in the input{samples}")
         return tensor
 
     map_tensors(batch.cut(0, batch.size), look)
@@ -103,27 +109,27 @@ def _redo(step: Step, batch: Batch, update: int, found: NonFiniteReport, in_data
     # Only a pass of the modules themselves calls their hooks.
     with _watched(step.model, first), uncompiled(), step.ordinary():
         loss = step.gradients(batch, update)
-    found.loss = float(loss)
-    if not first and not math.isfinite(found.loss):
+    report.loss = float(loss)
+    if not first and not math.isfinite(report.loss):
         first.append("the loss itself: every module's output was finite")
     for name, parameter in step.model.named_parameters():
         if parameter.grad is not None:
-            found.gradient_norms[name] = float(parameter.grad.norm())
+            report.gradient_norms[name] = float(parameter.grad.norm())
             if not first and not _is_finite(parameter.grad):
                 first.append(f"the gradient of {name}")
-    found.first = first[0] if first else None
+    report.first = first[0] if first else None
 
 
 @contextmanager
 def _watched(model: nn.Module, first: list[str]) -> Iterator[None]:
-    """Within the block, the first module whose output is not finite is noted."""
+    """Within the block, add the first module whose output is not finite to `first`."""
 
     def hook(name: str) -> Any:
         def look(module: nn.Module, _inputs: Any, output: Any) -> None:
             if first:
                 return
             tensors = output if isinstance(output, list | tuple) else [output]
-            if any(isinstance(one, torch.Tensor) and not _is_finite(one) for one in tensors):
+            if any(isinstance(tensor, torch.Tensor) and not _is_finite(tensor) for tensor in tensors):
                 first.append(f"in the output of {name or 'the model'} ({type(module).__name__})")
 
         return look
@@ -136,27 +142,12 @@ def _watched(model: nn.Module, first: list[str]) -> Iterator[None]:
             handle.remove()
 
 
-def _first_weight(model: nn.Module) -> str | None:
-    for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
-            return f"in the weights before the update: {name}"
-    return None
-
-
 def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _of_samples(tensor: torch.Tensor, batch: Batch, in_data: InData) -> str:
-    """Whose rows of a batch's tensor are not finite; nothing where it has no row for each sample."""
-    if tensor.dim() == 0 or len(tensor) != batch.size:
-        return ""
-    rows = (~torch.isfinite(tensor)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
-    return f" (samples {named(in_data(batch.indices[rows], batch.epoch))})"
-
-
 def _plain(value: Any) -> JSON:
-    """As JSON, which has no word for what is not finite."""
+    """As JSON, which has no numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""The levers of a plan without the trainer, for a training loop that its author wants to keep.
+"""A plan applied to a model and its optimisers, for a training loop that stays the user's own: `stoker.prepare`.
 
-What: a model and its optimisers are changed in place as a plan says; the loop around them stays as it is written.
-Use when: the loop does what a Job cannot say, or is not yours to rewrite. A Job is more: its order, its checkpoints and
-its forecast are Stoker's; here they are the loop's own.
-Costs: settings of the process (threads, tf32 products, memory) stay set. What a loop decides itself is not done for it:
-how a batch is cut (`micro_batch`), where batches come from (`loader`), when a checkpoint is written.
+What: model and optimisers are changed in place as a plan says; the loop around them stays as it is.
+Use when: a Job cannot express the loop, or the loop cannot be rewritten. A Job does more: its order, its checkpoints
+and its forecast are Stoker's.
+Costs: settings of the process (threads, tf32 products, memory) stay set. The loop still decides itself how a batch is
+cut (`micro_batch`), where batches come from (`loader`), and when a checkpoint is written.
 Does not combine with: `float16` and a gradient scaler; autocast here is bf16, which needs none.
 """
 
@@ -30,7 +30,7 @@ from stoker.loading.fields import map_tensors
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.model.search_space import precisions
 from stoker.planning.resolved_job import resolve_job as prepare_job
-from stoker.records import Decision, Device, Plan, Precision
+from stoker.records import Decision, Device, Plan
 from stoker.stepping.activation_checkpointing import checkpoint
 from stoker.stepping.model import is_double
 from stoker.stepping.precision import autocasting, require_precision
@@ -42,16 +42,16 @@ OwnLoss = Callable[[nn.Module, Any], torch.Tensor]
 """The mean loss of a batch, as the loop computes it: `loss(model, batch)`."""
 
 _MEASURED_FOR = updates(2_000)
-"""The length of the run that a measured plan is chosen for: it bounds the time that measuring takes."""
+"""Length of the run that a measured plan is chosen for; it bounds the time of measuring."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnLoop:
-    """A model and its optimisers as a plan executes them, for a loop that is somebody's own.
+    """A model and its optimisers under a plan, for a user's own loop.
 
-    `model` and `optimizer` are those that were handed over, changed in place. `notes` say what of the plan could not be
-    done for this loop, and why. `decision` is what was measured for the plan, None where nothing was. `compilation` is
-    that of a compiled plan: its `problem` says from the first pass on why the model runs uncompiled, if it does.
+    `model` and `optimizer` are the objects given to `prepare`, changed in place. `notes` name what of the plan could
+    not be applied, and why. `decision` holds the measurements of the plan, or None. `compilation` belongs to a compiled
+    plan: from the first pass on, its `problem` is why the model runs uncompiled, if it does.
     """
 
     model: nn.Module
@@ -63,24 +63,25 @@ class OwnLoop:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return torch.device(self.plan.device)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """What the forward pass and the loss run under; the backward pass belongs outside."""
+        """The context for the forward pass and the loss; the backward pass belongs outside."""
         return autocasting(self.plan.precision, self.device, dtype=None, draws=True)
 
     def to_device(self, batch: Any) -> Any:
         """`batch` (a tensor, or tuples, lists and dicts of them) on the device, images in the plan's memory format.
 
-        Copies from pinned memory are not waited for.
+        Copies from pinned memory do not block.
         """
-        return map_tensors(batch, self._placed)
 
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        placed = tensor.to(self.device, non_blocking=True)
-        is_image = placed.dim() == 4 and self.plan.memory_format == "channels_last"
-        return placed.contiguous(memory_format=torch.channels_last) if is_image else placed
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            placed = tensor.to(self.device, non_blocking=True)
+            is_image = placed.dim() == 4 and self.plan.memory_format == "channels_last"
+            return placed.contiguous(memory_format=torch.channels_last) if is_image else placed
+
+        return map_tensors(batch, place)
 
 
 def prepare(
@@ -92,19 +93,19 @@ def prepare(
     example_batch: Any = None,
     on: str = "here",
 ) -> OwnLoop:
-    """Execute `model` and `optimizer` as a plan says, in a training loop that stays your own.
+    """Apply a plan to `model` and `optimizer`, in a training loop that stays your own.
 
-    What is done: model to the device and its memory format, blocks checkpointed, compiled; the optimiser's
-    implementation; threads, tf32 products and memory of the process. What is learned stays the same, up to the rounding
-    of the plan's precision. Optimisers keep their identity, their state and their schedulers.
+    The model goes to the device and its memory format, its blocks are checkpointed, and it is compiled. The optimiser
+    gets its implementation. Threads, tf32 products and memory of the process are set. What is learned stays the same,
+    up to the rounding of the plan's precision. Optimisers keep their identity, their state and their schedulers.
 
     Args:
         model: changed in place; its parameters stay the objects that the optimiser holds.
         optimizer: one, or several.
         plan: a Plan; a file with one; or "auto": measured on copies where `loss` and `example_batch` are given, else
-            what is usually fastest on the device, whose reduced precision nothing has compared with fp32.
+            the plan that is usually fastest on the device, whose reduced precision is not compared with fp32.
         loss: the mean loss of a batch, `loss(model, batch)`; for a measured plan.
-        example_batch: a batch as the loop has it: a tensor, or a tuple or dict of tensors [B, ...].
+        example_batch: a batch of the loop: a tensor, or a tuple or dict of tensors [B, ...].
         on: the device for "auto": `here`, `cpu`, `cuda:1`, …
 
     Raises:
@@ -112,7 +113,7 @@ def prepare(
         DoesNotFit: the plan is compiled and there is no compiler, or no measured plan fits.
         NoDevice: `on` is unknown or not attached.
     """
-    optimizers = _checked(model, optimizer)
+    optimizers = _as_list(model, optimizer)
     if (loss is None) != (example_batch is None):
         raise BadJob(
             "a plan is measured by a loss on a batch, and one of them is missing",
@@ -122,7 +123,14 @@ def prepare(
     if plan != "auto":
         if loss is not None:
             raise BadJob("the plan is given, so that nothing is measured", remedy='Leave plan out ("auto"), or loss.')
-        chosen = _given(plan)
+        given = given_plan(plan) if isinstance(plan, Plan | Path) or str(plan).endswith(".json") else None
+        if given is None:
+            raise BadJob(
+                f"plan={plan!r} is no plan",
+                remedy="Give a stoker.plan(…).chosen.plan, a file that `stoker plan JOB --json > plan.json` made, "
+                'or "auto".',
+            )
+        chosen = given
     else:
         device = resolve_place(on, attached_devices())
         if loss is not None:
@@ -134,39 +142,27 @@ def prepare(
     return OwnLoop(model, optimizer, chosen, notes, decision, compilation)
 
 
-def _checked(model: nn.Module, optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimisers, all of whose parameters must be the model's: others would stay where they are."""
+def _as_list(model: nn.Module, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimisers; refuses parameters that are not the model's, which would not move to the device."""
     if not isinstance(model, nn.Module):
         raise BadJob(f"prepare(…) was given a {type(model).__name__}, wanted a torch.nn.Module")
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     own = set(map(id, model.parameters()))
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise BadJob(f"prepare(model, optimizer): got a {type(one).__name__}, wanted a torch.optim.Optimizer")
-        held = [p for group in one.param_groups for p in group["params"]]
+    for single in optimizers:
+        if not isinstance(single, torch.optim.Optimizer):
+            raise BadJob(f"prepare(model, optimizer): got a {type(single).__name__}, wanted a torch.optim.Optimizer")
+        held = [p for group in single.param_groups for p in group["params"]]
         if strange := sum(id(p) not in own for p in held):
             raise BadJob(
-                f"{strange} of the {len(held)} parameters that {type(one).__name__} steps are not the model's",
+                f"{strange} of the {len(held)} parameters that {type(single).__name__} steps are not the model's",
                 remedy="Make the optimiser from model.parameters() after the model is as you want it; several modules "
                 "go in as one: nn.ModuleList([encoder, decoder]).",
             )
     return optimizers
 
 
-def _given(plan: Any) -> Plan:
-    """The plan of an argument that is one, or a file of one."""
-    if isinstance(plan, Plan | Path) or str(plan).endswith(".json"):
-        found = given_plan(plan)
-        if found is not None:
-            return found
-    raise BadJob(
-        f"plan={plan!r} is no plan",
-        remedy='Give a stoker.plan(…).chosen.plan, a file that `stoker plan JOB --json > plan.json` made, or "auto".',
-    )
-
-
 def _usual(model: nn.Module, device: Device) -> Plan:
-    """What is usually fastest on the device, of what fits any loop."""
+    """The plan that is usually fastest on the device and fits any loop."""
     has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
     return Plan(
         device=device.torch_name,
@@ -180,35 +176,13 @@ def _usual(model: nn.Module, device: Device) -> Plan:
 def _measured(
     model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: OwnLoss, batch: Any, device: Device
 ) -> Decision:
-    """The plan that trials of the loop's own update confirm, on copies of model and optimiser."""
+    """The plan that trials of the loop's own update confirm, with copies of model and optimiser."""
     if len(optimizers) > 1:
         raise BadJob(
             f"a plan is measured with one optimiser, here are {len(optimizers)}",
             remedy="Describe the update as Job(step=…) and call stoker.plan, or leave loss and example_batch out.",
         )
     trainable = [p for p in model.parameters() if p.requires_grad]
-    size = _samples_in(batch)
-
-    def mean_loss(model: nn.Module, batch: Any) -> Loss:
-        return Loss(loss(model, batch) * size, size)
-
-    def copied(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        # The copies of the parameters stand in for them; the state of a loop that is resumed has no part in a trial.
-        twins = {id(own): twin for own, twin in zip(trainable, parameters, strict=True)}
-        twin = copy.deepcopy(optimizers[0], twins)
-        twin.state.clear()
-        return twin
-
-    job = Job(
-        model=model, data=batch, loss=mean_loss, optimizer=copied, batch=size, until=_MEASURED_FOR,
-        loss_scope="batch",  # a loop hands over whole batches: nothing is asked about parts of them
-        name="own loop",
-    )  # fmt: skip
-    return decide(prepare_job(job), device)[0]
-
-
-def _samples_in(batch: Any) -> int:
-    """The first size of the batch's tensors, which must agree on it."""
     sizes: set[int] = set()
     map_tensors(batch, lambda tensor: sizes.update(tensor.shape[:1]))
     if len(sizes) != 1:
@@ -216,11 +190,28 @@ def _samples_in(batch: Any) -> int:
             f"example_batch has tensors of {', '.join(map(str, sorted(sizes))) or 'no'} samples",
             remedy="Give a tensor, or a tuple or dict of tensors with the samples in their first dimension.",
         )
-    return sizes.pop()
+    (size,) = sizes
+
+    def mean_loss(model: nn.Module, batch: Any) -> Loss:
+        return Loss(loss(model, batch) * size, size)
+
+    def copied(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        # With the copies of the parameters, and without the state of a loop that is resumed.
+        twins = {id(own): twin for own, twin in zip(trainable, parameters, strict=True)}
+        twin = copy.deepcopy(optimizers[0], twins)
+        twin.state.clear()
+        return twin
+
+    job = Job(
+        model=model, data=batch, loss=mean_loss, optimizer=copied, batch=size, until=_MEASURED_FOR,
+        loss_scope="batch",  # a loop computes the loss of whole batches
+        name="own loop",
+    )  # fmt: skip
+    return decide(prepare_job(job), device)[0]
 
 
 def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[str, ...]:
-    """Do what the plan says; what of it could not be done."""
+    """Apply the plan; returns notes on what could not be applied."""
     device = torch.device(plan.device)
     require_precision(plan.precision, device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -230,7 +221,9 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
         notes.append(f"memory is had as it is by default: {problem}")
     torch.set_num_threads(plan.threads)
     if device.type == "cuda":
-        _multiply_in(plan.precision)
+        allows_tf32 = plan.precision == "tf32"  # in products and convolutions of fp32 tensors
+        torch.set_float32_matmul_precision("high" if allows_tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = allows_tf32
     model.to(device)
     if plan.memory_format == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
@@ -240,10 +233,3 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
     notes += [problem for problem in reports if problem]
     checkpoint(model, plan.checkpointed_blocks, contextlib.nullcontext)
     return tuple(notes)
-
-
-def _multiply_in(precision: Precision) -> None:
-    """From now on products and convolutions of fp32 tensors on a GPU are in tf32, or in fp32 where the plan says so."""
-    allowed = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed

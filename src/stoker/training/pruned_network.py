@@ -1,8 +1,9 @@
-"""A pruned network made again from the whole one and the record of what was kept: no pickle, no code of its own."""
+"""A pruned network, rebuilt from the whole one and the record of the channels kept: no pickle, no code of its own."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -16,22 +17,28 @@ def rebuild_pruned(model: nn.Module, cut: Cut) -> nn.Module:
     """A copy of the model with only the channels that `cut` keeps; weights that two layers share stay shared.
 
     Raises:
-        BadJob: the model is not the one that the cut was made of.
+        BadJob: the cut was made from another model.
     """
     small = copy.deepcopy(model)
-    tensors = _tensors(small)
+    tensors: dict[str, torch.Tensor] = dict(small.named_parameters(remove_duplicate=False))
+    tensors |= dict(small.named_buffers(remove_duplicate=False))
     made: dict[tuple[int, tuple[KeptChannels, ...]], torch.Tensor] = {}
-    for name, parts in _by_tensor(cut).items():
+    parts_of: dict[str, list[KeptChannels]] = {}
+    for part in cut.kept:
+        parts_of.setdefault(part.tensor, []).append(part)
+    for name, parts in parts_of.items():
         whole = tensors.get(name)
         if whole is None or tuple(whole.shape) != parts[0].shape:
-            found = "is not there" if whole is None else f"has shape {list(whole.shape)}"
+            problem = "is not there" if whole is None else f"has shape {list(whole.shape)}"
             raise BadJob(
-                f"the pruned model was cut out of another one: {name}, of shape {list(parts[0].shape)}, {found}",
+                f"the pruned model was cut out of another one: {name}, of shape {list(parts[0].shape)}, {problem}",
                 remedy="Use the job that the pruning was made with.",
             )
-        key = (id(whole), tuple(_without_name(part) for part in parts))
-        made[key] = made[key] if key in made else _selected(whole, parts)
-        _put(small, name, made[key])
+        key = (id(whole), tuple(dataclasses.replace(part, tensor="") for part in parts))
+        if key not in made:
+            made[key] = _selected(whole, parts)
+        path, _, leaf = name.rpartition(".")
+        setattr(small.get_submodule(path), leaf, made[key])
     for layer in cut.layers:
         for attribute, size in layer.sizes.items():
             setattr(small.get_submodule(layer.layer), attribute, size)
@@ -39,7 +46,7 @@ def rebuild_pruned(model: nn.Module, cut: Cut) -> nn.Module:
 
 
 def silenced(model: nn.Module, cut: Cut) -> nn.Module:
-    """A copy of the whole model in which every weight that `cut` takes away is zero."""
+    """A copy of the whole model in which every weight that `cut` removes is zero."""
     quiet = copy.deepcopy(model)
     parameters = dict(quiet.named_parameters(remove_duplicate=False))
     with torch.no_grad():
@@ -51,22 +58,6 @@ def silenced(model: nn.Module, cut: Cut) -> nn.Module:
     return quiet
 
 
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by every name they have."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-
-
-def _by_tensor(cut: Cut) -> dict[str, list[KeptChannels]]:
-    found: dict[str, list[KeptChannels]] = {}
-    for part in cut.kept:
-        found.setdefault(part.tensor, []).append(part)
-    return found
-
-
-def _without_name(part: KeptChannels) -> KeptChannels:
-    return KeptChannels(tensor="", shape=part.shape, dim=part.dim, kept=part.kept)
-
-
 def _selected(whole: torch.Tensor, parts: Sequence[KeptChannels]) -> torch.Tensor:
     chosen = whole.detach()
     for part in parts:
@@ -74,8 +65,3 @@ def _selected(whole: torch.Tensor, parts: Sequence[KeptChannels]) -> torch.Tenso
     if isinstance(whole, nn.Parameter):
         return nn.Parameter(chosen.contiguous(), requires_grad=whole.requires_grad)
     return chosen.contiguous()
-
-
-def _put(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(path), leaf, tensor)

@@ -1,11 +1,8 @@
-"""What several processes tell each other between two updates, so that all of them go on or all of them stop.
+"""Messages between the processes of a run: answers and errors that all share, and letters to rank 0.
 
-Only for the thread that trains: these calls are collectives, and take their turn with those of the updates.
-
-How threads that write tell the first process that they are done, without a word in training's own channels.
-
-A collective from a second thread would get in between those of the updates; a file cannot be written where the disk is
-full. So they go through the store in which the processes met.
+`gather_from_ranks` and the functions on it are collectives, for the training thread alone: they take their turn with
+those of the updates. Threads that write checkpoints use `RankMailbox`, which goes through the store in which the
+processes met: a collective from a second thread would get in between, and a file cannot be written on a full disk.
 """
 
 from __future__ import annotations
@@ -27,63 +24,63 @@ from stoker.stepping.world import World, gather_json
 from stoker.store import disk_errors
 
 APPEARS_S = 5.0
-"""How long a network file system may take to show one machine what another one wrote [s]."""
+"""Longest delay until a network file system shows one machine what another one wrote [s]."""
 
 EncodedError = tuple[str, str, str | None]
-"""An error as it is told: its class, message and remedy."""
+"""An error as a message: its class, text and remedy."""
 _CLASSES: dict[str, type[StokerError]] = {"NotFinite": NotFinite, "BadRun": BadRun}
 
 
 def gather_from_ranks(world: World, mine: JSON) -> list[JSON]:
-    """What each process gives, by rank; each of them calls this. Of several processes tuples come as lists."""
+    """One value from each process, by rank; every process calls this. From several processes tuples come as lists."""
     return [mine] if world.layout.world_size == 1 else gather_json(mine, world.device)
 
 
 def encode_error(problem: StokerError) -> EncodedError:
-    """The error, to be told to others."""
+    """The error as a message to other processes."""
     return type(problem).__name__, problem.message, problem.remedy
 
 
-def decode_error(told: EncodedError) -> StokerError:
-    """The error that another process told."""
-    kind, message, remedy = told
+def decode_error(encoded: EncodedError) -> StokerError:
+    """The error of another process."""
+    kind, message, remedy = encoded
     return _CLASSES.get(kind, RunFailed)(message, remedy=remedy)
 
 
 def raise_on_all_ranks(world: World, problem: StokerError | None) -> None:
-    """Raise in every process the error that the first one has that has any.
+    """Raise the error of the lowest rank that has one, in every process; every process calls this.
 
     Raises:
-        StokerError: of the same class and in the same words everywhere.
+        StokerError: the same class and text everywhere.
     """
     raise_first_error(gather_from_ranks(world, None if problem is None else encode_error(problem)), problem)
 
 
-def raise_first_error(told: Sequence[EncodedError | None], cause: BaseException | None = None) -> None:
-    """Raise the first of the errors that processes told, if there are any."""
-    for one in told:
-        if one is not None:
-            raise decode_error(one) from cause
+def raise_first_error(errors: Sequence[EncodedError | None], cause: BaseException | None = None) -> None:
+    """Raise the first of the processes' errors, if there are any."""
+    for error in errors:
+        if error is not None:
+            raise decode_error(error) from cause
 
 
 def becomes_visible(path: Path) -> bool:
-    """Whether a path that another process just made is there, or comes to be soon."""
+    """Whether a path that another process just made exists, now or within a few seconds."""
     until = time.monotonic() + APPEARS_S
     while not path.exists():
         if time.monotonic() > until:
             return False
         with suppress(OSError):
-            list(path.parent.iterdir())  # makes network file systems look again
+            list(path.parent.iterdir())  # makes a network file system refresh
         time.sleep(0.05)
     return True
 
 
 def require_visible_to_all_ranks(world: World, directory: Path) -> None:
-    """Refuse a directory in which some process does not find what the first one writes; each of them calls this.
+    """Refuse a directory in which some process does not find what rank 0 writes; every process calls this.
 
     Raises:
         BadRun: it is not one directory for all; the processes are named.
-        RunFailed: the first one cannot write there.
+        RunFailed: rank 0 cannot write there.
     """
     nonce, problem = directory / f".seen-{secrets.token_hex(8)}", None
     if world.is_first:
@@ -103,10 +100,10 @@ def require_visible_to_all_ranks(world: World, directory: Path) -> None:
 
 
 def require_seen_by_each_rank(directory: Path, sees: Sequence[bool]) -> None:
-    """Refuse a directory in which not every process finds what the first one wrote; `sees` is by rank.
+    """Refuse a directory in which not every process finds what rank 0 wrote; `sees` is by rank.
 
     Raises:
-        BadRun: the processes are named that do not.
+        BadRun: some do not find it; they are named.
     """
     blind = [str(rank) for rank, does in enumerate(sees) if not does]
     if blind:
@@ -123,11 +120,11 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.25
 
 def process_group_store() -> Store:
     """The store in which the processes of this world met."""
-    return c10d._get_default_store()  # noqa: SLF001 - PyTorch gives no other way to it
+    return c10d._get_default_store()  # noqa: SLF001 - PyTorch has no public way to it
 
 
 class RankMailbox:
-    """One letter of each process to the first one, about the subject `name`, which no other one has."""
+    """One JSON message from each rank to rank 0, through the store, under the unique key `name`."""
 
     def __init__(self, store: Store, name: str, size: int) -> None:
         self._store, self._size = PrefixStore(f"letters/{name}", store), size
@@ -137,22 +134,19 @@ class RankMailbox:
         self._store.set(str(rank), json.dumps(letter))
 
     def letters(self, is_enough: Callable[[], bool], is_last: Callable[[JSON], bool]) -> list[JSON] | None:
-        """All letters, by rank, once they are there; after one that `is_last`, only those that are there.
-
-        None once `is_enough`, before they are.
-        """
-        found: dict[int, JSON] = {}
+        """All letters, by rank; after one that `is_last`, those that have come; None if `is_enough` comes first."""
+        letters: dict[int, JSON] = {}
         wait_s = _FIRST_WAIT_S
-        while len(found) < self._size:
-            new = [rank for rank in range(self._size) if rank not in found and self._store.check([str(rank)])]
+        while len(letters) < self._size:
+            new = [rank for rank in range(self._size) if rank not in letters and self._store.check([str(rank)])]
             for rank in new:
-                found[rank] = json.loads(self._store.get(str(rank)))
+                letters[rank] = json.loads(self._store.get(str(rank)))
                 self._store.delete_key(str(rank))
-            if any(is_last(found[rank]) for rank in new):
+            if any(is_last(letters[rank]) for rank in new):
                 break
             if not new:
                 if is_enough():
                     return None
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, _LONGEST_WAIT_S)
-        return [found[rank] for rank in sorted(found)]
+        return [letters[rank] for rank in sorted(letters)]

@@ -1,27 +1,13 @@
-"""How long a thread is held up by messages of other processes, wherever in a pass it waits for them.
+"""Where the time of each update goes on one of several processes: its own work, and its waits for the others.
 
-What: PyTorch's two doors to waiting, `Work.wait` and `wait_tensor`, are timed while somebody watches. Through them go
-the collectives of FSDP2, tensor parallel and pipelines on a CPU, and all blocking calls of `torch.distributed`.
-Use when: processes talk over gloo. Costs: two clock readings a wait. Does not see: waits in C++ (the end of
-DistributedDataParallel's backward pass: see `noted` in `stepping/layouts/base.py`), and nothing under NCCL, where the
-stream waits and the host goes on. If PyTorch ever refuses the exchange, `is_watching` stays False and all is 0.
-
-Moments of a training process: readings of the host's clock, or events in the stream of a GPU.
-
-Clocks of several processes made comparable, once, when they have met.
-
-On one host all processes read the same monotonic clock. Between hosts, questions go back and forth through the store
-that they share; the quickest answer says most (Cristian 1989, "Probabilistic clock synchronization", section 3).
-
-Where an update's time goes on this process of several: its own work, and all that it waits for.
-
-What: a few clock readings an update. The process's own work is done when its last gradient is ready (`computed`); until
-losses and gradients are summed (`agreed`) it is blocked, as it is in every wait before and after (see `waits.py`). How
-much of that is waiting for the slowest, and how much is communication, only all processes' records together tell.
+What: a few clock readings an update. A process's own work is done when its last gradient is ready (`computed`); until
+losses and gradients are summed (`agreed`) it is blocked, as in every wait before and after (`CommTimer`). How much of
+that is waiting for the slowest process, and how much is communication, follows from the records of all processes, whose
+clocks `align_clocks` makes comparable.
 Use when: more than one process trains. Costs: under 50 µs an update, and a file now and then.
-What it cannot tell: which communication was hidden behind compute, unless it was waited for; a pipeline's bubble, which
-is time blocked like any other; on GPUs, where moments are events of the stream, what FSDP2, tensor parallel and
-pipelines wait for within their passes, which counts as compute there (`--profile` shows it).
+Does not see: communication hidden behind compute that nothing waited for; a pipeline's bubble, which counts as blocked;
+on GPUs, where timestamps are events of the stream, the waits of FSDP2, tensor parallel and pipelines within their
+passes, which count as compute (`--profile` shows them).
 """
 
 from __future__ import annotations
@@ -47,7 +33,14 @@ from stoker.training.rank_messages import process_group_store
 
 
 class CommTimer:
-    """Counts the seconds that the thread which starts it spends in waits."""
+    """Counts the seconds that the thread which starts it spends waiting for other processes.
+
+    What: `Work.wait` and `wait_tensor` of PyTorch are timed. The collectives of FSDP2, tensor parallel and pipelines on
+    a CPU go through them, and all blocking calls of `torch.distributed`.
+    Costs: two clock readings a wait. Does not see: waits in C++ (the end of DistributedDataParallel's backward pass,
+    see `noted` in `stepping/layouts/base.py`), and NCCL, where the stream waits and the host goes on. If PyTorch
+    refuses the replacement, `is_watching` stays False and all waits are 0.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total_s = 0.0
@@ -58,20 +51,20 @@ class CommTimer:
         self._wait_tensor: Any = None
 
     def start(self) -> None:
-        """Watch from now on; one watcher at a time."""
+        """Replace PyTorch's functions; one timer at a time."""
         if self.is_watching or not dist.is_available():
             return
         self._thread = threading.get_ident()
         self._wait, self._wait_tensor = dist.Work.wait, functional.wait_tensor
         try:
-            dist.Work.wait = self._timed(self._wait)  # type: ignore[method-assign]  # as long as somebody watches
+            dist.Work.wait = self._timed(self._wait)  # type: ignore[method-assign]  # until `stop`
         except (TypeError, AttributeError):
             return
         functional.wait_tensor = self._timed(self._wait_tensor)
         self.is_watching = True
 
     def stop(self) -> None:
-        """Leave PyTorch as it was found."""
+        """Restore PyTorch's functions."""
         if self.is_watching:
             dist.Work.wait = self._wait  # type: ignore[method-assign]  # see `start`
             functional.wait_tensor = self._wait_tensor
@@ -91,82 +84,73 @@ class CommTimer:
         return timed
 
 
-class Timestamps(Protocol):
-    """Notes moments, and says later when they were."""
-
-    def now(self) -> Any:
-        """This moment."""
-        ...
-
-    def seconds(self, moments: list[Any]) -> list[float]:
-        """When they were, by the host's monotonic clock [s]; they are not used again."""
-        ...
-
-
 class HostTimestamps:
-    """Moments of the host's monotonic clock."""
+    """Readings of the host's monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
 
     def seconds(self, moments: list[Any]) -> list[float]:
-        """As `Moments.seconds`."""
+        """Timestamps on the host's monotonic clock [s]."""
         return moments
 
 
 class StreamTimestamps:
-    """Moments at which a GPU comes to what was given to it: events of the current stream."""
+    """Events in the current stream of a GPU: when it reaches the work submitted so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[torch.cuda.Event] = []
 
     def now(self) -> Any:
-        """As `Moments.now`; the GPU is not waited for."""
+        """A timestamp of this moment; does not wait for the GPU."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, moments: list[Any]) -> list[float]:
-        """As `Moments.seconds`; waits for the GPU."""
+        """Timestamps on the host's monotonic clock [s], which are not used again; waits for the GPU."""
         anchor = self.now()
         anchor.synchronize()
-        at = time.monotonic()
-        found = [at - event.elapsed_time(anchor) / 1e3 for event in moments]
+        anchor_s = time.monotonic()
+        times_s = [anchor_s - event.elapsed_time(anchor) / 1e3 for event in moments]
         self._free += [*moments, anchor]
-        return found
+        return times_s
+
+
+Timestamps = HostTimestamps | StreamTimestamps
 
 
 def timestamps_on(device: torch.device) -> Timestamps:
-    """How moments are noted for work on `device`."""
+    """Timestamps for work on `device`."""
     return StreamTimestamps(device) if device.type == "cuda" else HostTimestamps()
 
 
 PINGS = 8
-"""Questions that each process on another host asks."""
+"""Number of pings from each process on another host."""
 
 
 class ClockStore(Protocol):
-    """What is used of `torch.distributed.Store`."""
+    """The part of `torch.distributed.Store` that clock alignment uses."""
 
     def set(self, key: str, value: str) -> None:
-        """Leave a value for everybody."""
+        """Set a key."""
         ...
 
     def get(self, key: str) -> bytes:
-        """A value that is there."""
+        """The value of a key that is set."""
         ...
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are there."""
+        """Return when all keys are set."""
         ...
 
 
 @dataclass(frozen=True)
 class ClockAlignment:
-    """What to add to a process's monotonic clock to have the first one's [s], and by how much that may be wrong [s].
+    """Offset to add to a process's monotonic clock for that of rank 0 [s], with its uncertainty [s].
 
-    `began_at` is when they met, by the first one's calendar [seconds since 1970]: the same in all of them.
+    `began_at` is when the processes met, by the wall clock of rank 0 [seconds since 1970]: the same in all of them.
     """
 
     offset_s: float = 0.0
@@ -175,7 +159,7 @@ class ClockAlignment:
 
 
 def this_host() -> str:
-    """The host's name and its boot, so that equal ones share a monotonic clock."""
+    """The host's name and its boot: processes with equal ones share a monotonic clock."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text(encoding='ascii').strip() if boot.exists() else ''}".strip()
 
@@ -189,13 +173,16 @@ def align_clocks(
     host: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ClockAlignment:
-    """Compare this process's clock with the first one's; all `size` processes that met have to call it.
+    """Compare this process's clock with that of rank 0; all `size` processes that met have to call this.
+
+    On one host all processes read the same monotonic clock. Between hosts, pings go through the store that they share,
+    and the quickest answer counts (Cristian 1989, "Probabilistic clock synchronization", section 3).
 
     Args:
-        store: where all find each other, with names that were not used before (such as a PrefixStore of the meeting).
+        store: shared by all, with keys that were not used before (such as a PrefixStore of the meeting).
         rank: of this process.
-        size: how many there are.
-        patience_s: longest wait for an answer.
+        size: number of processes.
+        patience_s: longest wait for an answer [s].
         host: see `this_host`.
         clock: monotonic [s].
 
@@ -203,67 +190,45 @@ def align_clocks(
         torch.distributed.DistStoreError: another process does not answer in time.
     """
     here = this_host() if host is None else host
-    talk = _StoreMessages(store, timedelta(seconds=patience_s))
+
+    def receive(key: str) -> str:
+        store.wait([key], timedelta(seconds=patience_s))
+        return store.get(key).decode()
+
     if rank == 0:
         began_at = time.time()
-        talk.say("clock/first", f"{began_at!r} {here}")
+        store.set("clock/first", f"{began_at!r} {here}")
         for other in range(1, size):
-            _answer_pings(talk, other, clock)
+            for number in range(int(receive(f"clock/{other}/asks"))):
+                receive(f"clock/{other}/ping/{number}")
+                store.set(f"clock/{other}/pong/{number}", repr(clock()))
         return ClockAlignment(began_at=began_at)
-    said, _, first = talk.hear("clock/first").partition(" ")
-    is_same = first == here
-    talk.say(f"clock/{rank}/asks", "0" if is_same else str(PINGS))
-    offset, uncertainty = (0.0, 0.0) if is_same else _measured_offset(talk, rank, clock)
-    return ClockAlignment(offset, uncertainty, float(said))
-
-
-def _answer_pings(talk: _StoreMessages, other: int, clock: Callable[[], float]) -> None:
-    """The first process's side: the time, as often as another one asks."""
-    for number in range(int(talk.hear(f"clock/{other}/asks"))):
-        talk.hear(f"clock/{other}/ping/{number}")
-        talk.say(f"clock/{other}/pong/{number}", repr(clock()))
-
-
-def _measured_offset(talk: _StoreMessages, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Offset and uncertainty by the quickest answer [s]."""
-    best = (0.0, float("inf"))
-    for number in range(PINGS):
+    began, _, first = receive("clock/first").partition(" ")
+    num_pings = 0 if first == here else PINGS
+    store.set(f"clock/{rank}/asks", str(num_pings))
+    offset, uncertainty = 0.0, float("inf") if num_pings else 0.0
+    for number in range(num_pings):
         sent = clock()
-        talk.say(f"clock/{rank}/ping/{number}", "?")
-        theirs = float(talk.hear(f"clock/{rank}/pong/{number}"))
+        store.set(f"clock/{rank}/ping/{number}", "?")
+        theirs = float(receive(f"clock/{rank}/pong/{number}"))
         half = (clock() - sent) / 2
-        if half < best[1]:
-            best = (theirs - (sent + half), half)
-    return best
-
-
-@dataclass(frozen=True)
-class _StoreMessages:
-    """Saying and hearing through a store, with an end to patience."""
-
-    store: ClockStore
-    patience: timedelta
-
-    def say(self, key: str, value: str) -> None:
-        self.store.set(key, value)
-
-    def hear(self, key: str) -> str:
-        self.store.wait([key], self.patience)
-        return self.store.get(key).decode()
+        if half < uncertainty:
+            offset, uncertainty = theirs - (sent + half), half
+    return ClockAlignment(offset, uncertainty, float(began))
 
 
 MOST_SAMPLED = 3000
-"""Updates kept in full; when there are more, every second one is dropped. A file of them has 0.2 MB."""
+"""Updates kept in full; of more, every second one is dropped. A file of them has 0.2 MB."""
 
 _MOST_PENDING = 256
 _FIRST_WRITE_S, _LONGEST_S = 1.0, 300.0
-_BEFORE = "before"  # what was before anybody looked is not booked
+_BEFORE = "before"  # the time before the first lap is not booked
 
 
 class _Lap(NamedTuple):
-    """A stretch of time that begins where the one before stops.
+    """A stretch of time that begins at the end of the one before.
 
-    Of an update, also its number, its marks, each with the seconds waited by then, and those at the lap's ends.
+    For an update, also its number, its marks, each with the seconds waited by then, and those at the lap's two ends.
     """
 
     part: str
@@ -274,7 +239,7 @@ class _Lap(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """An update as `SampledUpdates` has it."""
+    """An update as in `SampledUpdates`."""
 
     update: int
     began_s: float
@@ -286,16 +251,16 @@ class _Row(NamedTuple):
 
 @dataclass
 class RankClock:
-    """Notes where time goes in one process, from one meeting to the next.
+    """Books the time of one process, from one meeting to the next.
 
     Args:
-        rank, size: of this process, and how many they are.
+        rank, size: of this process, and the number of processes.
         worker: see `RankTimes`.
-        first_update: the number of the first update to come; set it before `running`.
-        alignment: of this process's clock with the first one's.
-        moments: how moments are noted; see `training.moments`.
-        write: called with what is known, now and then and at the end.
-        host: its name.
+        first_update: number of the next update; set it before `running`.
+        alignment: of this process's clock with that of rank 0.
+        moments: takes timestamps.
+        write: receives the times now and then, and at the end.
+        host: the host's name.
         waits: counts waits within passes.
     """
 
@@ -309,7 +274,7 @@ class RankClock:
     host: str = field(default_factory=lambda: this_host().split(" ")[0])
     waits: CommTimer = field(default_factory=CommTimer)
     problem: str | None = field(default=None, init=False)
-    """Why nothing more is written, if it cannot be."""
+    """Why the times cannot be written, if they cannot."""
 
     def __post_init__(self) -> None:
         self._now = self.moments.now
@@ -326,7 +291,7 @@ class RankClock:
         self._write_every_s, self._written_at = _FIRST_WRITE_S, time.monotonic()
 
     def mark(self, moment: str) -> None:
-        """Note how far the update under way has come (see `stepping.world.Moment`); the last one of a name counts."""
+        """Mark how far the present update has come (see `stepping.world.Moment`); the last mark of a name counts."""
         self._marks[moment] = (self._now(), self.waits.total_s)
 
     def lap(self, part: str) -> None:
@@ -349,7 +314,7 @@ class RankClock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
-        """Within the block waits are counted; at its end, also by an error, all is written."""
+        """Within the block waits are counted; at its end, also after an error, the times are written."""
         self.waits.start()
         self.lap(_BEFORE)
         try:
@@ -360,7 +325,7 @@ class RankClock:
                 self._write_now()
 
     def times(self) -> RankTimes:
-        """All that was noted so far; a GPU is waited for."""
+        """The times so far; waits for a GPU."""
         self._reckon()
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(_Row._fields)
         return RankTimes(
@@ -371,7 +336,7 @@ class RankClock:
         )  # fmt: skip
 
     def _write_now(self) -> None:
-        """Write what is known; a disk that does not take it is no reason to end a training."""
+        """Write the times so far; a disk error does not end training."""
         if self.write is None or self.problem is not None:
             return
         try:
@@ -383,11 +348,11 @@ class RankClock:
     def _reckon(self) -> None:
         """Turn pending laps into seconds."""
         laps, self._pending = self._pending, []
-        noted = [moment for lap in laps for moment in (lap.stop, *(at for at, _ in lap.marks.values()))]
-        found = iter(self.moments.seconds(noted))
+        moments = [moment for lap in laps for moment in (lap.stop, *(mark for mark, _ in lap.marks.values()))]
+        times_s = iter(self.moments.seconds(moments))
         for lap in laps:
-            stop = next(found)
-            marks = {name: (next(found), waited) for name, (_, waited) in lap.marks.items()}
+            stop = next(times_s)
+            marks = {name: (next(times_s), waited) for name, (_, waited) in lap.marks.items()}
             began, self._before_s = self._before_s, stop
             if began is None or lap.part == _BEFORE:
                 continue
@@ -395,7 +360,7 @@ class RankClock:
                 self._parts[lap.part] = self._parts.get(lap.part, 0.0) + stop - began
                 self._data_s = stop - began if lap.part == "data" else 0.0
             else:
-                self._book(_reckoned(lap.number, began, stop, marks, lap.waited))
+                self._book(_split_update(lap.number, began, stop, marks, lap.waited))
 
     def _book(self, row: _Row) -> None:
         """Add an update to the sums, and to the sample if it is its turn."""
@@ -407,24 +372,24 @@ class RankClock:
         self._rows.append(row._replace(began_s=began_s, data_s=round(self._data_s, 6)))
         if len(self._rows) > MOST_SAMPLED:
             self._stride *= 2
-            self._rows = [one for one in self._rows if self._is_kept(one.update)]
+            self._rows = [row for row in self._rows if self._is_kept(row.update)]
 
     def _is_kept(self, update: int) -> bool:
-        """The same in all processes, so that they keep the same updates."""
+        """Whether an update belongs to the sample, which is the same in all processes."""
         return update < self.first_update + FIRST_IN_FULL or update % self._stride == 0
 
 
 def rank_clock(
     world: World, *, worker: int, device: torch.device, write: Callable[[RankTimes], None] | None = None
 ) -> RankClock:
-    """A clock for this process of a world that has just been joined; every process of it has to ask.
+    """A clock for this process of a world that it has just joined; every process has to call this.
 
-    Its `first_update` is to be set once it is known, and its `mark` given to the world, before a Step is made.
+    Set its `first_update`, and give its `mark` to the world before the Step is built.
 
     Args:
         world: of several processes.
         worker: see `RankTimes`.
-        device: this process's.
+        device: of this process.
         write: see RankClock; such as `RunDirectory.write_rank_times`.
 
     Raises:
@@ -441,12 +406,12 @@ def rank_clock(
     )
 
 
-def _reckoned(
+def _split_update(
     number: int, began: float, ended: float, marks: dict[str, tuple[float, float]], waited: tuple[float, float]
 ) -> _Row:
-    """An update in seconds, from its moments and the waits counted at each of them; the wait for its data is 0 here.
+    """An update in compute, blocked and optimiser time [s], from its marks and the waits counted at each of them.
 
-    Own work ends at `computed`; where a layout's passes are not seen, at `summing`; without either, at the end.
+    Compute ends at `computed`, or at `summing` where a layout's passes are not seen, or else at the update's end.
     """
     before, after = waited
     computed, waited_computed = marks.get("computed") or marks.get("summing") or (ended, after)

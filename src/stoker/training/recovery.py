@@ -1,20 +1,14 @@
-"""Going on where training breaks: memory runs out, or a number is not finite.
+"""Recovery of an update that fails: memory runs out, or a number is not finite.
 
-What: an update is atomic. Memory that runs out before the weights move: the same update again, from the buffers and
-generators it began with, at the next smaller legal micro-batch. After they began to move: back to the last checkpoint.
-A number that is not finite: whatever the Job says. Use when: always. Costs: see `before_update.py`.
-Does not combine with: coupled samples that must stay whole (there is no smaller micro-batch then, and the error says
-so); a process that the system kills for want of memory hears of nothing.
-
-What an update changes before its weights move, kept so that the update can be redone as if it had not begun.
-
-What: buffers are copied, those of a model in one call; Python's and NumPy's generators are kept as they were (PyTorch's
-are seeded before each micro-batch anyway). Weights, optimiser and average are not here: they change last.
-Use when: before every update. Costs: half a microsecond for a model without buffers; 17 µs for the 24 buffers of eight
-batch norms; for large buffers that change, their copy. Reading Python's and NumPy's generators takes 40 µs, so a model
-that is not seen to draw from them has them read every 256 updates only.
-Does not combine with: state that is no buffer (a plain attribute, a generator of the model's own), and large buffers
-written to past PyTorch's version counter (`.data`).
+What: an update is atomic. Where memory runs out before the weights move, the same update is repeated, from the buffers
+and generators it began with (`UpdateSnapshot`), at the next smaller legal micro-batch. Where weights have begun to
+move, training goes back to the last checkpoint. A number that is not finite: what `Job(on_non_finite=…)` asks for.
+Use when: always. Costs: half a microsecond an update for a model without buffers; 17 µs for the 24 buffers of eight
+batch norms; the copy of large buffers that change. Reading Python's and NumPy's generators takes 40 µs: for a model
+that has not drawn from them, every 256 updates only. PyTorch's are seeded before each micro-batch.
+Does not combine with: coupled samples that must stay whole (no smaller micro-batch is legal, and the error says so);
+state that is no buffer (a plain attribute, a generator of the model's own); large buffers written past PyTorch's
+version counter (`.data`). A process that the system kills for want of memory is not recovered here.
 """
 
 from __future__ import annotations
@@ -32,7 +26,6 @@ from torch import nn
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
-from stoker.loading.order import Indices
 from stoker.records import FULL_PRECISIONS, EventKind, Plan, Position, Precision, to_json
 from stoker.stepping.capture import Buffers
 from stoker.stepping.step import Step
@@ -47,19 +40,19 @@ MOST_SKIPPED = 10
 
 
 class Tell(Protocol):
-    """Sends an event."""
+    """Sends events."""
 
     def __call__(self, kind: EventKind, **fields: Any) -> None:
-        """Of this kind, with these fields."""
+        """Send an event of this kind."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """A plan that gave way to another while it ran.
+    """A change of plan during a run.
 
-    `free_bytes` is what the device had left when memory ran out, `reachable_bytes` what this process held or could have
-    got; both None where memory was not the reason, or nobody knows.
+    `free_bytes` is the device's free memory when memory ran out, `reachable_bytes` what this process held or could
+    have got [bytes]; None where memory was not the reason, or where they are unknown.
     """
 
     old: Plan
@@ -70,7 +63,7 @@ class Replanned:
 
 
 class RollBack(Exception):
-    """Asks whoever made the loop to make it anew from the last checkpoint, under `change.new`."""
+    """Training has to go on from the last checkpoint, under `change.new`."""
 
     def __init__(self, change: Replanned) -> None:
         super().__init__(change.why)
@@ -78,46 +71,32 @@ class RollBack(Exception):
 
 
 class ReplanAllRanks(Exception):
-    """Asks whoever made the loop to let all processes go on under `change.new` from where they are."""
+    """All processes have to go on under `change.new`, from where they are."""
 
     def __init__(self, change: Replanned) -> None:
         super().__init__(change.why)
         self.change = change
 
 
-def _silent(kind: EventKind, **fields: Any) -> None:
-    """Tell nobody."""
-    del kind, fields
-
-
-def _forget(_change: Replanned) -> None:
-    """Keep nothing."""
-
-
-def _same_indices(indices: Indices, _epoch: int) -> Indices:
-    """The samples are the data."""
-    return indices
-
-
 class Recovery:
-    """Makes updates of `step`, again where they break.
+    """Makes updates of `step`, and repeats those that fail where that is possible.
 
     Args:
-        step: what is trained.
-        tell: sends an event.
-        replanned: called with each change of plan before the update is redone: where it is written down.
-        dumps: directory for what is found out about numbers that are not finite; None: nothing is written.
-        in_data: where samples of an epoch lie in the data that the user gave.
+        step: the step to train.
+        tell: sends events.
+        replanned: called with each change of plan, before the update is repeated.
+        dumps: directory for reports about numbers that are not finite; None: none is written.
+        in_data: the indices of an epoch's samples in the data that the user gave.
     """
 
     def __init__(
         self,
         step: Step,
         *,
-        tell: Tell = _silent,
-        replanned: Callable[[Replanned], None] = _forget,
+        tell: Tell = lambda kind, **fields: None,  # noqa: ARG005 - sends nothing
+        replanned: Callable[[Replanned], None] = lambda _change: None,
         dumps: Path | None = None,
-        in_data: InData = _same_indices,
+        in_data: InData = lambda indices, _epoch: indices,
     ) -> None:
         self.step = step
         self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
@@ -125,13 +104,13 @@ class Recovery:
         self._skipped = 0
 
     def update(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
-        """Make the update at `position`; its loss, or None where it was skipped.
+        """Make the update at `position`; returns its loss, or None where the update was skipped.
 
         Raises:
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
-            RunFailed: a number was not finite, and the job does not say to go on; or that happened too often.
-            RollBack: the state has to be had from the last checkpoint.
-            Together: memory ran out here, and all processes have to go on under another plan.
+            RunFailed: a number was not finite, and the job does not skip such updates; or too many were skipped.
+            RollBack: the state has to come from the last checkpoint.
+            ReplanAllRanks: memory ran out, and all processes have to go on under another plan.
         """
         self._before.keep()
         change: Replanned | None = None
@@ -152,18 +131,18 @@ class Recovery:
             else:
                 self._skipped = 0
                 return loss
-            # Out of the handler, whose error holds on to the activations.
+            # Outside the handler, whose error keeps the activations alive.
             is_put_back = not self.step.is_moving and self._before.restore()
             change = self._smaller(batch.size, said, free, position, is_put_back=is_put_back)
             self._replan(change, position)
 
     def drop(self) -> bool:
-        """Put back what an update that came to nothing has changed; whether the state is as it was before it."""
+        """Roll a failed update back; returns whether the state is as it was before the update."""
         self.step.forget_gradients()
         return not self.step.is_moving and self._before.restore()
 
     def without_weights(self, work: Callable[[], Found], position: Position) -> Found:
-        """`work`, such as an evaluation, which changes no weights: smaller micro-batches if memory is short.
+        """Result of `work`, such as an evaluation; in smaller micro-batches if memory is short. It changes no weights.
 
         Raises:
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
@@ -175,28 +154,32 @@ class Recovery:
                 if not ran_out_of_memory(error):
                     raise
                 said, free = first_line(error), free_bytes(self.step.device)
-            # The update before it is made: there is nothing to put back.
+            # No update is under way: nothing has to be rolled back.
             change = self._smaller(self.step.plan.micro_batch, said, free, position, is_put_back=True)
             self._replan(change, position)
 
     def late(self, problem: NotFinite, position: Position) -> RunFailed | RollBack:
-        """What to raise where a number that is not finite was noticed after the weights had moved, as on a GPU."""
+        """The error of a number that is not finite and was noticed after the weights had moved, as on a GPU."""
         return self._verdict(problem, None, position)
 
     def _smaller(self, size: int, said: str, free: int | None, position: Position, *, is_put_back: bool) -> Replanned:
-        """The change of plan after `size` samples at once were too many; `is_put_back`: the state is as it was before.
+        """The change of plan after `size` samples at once were too many; `is_put_back`: the update was rolled back.
 
         Raises:
             DoesNotFit: no smaller micro-batch is legal.
-            RollBack: the state is not as it was before.
+            RollBack: the update could not be rolled back.
         """
         step, plan = self.step, self.step.plan
         step.forget_gradients()
-        _give_back(step.device)
-        sizes = [one for one in step.coupling.legal_micro_batches(step.job.batch) if one < min(plan.micro_batch, size)]
-        where = f"at update {position.updates + 1}{_with(free)}: {said}"
+        gc.collect()  # activations may refer to each other
+        if step.device.type == "cuda":
+            torch.cuda.empty_cache()
+        largest = min(plan.micro_batch, size)
+        sizes = [legal for legal in step.coupling.legal_micro_batches(step.job.batch) if legal < largest]
+        left = "" if free is None else f" with {format_bytes(free)} free"
+        where = f"at update {position.updates + 1}{left}: {said}"
         if not sizes:
-            raise self._no_smaller(min(plan.micro_batch, size), where)
+            raise self._no_smaller(largest, where)
         change = Replanned(
             old=plan,
             new=dataclasses.replace(plan, micro_batch=sizes[0], captured=False),
@@ -232,7 +215,7 @@ class Recovery:
         """Skip the update, if the job says so.
 
         Raises:
-            RunFailed, RollBack: it does not.
+            RunFailed, RollBack: the job says otherwise.
         """
         is_put_back = not self.step.is_moving and self._before.restore()
         if self.step.job.on_non_finite != "skip" or not is_put_back:
@@ -251,62 +234,51 @@ class Recovery:
         )  # fmt: skip
 
     def _verdict(self, problem: NotFinite, batch: Batch | None, position: Position) -> RunFailed | RollBack:
-        """The end, or the request to go back, with a dump of what was found."""
-        found = examine(self.step, problem, batch, position, self._in_data)
+        """The error that ends the run, or rolls it back; a report of the number is written."""
+        report = examine(self.step, problem, batch, position, self._in_data)
         if batch is not None:
             self._before.restore()
         self.step.forget_gradients()
-        path = write_dump(self._dumps, found, position)
-        words = problem.message if found.first is None else f"{problem.message}; the first was {found.first}"
+        path = write_dump(self._dumps, report, position)
+        why = problem.message if report.first is None else f"{problem.message}; the first was {report.first}"
         job, plan = self.step.job, self.step.plan
         if job.on_non_finite == "roll_back" and (plan.precision not in FULL_PRECISIONS or plan.compile):
             full: Precision = "fp64" if plan.precision == "fp64" else "fp32"
             new = dataclasses.replace(plan, precision=full, compile=False, captured=False)
-            return RollBack(Replanned(old=plan, new=new, why=words))
+            return RollBack(Replanned(old=plan, new=new, why=why))
         if job.on_non_finite == "roll_back":
-            words += f"; this was in {plan.precision} already: from the last checkpoint it would come to the same again"
+            why += f"; this was in {plan.precision} already: from the last checkpoint it would come to the same again"
         where = "" if path is None else f" What was found is in {path}."
-        return RunFailed(words, remedy=f"{problem.remedy or ''}{where}".strip() or None)
+        return RunFailed(why, remedy=f"{problem.remedy or ''}{where}".strip() or None)
 
 
 def emit_replanned(tell: Tell, change: Replanned, samples: int) -> None:
-    """Send the event of a change of plan at a position."""
+    """Send the event of a change of plan after `samples` samples."""
     tell(
         "replanned", samples=samples, old=to_json(change.old), new=to_json(change.new), why=change.why,
         free_bytes=change.free_bytes,
     )  # fmt: skip
 
 
-def _give_back(device: torch.device) -> None:
-    """Memory that nothing refers to any more, to where a smaller micro-batch can have it in other pieces."""
-    gc.collect()  # what was computed may refer to itself
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _with(free: int | None) -> str:
-    return "" if free is None else f" with {format_bytes(free)} free"
-
-
 _LOOK_EVERY = 256
-"""Updates between two looks at generators that were not seen to be drawn from."""
+"""Updates between two readings of generators that nothing has drawn from."""
 
 
 class UpdateSnapshot:
-    """The state of a model's buffers and of the generators when `keep` was called last."""
+    """A model's buffers and the global generators, as they were before an update; weights change last."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = Buffers(model)
         self._generators = Generators()
 
     def keep(self) -> None:
-        """Remember the present state."""
+        """Copy the present state."""
         if self._buffers.are_there:
             self._buffers.keep()
         self._generators.keep()
 
     def restore(self) -> bool:
-        """Put back what was kept; whether all of it could be."""
+        """Put the copy back; returns whether all of it could be."""
         self._generators.restore()
         return self._buffers.restore()
 
@@ -320,23 +292,20 @@ class Generators:
         self._times = 0
 
     def keep(self) -> None:
-        """Remember their states, each time if they are drawn from, else now and then."""
+        """Copy their states: each time if something draws from them, else every 256 updates."""
         self._times += 1
         if self._times % _LOOK_EVERY and self._times > 2 and not self._are_drawn:
             return
-        before, self._kept = self._kept, _states()
+        before = self._kept
+        self._kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - the generator that users draw from
         self._are_drawn = self._are_drawn or (before is not None and not _are_equal(before, self._kept))
 
     def restore(self) -> None:
-        """Put back what was kept: where nothing had been drawn, that is what was before this update."""
+        """Put the copies back; an older copy is as good, since nothing was drawn after it."""
         if self._kept is not None:
             python, numpy = self._kept
             random.setstate(python)  # type: ignore[arg-type]
-            np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - the generator that users draw from
-
-
-def _states() -> tuple[object, object]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+            np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - see `keep`
 
 
 def _are_equal(one: tuple[object, object], other: tuple[object, object]) -> bool:

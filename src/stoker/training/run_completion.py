@@ -1,4 +1,4 @@
-"""How a run ends: finished with its metrics, weights, record, report and calibration; or stopped; or failed."""
+"""The end of a run: finished (metrics, weights, record, report, calibration), left unfinished, or failed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry
 
 _DIVERGED = 3.0
-"""A loss that rose by so many times what it began with diverged; one that only went up overfits, or is noisy."""
+"""A loss that rose by more than this factor of its first value diverged; a smaller rise is overfitting or noise."""
 
 
 def final_metrics(session: TrainingSession) -> dict[str, float]:
-    """Metrics of the weights worth keeping, which are left in the step's model; the test set is used here, once."""
+    """Metrics of the weights worth keeping, which stay in the step's model; the only use of the test set."""
     job, data, step = session.prepared.job, session.prepared.data, session.step
-    # What the run is judged by is the plan that its training ended under: it may have begun under another, and the
-    # evaluations below may need still smaller batches.
+    # The plan that training ended under is the run's: it may have begun under another, and the evaluations below may
+    # need still smaller batches.
     session.decision = with_plan(session.decision, step.plan)
     best = session.store.best() if job.select != "last" and data.valid is not None else None
     if best is not None:
@@ -48,49 +48,49 @@ def final_metrics(session: TrainingSession) -> dict[str, float]:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
     step.average = step.outer = None  # from here on the weights worth keeping are the model's own
     load_weights(step.model, weights, session.directory.path, world=step.world)
-    found: dict[str, float] = {}
+    whole: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []
     for split, samples in (*data.held_out.items(), ("test", data.test)):
         if samples is None:
             continue
         started = time.perf_counter()
-        metrics, watcher = _evaluated(session, samples, split)
+        metrics, watcher = _evaluate(session, samples, split)
         watchers.append(watcher)
-        found |= {f"{split}/{name}": value for name, value in metrics.items()}
+        whole |= {f"{split}/{name}": value for name, value in metrics.items()}
         if split == "test":
             took_s = time.perf_counter() - started
-            at = session.position.samples if best is None else best[1].position.samples
+            trained = session.position.samples if best is None else best[1].position.samples
             session.loop.telemetry.emit(
-                "evaluated", split=split, samples=at, metrics=dict(metrics), took_s=took_s, best=False
+                "evaluated", split=split, samples=trained, metrics=dict(metrics), took_s=took_s, best=False
             )
     session.examples = collect_examples(watchers, step.world)
-    return found
+    return whole
 
 
-def _evaluated(session: TrainingSession, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
-    """The final weights' metrics, in smaller batches where memory is short; and who looked on."""
+def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
+    """The final weights' metrics on one set, and the examples seen; in smaller batches where memory is short."""
     step, emit = session.step, session.loop.telemetry.emit
     recovery = session.loop.recovery or Recovery(step, tell=emit)
     classes = tuple(getattr(session.prepared.job.data, "classes", ()))
 
-    def evaluated() -> tuple[dict[str, float], ExampleWatcher]:
+    def work() -> tuple[dict[str, float], ExampleWatcher]:
         watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
         return evaluate(step, samples, evaluation_batch(step), watcher=watcher), watcher
 
     with evaluating(split):
-        metrics, watcher = recovery.without_weights(evaluated, session.position)
+        metrics, watcher = recovery.without_weights(work, session.position)
     if watcher.problem is not None:
         emit("warned", message=f"samples of {split} cannot be shown in the report: {watcher.problem}")
     return metrics, watcher
 
 
 def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
-    """Write weights and report, then the record: a run is finished once all of it is there."""
+    """Write weights, report and at last the record: a run is finished once all of it is written."""
     directory, telemetry = session.directory, session.loop.telemetry
     first, last = session.loop.losses
     if first is not None and last is not None and last - first > _DIVERGED * abs(first):
-        words = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
-        telemetry.emit("warned", message=words)
+        message = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
+        telemetry.emit("warned", message=message)
     state = session.step.model.state_dict() if session.weights is None else session.weights
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
@@ -104,17 +104,24 @@ def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: 
         failure=None,
         ended_early=session.loop.course.verdict,
     )
+    kernels = directory.read_kernels() if session.is_profiled else None
+    profile = {"folder": str(directory.profile_path), "files": dict(kernels.files)} if kernels is not None else None
     fields: dict[str, JSON] = {
         "run": directory.name, "metrics": dict(metrics), "loss": last, "samples": done.samples, "updates": done.updates,
         "wall_s": done.wall_s, "ended_early": done.ended_early,
         "report": str(directory.report_path), "peak_bytes": peak_bytes,
         "bottleneck": records.to_json(_bottleneck(session, done)),
-        "profile": _profile(directory) if session.is_profiled else None,
+        "profile": profile,
     }  # fmt: skip
     with _warn_on_error(telemetry, "the samples that the report shows"):
         write_examples(directory, session.examples)
     with _warn_on_error(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
-        _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
+        finished = Event(kind="finished", at=time.time(), fields=fields)  # in the report before it is in the log
+        report = directory.read_report()
+        page = render_html(
+            dataclasses.replace(report, run=done, events=(*report.events, finished)), read_examples(directory)
+        )
+        write_atomic(directory.report_path, page, what="the report")
     with _warn_on_error(telemetry, "how the forecast compares, for the next plan,"):
         _calibrate(session, done, peak_bytes)
     directory.write_run(done)
@@ -124,21 +131,15 @@ def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: 
 
 @contextmanager
 def _warn_on_error(telemetry: Telemetry, what: str) -> Iterator[None]:
-    """Warn where something beside the training itself goes wrong: the weights are kept whatever it is."""
+    """Turn an error of what follows training into a warning: the weights are kept."""
     try:
         yield
     except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training either
         telemetry.emit("warned", message=f"{what} could not be written: {problem}")
 
 
-def _profile(directory: RunDirectory) -> dict[str, JSON] | None:
-    """Where the files of `--profile` are."""
-    kernels = directory.read_kernels()
-    return None if kernels is None else {"folder": str(directory.profile_path), "files": dict(kernels.files)}
-
-
 def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottleneck | None:
-    """What bounded the run, kept beside it; figures that cannot be true are said aloud."""
+    """What bounded the run, written into its directory; figures that contradict each other give warnings."""
     directory, telemetry = session.directory, session.loop.telemetry
     with _warn_on_error(telemetry, "what held the run back"):
         report = dataclasses.replace(directory.read_report(), run=done, decision=session.decision)
@@ -152,16 +153,8 @@ def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottlene
     return None
 
 
-def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -> None:
-    """The report, as of when the run is finished: whoever is told so finds it."""
-    report = directory.read_report()
-    whole = dataclasses.replace(report, run=done, events=(*report.events, finished))
-    page = render_html(whole, read_examples(directory))
-    write_atomic(directory.report_path, page, what="the report")
-
-
 def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> None:
-    """Store forecast beside measured, for the next plan; a run in pieces, or profiled, was not what was forecast."""
+    """Store forecast and measurement for the next plan, unless the run was resumed, replanned or profiled."""
     events, environment = session.directory.read_events(), session.directory.read_environment()
     if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
         return
@@ -208,14 +201,14 @@ def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[
     """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
     names: tuple[str, ...] = ()
     samples, has_dumps = 0, False
-    with suppress(StokerError):  # the first error is the one to tell
+    with suppress(StokerError):  # the first error is the one to report
         names = CheckpointStore(directory.checkpoints).names()
         has_dumps = directory.dumps.exists()
         if not (names or has_dumps):
             directory.discard()
             return
         if isinstance(error, BadRun):
-            return  # what is in the directory cannot be used, and is left as it was found
+            return  # the directory cannot be used, and is left as it is
         samples = int(names[-1].split(".")[0]) if names else 0
         record = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
         directory.write_run(record)

@@ -1,11 +1,7 @@
-"""The course of a run: what its evaluations make of the learning rate, and of its end.
+"""Control of a run by its evaluations: early stopping, targets, and a learning rate that falls on a plateau.
 
-It is part of the state: kept with every checkpoint, so that a run that goes on decides what one never stopped decides.
-Several processes know the same metrics, and each of them decides for itself, alike.
-
-What evaluations decide about the rest of a run: whether a measure still gets better, and whether that is enough.
-
-A rate that falls when evaluations stand still: `stoker.schedules.plateau` over a run.
+The decisions are kept with every checkpoint, so that a resumed run decides as one never stopped. Every process knows
+the same metrics and decides the same by itself.
 """
 
 from __future__ import annotations
@@ -28,10 +24,7 @@ from stoker.units import Duration
 
 
 class RunControl:
-    """What a run's evaluations have decided so far.
-
-    `verdict` is why the run ended before its time, None as long as it goes on.
-    """
+    """Decisions of a run's evaluations so far; `verdict` is why the run ends early, or None."""
 
     def __init__(
         self, plateau: PlateauWatch | None = None, stops: tuple[EarlyStoppingState | TargetState, ...] = ()
@@ -42,74 +35,67 @@ class RunControl:
 
     @classmethod
     def of(cls, job: Job) -> Self:
-        """At the beginning of a job's run."""
-        found = plateau_of(job)
-        lower = None if found is None else _is_lower_better(job, found.metric, found.lower_is_better)
-        plateau = None if found is None else PlateauWatch(found, lower_is_better=bool(lower))
-        return cls(plateau, tuple(_watching(job, rule) for rule in job.stop))
+        """The state at the beginning of a job's run."""
+
+        def lower(rule: Plateau | Stop) -> bool:
+            return bool(direction_of(measure_of(job, rule.metric), list(job.metrics), rule.lower_is_better))
+
+        plateau = plateau_of(job)
+        stops = tuple(
+            EarlyStoppingState(rule, lower_is_better=lower(rule))
+            if isinstance(rule, EarlyStopping)
+            else TargetState(rule, lower_is_better=lower(rule))
+            for rule in job.stop
+        )
+        return cls(None if plateau is None else PlateauWatch(plateau, lower_is_better=lower(plateau)), stops)
 
     @property
     def rate_factor(self) -> float:
-        """What the schedule's rate is multiplied by."""
+        """Factor on the schedule's learning rate [1]."""
         return 1.0 if self._plateau is None else self._plateau.factor
 
     def judge(self, metrics: Mapping[str, float], now: Position, extent: Extent) -> str | None:
-        """Take in an evaluation of `valid`; what is to be told of it, if anything was decided.
+        """Take in an evaluation of `valid`; returns the text of a decision, if one was made.
 
-        An evaluation that is made again, since what followed it was cut off, decides nothing a second time.
+        An evaluation that is repeated after a resume decides nothing a second time.
 
         Raises:
-            RunFailed: a measure that the job waits for is not there.
+            RunFailed: a measure that the job waits for is missing.
         """
         if now.updates <= self._judged:
             return None
         self._judged = now.updates
-        words = [words for one in self._stops if (words := one.judge(metrics, now, extent)) is not None]
-        self.verdict = words[0] if words else None
+        verdicts = [stop.judge(metrics, now, extent) for stop in self._stops]
+        self.verdict = next((verdict for verdict in verdicts if verdict is not None), None)
         if self._plateau is not None and self._plateau.judge(metrics, now, extent):
-            factor, at = self._plateau.factor, now.samples
-            return f"a plateau at {at:,} samples: the learning rate is {factor:.3g} of its schedule's from here on"
+            factor = self._plateau.factor
+            rate = f"the learning rate is {factor:.3g} of its schedule's from here on"
+            return f"a plateau at {now.samples:,} samples: {rate}"
         return None
 
     def state(self) -> dict[str, JSON]:
-        """What is kept with a checkpoint; empty where there is nothing to decide."""
+        """State for a checkpoint; empty where there is nothing to decide."""
         if self._plateau is None and not self._stops:
             return {}
         return {
-            "judged": self._judged, "verdict": self.verdict, "stops": [one.state() for one in self._stops],
+            "judged": self._judged, "verdict": self.verdict, "stops": [stop.state() for stop in self._stops],
             "plateau": None if self._plateau is None else self._plateau.state(),
         }  # fmt: skip
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Go on from what was kept; nothing, from where nothing was. A fork waits anew: its `stops` are None."""
+        """Restore the state; for a fork `stops` are None, and its rules begin again."""
         if not state:
             return
         self._judged, self.verdict = int(state["judged"]), state["verdict"]
         if state["stops"] is not None:
-            for one, kept in zip(self._stops, state["stops"], strict=True):
-                one.load(kept)
+            for stop, kept in zip(self._stops, state["stops"], strict=True):
+                stop.load(kept)
         if self._plateau is not None and state["plateau"] is not None:
             self._plateau.load(state["plateau"])
 
 
-def _watching(job: Job, rule: Stop) -> EarlyStoppingState | TargetState:
-    lower = _is_lower_better(job, rule.metric, rule.lower_is_better)
-    if isinstance(rule, EarlyStopping):
-        return EarlyStoppingState(rule, lower_is_better=lower)
-    return TargetState(rule, lower_is_better=lower)
-
-
-def _is_lower_better(job: Job, metric: str, given: bool | None) -> bool:  # noqa: FBT001 - a job's setting
-    """Whether lower is better; the job has seen to it that somebody says."""
-    return bool(direction_of(measure_of(job, metric), list(job.metrics), given))
-
-
-_DECIMALS = 6
-"""Lengths in samples are rounded to this, as those of a run are."""
-
-
 def metric_value(metrics: Mapping[str, float], metric: str) -> float:
-    """The value of the measure that a job's setting names.
+    """Value of the measure that a job's setting names [the measure's own unit].
 
     Raises:
         RunFailed: the evaluation found no such measure.
@@ -124,16 +110,16 @@ def metric_value(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def has_passed(length: Duration, since: int, now: Position, extent: Extent) -> bool:
-    """Whether `length` has gone by since update number `since`."""
+    """Whether `length` has passed since update number `since`."""
     if length.unit == "updates":
         return now.updates - since >= length.value
-    samples = round(length.value * (extent.num_train if length.unit == "epochs" else 1), _DECIMALS)
+    samples = round(length.value * (extent.num_train if length.unit == "epochs" else 1), 6)  # as the run's own length
     return now.samples - extent.position(since).samples >= samples
 
 
 @dataclass
 class Improvement:
-    """The best value of a measure so far, and the number of updates when it was found."""
+    """The best value of a measure so far, and the number of updates at that evaluation."""
 
     lower_is_better: bool
     min_delta: float
@@ -141,7 +127,7 @@ class Improvement:
     since: int = 0
 
     def take(self, value: float, now: Position) -> bool:
-        """Note a value; whether it is better than all before, by more than `min_delta`. NaN is not."""
+        """Take in a value; returns whether it is better than all before by more than `min_delta`. NaN is not."""
         if math.isnan(value):
             return False
         better = self.value is None or (
@@ -152,11 +138,11 @@ class Improvement:
         return better
 
     def state(self) -> JSON:
-        """What has to be known to go on."""
+        """State for a checkpoint."""
         return {"value": self.value, "since": self.since}
 
     def load(self, state: JSON) -> None:
-        """Go on from such a state."""
+        """Restore the state."""
         self.value, self.since = state["value"], int(state["since"])
 
 
@@ -168,25 +154,25 @@ class EarlyStoppingState:
         self._best = Improvement(lower_is_better, rule.min_delta)
 
     def judge(self, metrics: Mapping[str, float], now: Position, extent: Extent) -> str | None:
-        """Why the run ends now; None if it goes on."""
+        """Why the run ends now, or None."""
         rule, best = self._rule, self._best
         if best.take(metric_value(metrics, rule.metric), now) or not has_passed(rule.patience, best.since, now, extent):
             return None
         if best.value is None:
             return f"{bare_name(rule.metric)} on valid was no number for {rule.patience}"
-        at = extent.position(best.since).samples
+        since = extent.position(best.since).samples
         more = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         return (
             f"{bare_name(rule.metric)} on valid has not got better than {best.value:.6g}{more} for {rule.patience}, "
-            f"since {at:,} samples"
+            f"since {since:,} samples"
         )
 
     def state(self) -> JSON:
-        """What has to be known to go on."""
+        """State for a checkpoint."""
         return self._best.state()
 
     def load(self, state: JSON) -> None:
-        """Go on from such a state."""
+        """Restore the state."""
         self._best.load(state)
 
 
@@ -197,25 +183,25 @@ class TargetState:
         self._rule, self._lower = rule, lower_is_better
 
     def judge(self, metrics: Mapping[str, float], now: Position, extent: Extent) -> str | None:
-        """Why the run ends now; None if it goes on."""
+        """Why the run ends now, or None."""
         del now, extent
-        value, wanted = metric_value(metrics, self._rule.metric), self._rule.value
-        if value <= wanted if self._lower else value >= wanted:
-            return f"{bare_name(self._rule.metric)} on valid is {value:.6g}: the target of {wanted:g} is reached"
+        value, target = metric_value(metrics, self._rule.metric), self._rule.value
+        if value <= target if self._lower else value >= target:
+            return f"{bare_name(self._rule.metric)} on valid is {value:.6g}: the target of {target:g} is reached"
         return None
 
     def state(self) -> JSON:
-        """Nothing has to be known to go on."""
+        """A target has no state."""
         return {}
 
     def load(self, state: JSON) -> None:
-        """Nothing is needed."""
+        """A target has no state."""
 
 
 class PlateauWatch:
-    """What a plateau has made of the rate so far: `factor`, beside the schedule's own.
+    """`stoker.schedules.plateau` over a run: `factor` on the schedule's learning rate.
 
-    A measure has to stand still for `patience`, which after a fall is counted from the end of `cooldown`.
+    The rate falls when the measure has not improved for `patience`; after a fall, counted from the end of `cooldown`.
     """
 
     def __init__(self, rule: Plateau, *, lower_is_better: bool) -> None:
@@ -227,7 +213,7 @@ class PlateauWatch:
         self.factor = 1.0
 
     def judge(self, metrics: Mapping[str, float], now: Position, extent: Extent) -> bool:
-        """Take in an evaluation; whether the rate falls."""
+        """Take in an evaluation; returns whether the learning rate falls."""
         rule = self._rule
         is_better = self._best.take(metric_value(metrics, rule.metric), now)
         if is_better or not has_passed(rule.patience, self._best.since, now, extent):
@@ -240,10 +226,10 @@ class PlateauWatch:
         return falls
 
     def state(self) -> JSON:
-        """What has to be known to go on."""
+        """State for a checkpoint."""
         return {"best": self._best.state(), "fell": self._fell, "factor": self.factor}
 
     def load(self, state: JSON) -> None:
-        """Go on from such a state."""
+        """Restore the state."""
         self._best.load(state["best"])
         self._fell, self.factor = state["fell"], float(state["factor"])

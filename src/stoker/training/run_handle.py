@@ -1,10 +1,8 @@
-"""Runs as people use them: metrics, model, report.
+"""A run on disk, as users handle it: record, metrics, weights, model, job and report.
 
-A run's job, made again where the run was first started: from its job file, or from the run's own copy of it.
-
-Paths in a job are relative to the working directory, or to the job file (`Path(__file__).parent`). So `job()` runs in
-the folder of the first start; and it is the job file itself that runs, as long as it and the modules beside it are what
-the run has copies of.
+A run's job is made again where the run was first started, since paths in a job are relative to the working directory
+or to the job file (`Path(__file__).parent`). The job file itself runs, as long as it and its local imports equal the
+run's copies of them; else the copy runs.
 """
 
 from __future__ import annotations
@@ -35,19 +33,20 @@ from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_a
 from stoker.store.files import make_directories
 from stoker.training.checkpoints import KEPT_AT
 from stoker.training.evaluation_examples import read_examples
+from stoker.training.pruned_network import rebuild_pruned
 from stoker.training.snapshots import load_weights
 from stoker.units import Duration
 
 WEIGHTS = "model.safetensors"
-"""The weights a finished run keeps, in its directory."""
+"""The final weights of a finished run, in its directory."""
 
 PRUNING = "pruning.json"
-"""What was taken out of its model before a run trained it, in its directory; runs of whole models have none."""
+"""The channels pruned from its model before the run trained it, in its directory; runs of whole models have none."""
 
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """Weights that a run kept for good: their file, and where training was."""
+    """A file of weights that a run kept for good, and their position."""
 
     path: Path
     samples: int
@@ -58,17 +57,17 @@ class KeptWeights:
 
     @classmethod
     def of(cls, path: Path) -> KeptWeights:
-        """The weights in a file, by what it says of them.
+        """The weights in a file, with the position from its metadata.
 
         Raises:
-            BadRun: it cannot be read, or does not say.
+            BadRun: the file cannot be read, or has no position.
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                said = json.loads((file.metadata() or {})[KEPT_AT])
+                kept = json.loads((file.metadata() or {})[KEPT_AT])
             return cls(
-                path, int(said["samples"]), int(said["updates"]), float(said["epochs"]), int(said["since_samples"]),
-                float(said["since_epochs"]),
+                path, int(kept["samples"]), int(kept["updates"]), float(kept["epochs"]), int(kept["since_samples"]),
+                float(kept["since_epochs"]),
             )  # fmt: skip
         except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be read as weights that a run kept: {error}") from error
@@ -82,7 +81,7 @@ class KeptWeights:
 
 
 _ROUNDING = 1e-6
-"""Epochs are whole to within this."""
+"""Tolerance of positions in epochs and samples."""
 
 
 class Run:
@@ -131,13 +130,13 @@ class Run:
         """The weights the run kept, by name; no code of the job runs.
 
         Args:
-            at: those of a moment for which `Job(keep_every=…)` kept them, such as `stoker.epochs(5)`, also of a run
-                that is not finished (default: the final ones).
+            at: a moment for which `Job(keep_every=…)` kept weights, such as `stoker.epochs(5)`, also of an unfinished
+                run (default: the final weights).
 
         Raises:
             BadRun: the run is not finished, kept none at that moment, or its weights cannot be read.
         """
-        path = self.path / WEIGHTS if at is None else self._kept(at).path
+        path = self.path / WEIGHTS if at is None else self._kept_at(at).path
         if not path.is_file():
             raise BadRun(f"{self.name} has no final weights: it is {self.status}",
                          remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
@@ -147,47 +146,58 @@ class Run:
             raise BadRun(f"{path} cannot be read: {error}") from error
 
     def model(self, job: Job | None = None, *, at: Duration | None = None) -> torch.nn.Module:
-        """The trained model, in evaluation mode; with the weights of a moment `at` which they were kept, if given.
+        """The trained model, in evaluation mode; with `at`, the weights kept at that moment.
 
         The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
-        job file, which then runs as code: load only runs you trust. What pruning took out of it is taken out again.
-        Data are read only if `job()` itself reads them.
+        job file, which then runs as code: load only runs you trust. A pruned model is pruned again. Data are read only
+        if `job()` itself reads them.
 
         Raises:
-            BadJob: the model was pruned, and the job makes another one than that; or the job cannot be made again.
+            BadJob: the job makes another model than the one that was pruned, or cannot be made again.
             BadRun: the run has no weights yet, or they do not fit the model.
         """
         model = build_model(job or self.job())
-        if cuts := self.cuts:
-            from stoker.training.pruned_network import rebuild_pruned  # noqa: PLC0415 - few runs need compression
-
-            for cut in cuts:
-                model = rebuild_pruned(model, cut)
+        for cut in self.cuts:
+            model = rebuild_pruned(model, cut)
         load_weights(model, self.weights(at), self.path / WEIGHTS)
         return model.eval()
 
     def job(self) -> Job:
-        """The job this run was trained with, or that of the run's own copy of its job file, which then runs as code.
+        """The job this run was trained with; without it, from its job file or the run's copy, which then runs as code.
 
-        It runs in the folder of the run's first start, so that paths to data are those of then. For a run that trained
-        what pruning left of another's model it is that one's job: with the whole model.
+        The code runs in the folder of the run's first start, so that paths to data hold. A run that trained a pruned
+        model of another run has that run's job, with the whole model.
 
         Raises:
-            BadJob: the job cannot be made again, as where it reads data that are gone.
+            BadJob: the job cannot be made again, as when it reads data that are gone.
             BadRun: it was made in Python, without a job file; or the run whose model was pruned is gone.
         """
-        return self._job or (self._job_from_copy() if self.pruning is None else self._job_before(self.pruning))
+        if self._job is not None:
+            return self._job
+        if (pruning := self.pruning) is not None:
+            try:
+                return load(pruning.source.name).job()
+            except StokerError as error:
+                raise BadRun(
+                    f"{self.name} trained what pruning left of {pruning.source.name}, whose job cannot be had: "
+                    f"{error.message}",
+                    remedy="Give the job that the pruned run was made with: load(RUN, job=…).",
+                ) from error
+        spec = self.directory.read_spec()
+        if spec.entry is None:
+            raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
+        return reload_job(self.directory, spec.entry, spec.parameters)
 
     def where_it_started(self) -> AbstractContextManager[None]:
-        """Within it the working directory is that of the run's first start, if its job comes from a job file."""
+        """A block in the folder of the run's first start, if its job comes from a job file."""
         return nullcontext() if self._job is not None else in_start_directory(self.directory)
 
     @property
     def pruning(self) -> Pruning | None:
-        """What was taken out of the model before this run trained it; None of a whole one.
+        """The channels pruned from the model before this run trained it; None for a whole model.
 
         Raises:
-            BadRun: the record of it cannot be read.
+            BadRun: the record cannot be read.
         """
         path = self.path / PRUNING
         if not path.is_file():
@@ -199,7 +209,7 @@ class Run:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """What makes this run's model of the one that its job has, cut by cut; nothing of a whole one."""
+        """The cuts that turn the job's model into this run's, in order; empty for a whole model."""
         pruning = self.pruning
         return () if pruning is None else (*pruning.before, pruning.cut)
 
@@ -212,7 +222,7 @@ class Run:
         return plot_report(self.directory.read_report())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The run's card in a notebook."""
         return run_html(self.directory.read_report())
 
     def __repr__(self) -> str:
@@ -220,11 +230,11 @@ class Run:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
 
-    def _kept(self, at: Duration) -> KeptWeights:
+    def _kept_at(self, at: Duration) -> KeptWeights:
         kept = self.kept()
-        match = next((one for one in kept if one.is_at(at)), None)
+        match = next((weights for weights in kept if weights.is_at(at)), None)
         if match is None:
-            known = ", ".join(f"{one.epochs:g}" for one in kept)
+            known = ", ".join(f"{weights.epochs:g}" for weights in kept)
             raise BadRun(
                 f"{self.name} kept no weights at {at}; "
                 + (f"it kept those of epochs {known}" if kept else "it kept none"),
@@ -232,34 +242,18 @@ class Run:
             )
         return match
 
-    def _job_before(self, pruning: Pruning) -> Job:
-        try:
-            return load(pruning.source.name).job()
-        except StokerError as error:
-            raise BadRun(
-                f"{self.name} trained what pruning left of {pruning.source.name}, whose job cannot be had: "
-                f"{error.message}",
-                remedy="Give the job that the pruned run was made with: load(RUN, job=…).",
-            ) from error
-
-    def _job_from_copy(self) -> Job:
-        spec = self.directory.read_spec()
-        if spec.entry is None:
-            raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
-        return reload_job(self.directory, spec.entry, spec.parameters)
-
 
 def load(where: str | Path, job: Job | None = None) -> Run:
     """The run in a directory, or of that name.
 
     Raises:
-        BadRun: there is none, or it is damaged.
+        BadRun: there is no such run, or it is damaged.
     """
     return Run(find_run(runs_root(), str(where)), job)
 
 
 def report(where: str | Path) -> Path:
-    """Write a run's report anew; returns the HTML file.
+    """Write a run's report again; returns the HTML file.
 
     Raises:
         BadRun: there is no such run, or it is damaged.
@@ -278,7 +272,7 @@ STARTED = "started.json"
 
 
 def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
-    """Put the job file, its local imports and where they were into the run, as far as they are not there."""
+    """Copy the job file and its local imports into the run, and where it was started; existing copies stay."""
     if entry is None:
         return
     for name, text in entry.sources.items():
@@ -296,15 +290,16 @@ def reload_job(directory: RunDirectory, entry: str, parameters: Mapping[str, JSO
     """The job that a run was trained with; its code runs.
 
     Args:
-        directory: the run's.
+        directory: the run's directory.
         entry: the job file's name.
-        parameters: what `job` was called with.
+        parameters: arguments of its function `job`.
 
     Raises:
         BadJob: the job cannot be made, as when it reads data that are gone.
     """
     path = _job_file(directory, entry)
-    settings = {name: _as_text(value) for name, value in parameters.items()}
+    settings = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parameters.items()}
+    settings |= {name: "none" for name, value in parameters.items() if value is None}
     with in_start_directory(directory):
         try:
             return load_job(path, settings)[0]
@@ -319,7 +314,7 @@ def reload_job(directory: RunDirectory, entry: str, parameters: Mapping[str, JSO
 
 @contextlib.contextmanager
 def in_start_directory(directory: RunDirectory) -> Iterator[None]:
-    """Work in the folder of the run's first start, if it is known and there; relative paths of one's own change too."""
+    """Work in the folder of the run's first start, if it exists; the caller's relative paths change too."""
     started = _started(directory)
     if started is None or not Path(started.folder).is_dir():
         yield
@@ -329,32 +324,25 @@ def in_start_directory(directory: RunDirectory) -> Iterator[None]:
 
 
 def _job_file(directory: RunDirectory, entry: str) -> Path:
-    """The job file where it was, if all that it consists of is still what was copied; else the copy."""
+    """The original job file, if it and its local imports still equal the run's copies; else the copy."""
     copies = (directory.path / JOB_COPY).absolute()
     started = _started(directory)
     if started is None:
         return copies / entry
     original = Path(started.job_file)
     names = [copy.relative_to(copies) for copy in copies.rglob("*.py")]
-    are_same = names and all(_is_same(copies / name, original.parent / name) for name in names)
-    return original if are_same and original.name == entry else copies / entry
-
-
-def _is_same(copy: Path, original: Path) -> bool:
     try:
-        return copy.read_text(encoding="utf-8") == original.read_text(encoding="utf-8")
-    except (OSError, UnicodeError):  # it is gone, or not what it was
-        return False
+        are_same = names and all(
+            (copies / name).read_text(encoding="utf-8") == (original.parent / name).read_text(encoding="utf-8")
+            for name in names
+        )
+    except (OSError, UnicodeError):  # an original is gone, or no longer text
+        are_same = False
+    return original if are_same and original.name == entry else copies / entry
 
 
 def _started(directory: RunDirectory) -> Started | None:
     try:
         return records.loads((directory.path / STARTED).read_text(encoding="utf-8"), Started)
-    except (OSError, ValueError):  # an older run, or one that was damaged: its job runs here, then
+    except (OSError, ValueError):  # an older run, or a damaged one: its job runs in the present folder
         return None
-
-
-def _as_text(value: JSON) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,35 +1,26 @@
-"""A run's directory, new or continued: which one, what is put into it, which plan it goes by.
-
-Training on through what can be mended: changes of plan written down, runs taken up from their last checkpoint.
-"""
+"""The setup of a run on disk: its directory, new or continued, what is written into it, and the plan in force."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stoker import records
 from stoker.devices import attached_devices
-from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.errors import BadRun, StokerError
 from stoker.jobs import Job
-from stoker.planning.plan_history import memory_identity
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.environment import environment
 from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Layout, Plan
-from stoker.records.plan import OutOfMemory
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import (
     RunDirectory,
-    cache_root,
     choose_directory,
     describe_changes,
     find_run,
@@ -39,9 +30,7 @@ from stoker.store import (
     runs_root,
     unfinished_before,
 )
-from stoker.store.record_caches import out_of_memory_log
-from stoker.training.recovery import Replanned, RollBack, emit_replanned
-from stoker.training.session import TrainingSession
+from stoker.training.recovery import Replanned, emit_replanned
 from stoker.training.telemetry import Sink
 from stoker.units import Duration
 
@@ -49,7 +38,7 @@ from stoker.units import Duration
 def choose_run_directory(
     prepared: ResolvedJob, run_dir: str | Path | None, resume: str | None, parent: RunDirectory | None, *, new: bool
 ) -> tuple[RunDirectory, str | None]:
-    """The directory to train in, and what the user should know about the choice."""
+    """The directory to train in, and a message about the choice, if there is one."""
     if resume is None:
         choice = choose_directory(
             runs_root(),
@@ -74,7 +63,7 @@ def choose_run_directory(
 
 
 def _left_unfinished(prepared: ResolvedJob) -> str | None:
-    """What to know where the job file was changed while a run of it is unfinished: the run, the change, the ways on."""
+    """The message for a job file that was changed while a run of it is unfinished: the run, the change, the ways on."""
     left = unfinished_before(runs_root(), prepared.spec)
     if not left:
         return None
@@ -89,15 +78,14 @@ def _left_unfinished(prepared: ResolvedJob) -> str | None:
 
 
 def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
-    """Nothing if no plan was asked for, or the one the run began with."""
+    """Refuse a plan that is not the one the run began with."""
     decision = directory.read_decision()
     if given is None or decision is None:
         return
     began = decision.chosen.plan
-    alike = dataclasses.replace(
+    if began != dataclasses.replace(
         given, checkpoint_every_s=began.checkpoint_every_s, device_mtbf_h=began.device_mtbf_h
-    )  # fmt: skip
-    if alike != began:
+    ):
         raise BadRun(
             f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
             remedy="Drop --plan to continue it, or start another run with --new.",
@@ -105,16 +93,13 @@ def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
 
 
 def saving_every(interval: Duration | None, device_mtbf_h: float | None, decision: Decision) -> Decision:
-    """The decision with this time between checkpoints in its plan, or what it follows from; as it is without either."""
+    """The decision with another time between checkpoints in its plan, or another failure rate to compute it from."""
     if interval is None and device_mtbf_h is None:
         return decision
-    plan = decision.chosen.plan
+    plan = dataclasses.replace(decision.chosen.plan, device_mtbf_h=device_mtbf_h)
     if interval is not None:
         plan = dataclasses.replace(plan, checkpoint_every_s=interval.value, device_mtbf_h=None)
-    else:
-        plan = dataclasses.replace(plan, device_mtbf_h=device_mtbf_h)
-    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
-    return dataclasses.replace(decision, candidates=candidates)
+    return with_plan(decision, plan)
 
 
 def create_run(
@@ -125,7 +110,7 @@ def create_run(
     coupling: Coupling,
     parent: RunDirectory | None,
 ) -> None:
-    """Make the run on disk."""
+    """Create the run on disk."""
     run = records.Run(
         name=directory.name,
         status="unfinished",
@@ -142,11 +127,11 @@ def create_run(
 
 @contextmanager
 def discard_on_error(directory: RunDirectory) -> Iterator[None]:
-    """Take the run away again if what belongs to it cannot be written."""
+    """Delete the new run directory if it cannot be filled."""
     try:
         yield
     except StokerError:
-        with suppress(StokerError):  # the first error is the one to tell
+        with suppress(StokerError):  # the first error is the one to report
             directory.discard()
         raise
 
@@ -155,38 +140,38 @@ def device_of(directory: RunDirectory, asked: Device, on: str) -> Device:
     """The attached device that the run began on.
 
     Raises:
-        BadRun: it is not attached, or another one was asked for by name.
+        BadRun: the device is not attached, or another one was asked for by name.
     """
     decision = directory.read_decision()
     began = asked.torch_name if decision is None else decision.chosen.plan.device
-    found = next((device for device in attached_devices() if device.torch_name == began), None)
-    if found is None or (on != "here" and asked.torch_name != began):
-        why = "is not attached to this machine" if found is None else f"is not {on}"
+    device = next((device for device in attached_devices() if device.torch_name == began), None)
+    if device is None or (on != "here" and asked.torch_name != began):
+        why = "is not attached to this machine" if device is None else f"is not {on}"
         raise BadRun(
             f"{directory.name} began on {began}, which {why}, and goes on where it began",
             remedy=f"Start another run with --new, or from this one's state with --fork {directory.name}.",
         )
-    return found
+    return device
 
 
 def chosen_plan(
     directory: RunDirectory, checkpoint_every: Duration | None, device_mtbf_h: float | None = None
 ) -> tuple[Decision, Coupling]:
-    """What the run was begun under, with checkpoints as often as asked for now, which other processes read there."""
+    """The plan in force, with the checkpoint interval asked for now; a change is written for the other processes."""
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-    found = decision_in_force(directory, decision)
-    asked = saving_every(checkpoint_every, device_mtbf_h, found)
-    if asked != found:
+    present = decision_in_force(directory, decision)
+    asked = saving_every(checkpoint_every, device_mtbf_h, present)
+    if asked != present:
         directory.write_changed_plan(asked.chosen.plan)
     return asked, coupling
 
 
 def plan_for_layout(layout: Layout, plan: Plan, coupling: Coupling, job: Job) -> Plan:
-    """The plan over other processes, with its micro-batch, or the least that is legal for them.
+    """The plan in another layout, with its micro-batch, or the least that is legal there.
 
-    Of a group of coupled samples each process takes a part in one pass: the fewer they are, the larger the part.
+    Each process takes its part of a group of coupled samples in one pass: fewer processes take larger parts.
     """
     sharing = layout if job.sync is None else ONE_PROCESS
     size = plan.micro_batch
@@ -203,10 +188,10 @@ def fit_plan_to_ranks(
     device: Device,
     sinks: Sequence[Sink],
 ) -> tuple[Decision, Coupling]:
-    """What a run goes on under, in so many processes: where they were others before, the change is written down.
+    """The plan for `count` processes; a change is written into the run.
 
     Raises:
-        BadRun: the layout it began with cannot be spread over so many.
+        BadRun: the layout that the run began with cannot be spread over so many processes.
     """
     decision, coupling = chosen
     old = decision.chosen.plan
@@ -237,74 +222,12 @@ def emit_event(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) ->
 
 
 def decision_in_force(directory: RunDirectory, decision: Decision) -> Decision:
-    """The decision with the plan that the run goes on under: the one it began with, or what that gave way to."""
+    """The decision with the plan in force: the one the run began with, or what replaced it."""
     changed = directory.read_changed_plan()
     return decision if changed is None else with_plan(decision, changed)
 
 
 def with_plan(decision: Decision, plan: Plan) -> Decision:
-    """The decision with another plan in the chosen one's place; its forecast stays what was forecast."""
-    return dataclasses.replace(
-        decision, candidates=(dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
-    )
-
-
-def train_with_rollbacks(
-    begin: Callable[[Decision], TrainingSession], decision: Decision, note: Callable[[Replanned], None]
-) -> TrainingSession:
-    """Train to the end, or until asked to stop; where a session asks to be rolled back, another takes its place.
-
-    Each of them changes the plan in a direction in which there are few steps (fewer samples at once, then fp32), so
-    that this ends.
-
-    Args:
-        begin: makes a session from what the run's directory holds.
-        decision: what it begins under.
-        note: writes a change of plan down.
-    """
-    while True:
-        session = begin(decision)
-        try:
-            session.position = session.loop.run(session.position)
-        except RollBack as request:
-            change = request.change
-        else:
-            return session
-        telemetry, samples = session.loop.telemetry, session.loop.reached.samples
-        # Whatever holds the old model is let go of before a new one is made.
-        del session
-        gc.collect()
-        if change.new.device.startswith("cuda"):
-            torch.cuda.empty_cache()
-        note(change)
-        emit_replanned(telemetry.emit, change, samples)
-        telemetry.emit("recovered", samples=samples, what="rolled back", why=change.why)
-        decision = with_plan(decision, change.new)
-
-
-def plan_change_recorder(
-    prepared: ResolvedJob, directory: RunDirectory, device: Device, decision: Decision
-) -> Callable[[Replanned], None]:
-    """A function that writes a change of plan into the run, for a resume, and into the cache, for the next plan."""
-
-    def note(change: Replanned) -> None:
-        directory.write_changed_plan(change.new)
-        if change.old.micro_batch == change.new.micro_batch:
-            return
-        is_forecast = change.old == decision.chosen.plan
-        failure = OutOfMemory(
-            device_model=device.model,
-            torch_version=torch.__version__,
-            job=memory_identity(prepared),
-            plan=change.old,
-            run=directory.name,
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
-            forecast_bytes=decision.chosen.forecast.peak_bytes.value if is_forecast else None,
-            reachable_bytes=change.reachable_bytes,
-        )
-        try:
-            out_of_memory_log(cache_root()).append(failure)
-        except RunFailed:  # a cache that cannot be written costs the next run one update done twice
-            return
-
-    return note
+    """The decision with another plan in the place of the chosen one, whose forecast stays."""
+    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    return dataclasses.replace(decision, candidates=candidates)

@@ -1,4 +1,8 @@
-"""From a run's directory to a loop ready to go, wherever the run was left."""
+"""A training session: the loop, ready to run, with the state of the run's newest checkpoint.
+
+`build_session` restores a new run, a resumed one, a fork (from its parent's checkpoint), or the state that survivors of
+a generation carry over.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from stoker.loading.datasets import data_indices
 from stoker.loading.randomness import RandomStream, key_of, seed_generators
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.environment import environment
-from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
+from stoker.records import CheckpointManifest, Coupling, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
 from stoker.stepping.step import Step
@@ -55,17 +59,16 @@ _GUARANTEES = {
     "stream": "one reader in each process; it has no state: a resume reads again what was read before",
 }
 
-_LOOKS = 64
-"""Points of a run at which its schedule is looked at."""
-_OF_POSITIONS = ("batch", "seed", "freeze", "sampling", "lengths")
-"""Settings of a job without which the number of an update does not say what came before it, beside its data."""
+_ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling", "lengths")
+"""Settings of a job that, with its data, decide which samples came before an update."""
 
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run goes on: a checkpoint, the position it stands for in this run, and whether this run wrote it.
+    """The checkpoint that a run goes on from, and its position in this run.
 
-    If another did, `keeps_plateau` says whether a plateau that lowered its learning rate is one of this run.
+    `is_own`: this run wrote it. Of a parent's checkpoint, `keeps_plateau`: both runs have the same schedule, so that
+    a learning rate lowered by a plateau stays lowered.
     """
 
     path: Path
@@ -77,7 +80,7 @@ class _Start:
 
 @dataclass
 class TrainingSession:
-    """A run in this process: what is trained, where it is kept, and how far it is."""
+    """A run in this process: its loop, its directory and its position."""
 
     prepared: ResolvedJob
     directory: RunDirectory
@@ -87,11 +90,11 @@ class TrainingSession:
     position: Position
     is_profiled: bool = False
     metrics: dict[str, float] | None = None
-    """Of the weights worth keeping, at the end."""
+    """Final metrics, of the weights worth keeping."""
     weights: dict[str, torch.Tensor] | None = None
-    """Those weights, whole, at the end."""
+    """The final weights, gathered from all processes; None in a process alone."""
     examples: tuple[ExampleSet, ...] = ()
-    """What they made of samples of held-out sets."""
+    """Samples of held-out sets with the final model's outputs."""
 
     @property
     def step(self) -> Step:
@@ -120,10 +123,9 @@ def build_session(  # noqa: PLR0913 - what a session is made of
 ) -> TrainingSession:
     """The run in `directory` with its state restored; its lock must be held.
 
-    Among several processes each of them calls this. What they carried over from before they met goes first: the
-    furthest gives its state to the others; if nobody carries anything, all start from the last checkpoint. `age_s` is
-    how long the run has been trained by this command, also by processes that are gone [s]: losses that come faster than
-    checkpoints are due must not put them off for ever.
+    Every process calls this. State carried over goes first: the furthest rank gives its state to the others; where no
+    rank carries any, all start from the last checkpoint. `age_s` is how long this command has trained the run, lost
+    processes included [s]: losses that come faster than checkpoints are due must not postpone them for ever.
 
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
@@ -140,23 +142,16 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     else:
         start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates, world)
         position = Position() if start is None else start.position
-        progress = {} if start is None else _restored(step, start)
-        if (
-            start is not None
-            and "best" in progress
-            and progress["best"]["samples"] == position.samples
-            and world.is_first
-        ):
-            store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
-        if start is not None and start.is_own and world.is_first:
-            _keep_if_missed(prepared, directory, start)
+        progress = {} if start is None else _restore(step, start)
+        if start is not None and world.is_first:
+            _repeat_if_missed(prepared, directory, store, start, progress)
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     source = BatchSource(
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
         plan, split=step.split(),
     )  # fmt: skip
     source.reader.state = progress.get("reader")
-    checkpointer = Checkpointer(store, spec_digest=identity, version=stoker_version(), kept_in=directory.kept_weights)
+    checkpointer = Checkpointer(store, spec_digest=identity, version=version("stoker"), kept_in=directory.kept_weights)
     loop = Loop(
         step=step,
         source=source,
@@ -180,8 +175,11 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         ),
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
-        course=_course(prepared.job, step, progress),
+        course=RunControl.of(prepared.job),
     )  # fmt: skip
+    loop.course.load(progress.get("course", {}))
+    if isinstance(step.average, EqualAverage):
+        step.average.count = int(progress.get("averaged", 0))
     if plan.device_mtbf_h is not None:
         loop.save_every_s = float(progress.get("save_every_s", plan.checkpoint_every_s))
     session = TrainingSession(prepared, directory, decision, store, loop, position)
@@ -190,13 +188,19 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     if start is not None:
         telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
     if given is None:
-        _tell_start(session, device)
+        _announce_start(session, device)
     return session
 
 
-def _keep_if_missed(prepared: ResolvedJob, directory: RunDirectory, start: _Start) -> None:
-    """Write weights that are to be kept, where a kill came after their checkpoint was written and before they were."""
+def _repeat_if_missed(
+    prepared: ResolvedJob, directory: RunDirectory, store: CheckpointStore, start: _Start, progress: dict[str, JSON]
+) -> None:
+    """Repeat what follows the writing of a checkpoint, where a kill came in between: mark the best, keep weights."""
     every, position, folder = prepared.job.keep_every, start.position, directory.kept_weights
+    if "best" in progress and progress["best"]["samples"] == position.samples:
+        store.mark_best(start.path.name)
+    if not start.is_own:
+        return
     if every is None or position.updates == 0 or kept_path(folder, position).exists():
         return
     if evaluation_is_due(every, prepared.extent, prepared.extent.position(position.updates - 1), position):
@@ -204,18 +208,13 @@ def _keep_if_missed(prepared: ResolvedJob, directory: RunDirectory, start: _Star
 
 
 def slowest_s(job: Job, decision: Decision) -> float:
-    """What the slowest phase of the run takes by forecast [s]; see `slowest_phase_s`."""
+    """Forecast time of the slowest phase of the run [s]; see `slowest_phase_s`."""
     updates_apart = 1 if job.sync is None else job.sync.interval(job.batch)
     return slowest_phase_s(decision.chosen.forecast, updates_apart)
 
 
-def stoker_version() -> str:
-    """The version of the installed package."""
-    return version("stoker")
-
-
 def _unsaved_s(store: CheckpointStore, age_s: float) -> float:
-    """How long ago this command saved a checkpoint, or began where it has not [s]."""
+    """Time since this command saved a checkpoint, or since it began [s]."""
     names = store.names()
     if not names:
         return age_s
@@ -236,15 +235,24 @@ def _telemetry(prepared: ResolvedJob, decision: Decision, position: Position, wa
     )
 
 
-def _restored(step: Step, start: _Start) -> dict[str, JSON]:
-    """Put what `start` holds into `step`; the progress kept with it, of another run's what this one goes on with."""
-    if start.position.updates:
-        progress = restore(step, start.path, start.manifest)
-        return progress if start.is_own else _taken_over(progress, with_plateau=start.keeps_plateau)
-    weights = model_weights(start.path, start.manifest)
-    load_weights(step.model, weights, start.path, world=step.world)
-    step.begin_at_weights()
-    return {}
+def _restore(step: Step, start: _Start) -> dict[str, JSON]:
+    """Put the checkpoint's state into `step`; returns the progress to go on with.
+
+    A fork keeps how far data were read, the number of weights in an average and a lowered learning rate. Its time, its
+    best and its early stopping begin at zero: the latter may have ended its parent.
+    """
+    if not start.position.updates:
+        weights = model_weights(start.path, start.manifest)
+        load_weights(step.model, weights, start.path, world=step.world)
+        step.begin_at_weights()
+        return {}
+    progress = restore(step, start.path, start.manifest)
+    if start.is_own:
+        return progress
+    kept = {key: value for key, value in progress.items() if key not in ("wall_s", "best", "course", "save_every_s")}
+    if start.keeps_plateau and "course" in progress:
+        kept["course"] = {**progress["course"], "verdict": None, "stops": None}
+    return kept
 
 
 def _start_from(
@@ -263,46 +271,32 @@ def _start_from(
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
     theirs = parent.read_spec()
-    position = found[1].position if _goes_on(theirs, prepared.spec_like(theirs)) else Position()
+    mine = prepared.spec_like(theirs)
+    position = found[1].position if _continues(theirs, mine) else Position()
     if position.updates >= total_updates:
         raise BadRun(
             f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
             remedy="Fork it under a longer job (until=…).",
         )
-    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec_like(theirs))]
+    schedules = [spec.settings.get("schedule") for spec in (theirs, mine)]
+    for number, schedule in enumerate(schedules):
+        if isinstance(schedule, dict):  # a fork may change the length of the run
+            schedules[number] = {key: value for key, value in schedule.items() if key != "run"}
     return _Start(*found, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
 
 
-def _taken_over(progress: dict[str, JSON], *, with_plateau: bool) -> dict[str, JSON]:
-    """What a fork goes on with: how far data were read, how many weights an average is of, a lowered learning rate.
-
-    Its time and its best are its own, and it waits anew for what ends it before time, which may have ended its parent.
-    """
-    taken = {key: value for key, value in progress.items() if key not in ("wall_s", "best", "course", "save_every_s")}
-    if with_plateau and "course" in progress:
-        taken["course"] = {**progress["course"], "verdict": None, "stops": None}
-    return taken
-
-
-def _without_run(schedule: JSON) -> JSON:
-    """A schedule's settings but for the length of its run, which a fork may change."""
-    return {key: value for key, value in schedule.items() if key != "run"} if isinstance(schedule, dict) else schedule
-
-
-def _goes_on(theirs: JobSpec, mine: JobSpec) -> bool:
-    """Whether a fork continues where its parent is; else it takes over the weights and counts from 0."""
-    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in _OF_POSITIONS)
-    optimizers = [_kind(spec.settings.get("optimizer")) for spec in (theirs, mine)]
+def _continues(theirs: JobSpec, mine: JobSpec) -> bool:
+    """Whether a fork continues at its parent's position; else it takes over the weights and counts from 0."""
+    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in _ORDER_SETTINGS)
+    optimizers = [spec.settings.get("optimizer") for spec in (theirs, mine)]
+    for number, optimizer in enumerate(optimizers):
+        if isinstance(optimizer, dict) and "type" in optimizer:  # Stoker's own: settings may differ, state may not
+            optimizers[number] = optimizer["type"]
     return same_order and theirs.data_fingerprint == mine.data_fingerprint and optimizers[0] == optimizers[1]
 
 
-def _kind(optimizer: JSON) -> JSON:
-    """What must be equal for one optimiser to take over another's state: of Stoker's own only the type."""
-    return optimizer["type"] if isinstance(optimizer, dict) and "type" in optimizer else optimizer
-
-
-def _tell_start(session: TrainingSession, device: Device) -> None:
-    """Say what begins, under which guarantee."""
+def _announce_start(session: TrainingSession, device: Device) -> None:
+    """Send the event that training begins, with the exactness it guarantees, and warnings about the job."""
     prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.decision.chosen.plan
     was, now = session.directory.read_environment(), environment(device, plan)
     level = (
@@ -310,13 +304,16 @@ def _tell_start(session: TrainingSession, device: Device) -> None:
     )
     if was is not None and was != now:
         level = "same mathematics on resume: the environment has changed"
-        changes = _changes(was, now)
+        before, after = dataclasses.asdict(was), dataclasses.asdict(now)
+        changes = ", ".join(
+            f"{name}: {before[name]} then, {after[name]} now" for name in before if before[name] != after[name]
+        )
         telemetry.emit("warned", message=f"the run began elsewhere; it goes on exactly up to rounding ({changes})")
     if unsaved := session.loop.step.coupling.unsaved:
         level = f"none on resume: checkpoints do not hold {' and '.join(unsaved)}, from which the next pass goes on"
         telemetry.emit("warned", message=f"{level}; keep it in a buffer (register_buffer)")
-    for words in _doubts(session) if not session.position.updates else ():
-        telemetry.emit("warned", message=words)
+    for doubt in _doubts(session) if not session.position.updates else ():
+        telemetry.emit("warned", message=doubt)
     spec, data = prepared.spec, prepared.data
     sizes = {"train": len(data.train), "valid": sum(map(len, data.held_out.values())),
              "test": 0 if data.test is None else len(data.test)}  # fmt: skip
@@ -333,37 +330,21 @@ def _tell_start(session: TrainingSession, device: Device) -> None:
 
 
 def _doubts(session: TrainingSession) -> Iterator[str]:
-    """What is probably a mistake in the job."""
+    """Probable mistakes in the job."""
     yield from session.step.coupling.notices
     optimizer, schedule = session.prepared.job.optimizer, session.prepared.job.schedule
-    # A schedule of the user's is not called but where it is used: it may count its calls, or raise.
+    # A user's schedule is called by training alone: it may count its calls, or raise.
     if isinstance(optimizer, Optimizer) and type(schedule).__module__.startswith("stoker."):
-        highest = max(abs(float(schedule(part / _LOOKS))) for part in range(_LOOKS))
+        highest = max(abs(float(schedule(part / 64))) for part in range(64))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt
 
 
-def _changes(was: Environment, now: Environment) -> str:
-    before, after = dataclasses.asdict(was), dataclasses.asdict(now)
-    return ", ".join(
-        f"{name}: {before[name]} then, {after[name]} now" for name in before if before[name] != after[name]
-    )
-
-
-def _course(job: Job, step: Step, progress: dict[str, JSON]) -> RunControl:
-    """What evaluations have decided so far; how many weights the step's average is of is put back on the way."""
-    if isinstance(step.average, EqualAverage):
-        step.average.count = int(progress.get("averaged", 0))
-    course = RunControl.of(job)
-    course.load(progress.get("course", {}))
-    return course
-
-
 def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
-    """The measure that tells the best checkpoint, and its best value so far.
+    """The measure that selects the best checkpoint, and its best value so far.
 
-    It is the one that `select` names; else the first metric, if it is one number and known which way is better: by its
-    name, by an attribute `lower_is_better`, or by torchmetrics' `higher_is_better`; else the loss.
+    It is the one that `select` names. Otherwise it is the first metric, if that is one number with a known direction
+    (its name, an attribute `lower_is_better`, or torchmetrics' `higher_is_better`), and else the loss.
     """
     if job.select in ("best", "last"):
         first = next(iter(job.metrics), "loss")

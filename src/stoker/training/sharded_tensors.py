@@ -1,10 +1,8 @@
-"""Which part of the state a process holds, who else holds the same, and which of them writes it. No communication.
+"""Sharded tensors: which part of the state a process holds, which of its holders writes it, and reading parts back.
 
-A tensor is whole in every process of a stage, or a DTensor, whose placements say which part of it is here. Processes
-that hold the same part are counted from the layout, so all of them know alike which one writes it: the one that has
-least to write so far.
-
-Tensors of a checkpoint, read block by block, whichever processes wrote them.
+A tensor is whole in every process of a stage, or a DTensor, whose placements define the part held here. The holders of
+a part follow from the layout, without communication, so that all processes know which of them writes it: the one with
+the least to write so far. A checkpoint is read block by block, whichever processes wrote it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import torch
@@ -30,15 +28,15 @@ from stoker.training.named_state import Tensors, laid_out
 
 Sizes = tuple[int, ...]
 Runs = tuple[tuple[int, int], ...]
-"""Where the indices held of a dimension start and stop, run after run."""
+"""Start and stop of each run of indices held of a dimension."""
 Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class TensorShard:
-    """What a process holds of a tensor of `shape`: the indices `runs` of each dimension, laid together in `local`.
+    """The part of a tensor of `shape` that a process holds: the indices `runs` of each dimension, joined in `local`.
 
-    `holders` are the processes that hold the same, ascending.
+    `holders` are the processes that hold the same part, ascending.
     """
 
     shape: Sizes
@@ -47,19 +45,22 @@ class TensorShard:
     holders: tuple[int, ...]
 
     def blocks(self) -> Iterator[tuple[Sizes, Sizes, Index]]:
-        """The blocks of the tensor that are here: offsets, sizes, and the index in `local`."""
-        runs_with_places = [_placed(runs) for runs in self.runs]
-        for block in itertools.product(*runs_with_places):
+        """The blocks of the tensor held here: offsets, sizes, and the index in `local`."""
+        placed = []  # of each dimension: start and stop of each run, and its offset in `local`
+        for runs in self.runs:
+            places = itertools.accumulate((stop - start for start, stop in runs), initial=0)
+            placed.append([(start, stop, place) for (start, stop), place in zip(runs, places, strict=False)])
+        for block in itertools.product(*placed):
             offsets, sizes = tuple(start for start, _, _ in block), tuple(stop - start for start, stop, _ in block)
             if math.prod(sizes) or not math.prod(self.shape):
-                yield offsets, sizes, region(tuple(at for _, _, at in block), sizes)
+                yield offsets, sizes, region(tuple(place for _, _, place in block), sizes)
 
 
 def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
-    """What this process holds of `tensor`.
+    """The part of `tensor` that this process holds.
 
     Raises:
-        RunFailed: its placements do not say so.
+        RunFailed: its placements do not define it.
     """
     here, shape = local(tensor).detach(), tuple(tensor.shape)
     if not is_spread(tensor):
@@ -80,9 +81,9 @@ def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
 
 
 def shards_to_write(tensors: Tensors, world: World) -> dict[str, TensorShard]:
-    """What this process writes of the tensors it holds, by name: each part is written by one of its holders.
+    """The parts that this process writes, by name: each part is written by one of its holders.
 
-    All holders of a part have to name the same tensors in the same order.
+    All holders of a part have to pass the same tensors in the same order.
     """
     written: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
     mine: dict[str, TensorShard] = {}
@@ -97,20 +98,20 @@ def shards_to_write(tensors: Tensors, world: World) -> dict[str, TensorShard]:
 
 
 def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tensor], world: World) -> torch.Tensor:
-    """A tensor spread and laid out like a DTensor `target`, made of the blocks that `block(offsets, sizes)` gives."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes time to import, and is there already
+    """A DTensor with placements and strides of `target`, filled with the blocks of `block(offsets, sizes)`."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
 
     spread: Any = target
     part = shard_of(target, world)
-    found: torch.Tensor | None = None
+    filled: torch.Tensor | None = None
     for offsets, sizes, index in part.blocks():
-        one = block(offsets, sizes)
-        found = torch.empty_like(part.local, dtype=one.dtype) if found is None else found
-        found[index] = one
-    if found is None:  # nothing of it is here, but its dtype
-        found = torch.empty_like(part.local, dtype=block((0,) * len(part.shape), (0,) * len(part.shape)).dtype)
+        values = block(offsets, sizes)
+        filled = torch.empty_like(part.local, dtype=values.dtype) if filled is None else filled
+        filled[index] = values
+    if filled is None:  # an empty part, of the right dtype
+        filled = torch.empty_like(part.local, dtype=block((0,) * len(part.shape), (0,) * len(part.shape)).dtype)
     return DTensor.from_local(
-        found, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
+        filled, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
     )
 
 
@@ -129,38 +130,33 @@ def _stage(layout: Layout, rank: int) -> tuple[int, ...]:
 def _runs(mesh: Any, coordinate: Sizes, placements: tuple[Any, ...], shape: Sizes) -> tuple[Runs, ...]:
     """The indices of each dimension that the process at `coordinate` of the mesh holds.
 
-    Placements cut one after the other, except that a shard of a layer that was divided among tensor processes cuts what
-    they left: FSDP2 calls it a `_StridedShard` by as many as they are.
+    Placements cut one after the other. An FSDP2 shard of a layer that tensor parallel has divided cuts last: its
+    `_StridedShard` has the number of tensor processes as its factor.
     """
+
+    def cuts_last(dim: int) -> bool:
+        factor = getattr(placements[dim], "split_factor", 1)
+        if factor == 1:
+            return False
+        inner = [mesh.size(other) for other in range(dim + 1, len(placements))
+                 if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
+        return bool(factor == math.prod(inner))
+
     held: dict[int, torch.Tensor] = {}
-    later = [dim for dim in range(len(placements)) if _is_of_divided(mesh, placements, dim)]
+    later = [dim for dim in range(len(placements)) if cuts_last(dim)]
     for dim in [*(dim for dim in range(len(placements)) if dim not in later), *later]:
         placement = placements[dim]
         if placement.is_replicate():
             continue
-        axis, count, at = placement.dim, mesh.size(dim), coordinate[dim]
+        axis, count, number = placement.dim, mesh.size(dim), coordinate[dim]
         indices = held.get(axis, torch.arange(shape[axis]))
-        held[axis] = _cut(indices, 1 if dim in later else getattr(placement, "split_factor", 1), count, at)
+        factor = 1 if dim in later else getattr(placement, "split_factor", 1)
+        held[axis] = torch.cat([_chunks(whole, count)[number] for whole in _chunks(indices, factor)])
     return tuple(_runs_in(held[axis]) if axis in held else ((0, size),) for axis, size in enumerate(shape))
 
 
-def _is_of_divided(mesh: Any, placements: tuple[Any, ...], dim: int) -> bool:
-    """Whether a dimension of the mesh shards what others, further in, have divided before."""
-    factor = getattr(placements[dim], "split_factor", 1)
-    if factor == 1:
-        return False
-    inner = [mesh.size(other) for other in range(dim + 1, len(placements))
-             if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
-    return bool(factor == math.prod(inner))
-
-
-def _cut(indices: torch.Tensor, factor: int, count: int, at: int) -> torch.Tensor:
-    """Part number `at` of `count` of each of `factor` parts, as `torch.chunk` cuts: earlier ones are the larger."""
-    return torch.cat([_chunks(whole, count)[at] for whole in _chunks(indices, factor)])
-
-
 def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """`count` parts; the last ones may be empty."""
+    """`count` parts as `torch.chunk` cuts: earlier ones are the larger, and the last ones may be empty."""
     size = max(1, math.ceil(len(indices) / count))
     return [indices[start * size : (start + 1) * size] for start in range(count)]
 
@@ -173,21 +169,17 @@ def _runs_in(indices: torch.Tensor) -> Runs:
     return tuple((int(indices[a]), int(indices[b]) + 1) for a, b in zip(firsts, lasts, strict=True))
 
 
-def _placed(runs: Runs) -> list[tuple[int, int, int]]:
-    """Start and stop of each run, and where it lies in the local tensor."""
-    places = itertools.accumulate((stop - start for start, stop in runs), initial=0)
-    return [(start, stop, at) for (start, stop), at in zip(runs, places, strict=False)]
-
-
 @functools.lru_cache(maxsize=64)
 def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) -> tuple[int, ...]:
-    """The processes whose block of a DTensor is that of process `rank`.
+    """The processes that hold the same block of a DTensor as process `rank`.
 
-    Its mesh is a part of the world's: processes that differ only in axes of the world that it lacks hold the same, as
-    do those that differ only along dimensions of the mesh over which the tensor is replicated.
+    They differ only in axes of the world that the tensor's mesh lacks, or along dimensions of the mesh over which the
+    tensor is replicated.
     """
     cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    at: dict[Sizes, Sizes] = {layout.coordinates(other): index for index, other in _indexed(mesh.mesh)}
+    at: dict[Sizes, Sizes] = {}  # index in the mesh by coordinates in the world
+    for index in torch.ones_like(mesh.mesh).nonzero():
+        at[layout.coordinates(int(mesh.mesh[tuple(index)]))] = tuple(int(i) for i in index)
     mine = layout.coordinates(rank)
     is_spanned = [len({coordinates[axis] for coordinates in at}) > 1 for axis in range(len(mine))]
     holders = []
@@ -199,11 +191,6 @@ def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) 
     return tuple(holders)
 
 
-def _indexed(ranks: torch.Tensor) -> list[tuple[tuple[int, ...], int]]:
-    """Index and value of each element."""
-    return [(tuple(int(i) for i in index), int(ranks[tuple(index)])) for index in torch.ones_like(ranks).nonzero()]
-
-
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
@@ -211,91 +198,74 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
-"""PyTorch's names of dtypes by safetensors' own."""
-
+"""PyTorch's names of dtypes by those of safetensors."""
 
 Give = Callable[[str, list[int]], torch.Tensor]
-"""Gives the tensor of this name, with these strides."""
-
-
-class TensorSource(Protocol):
-    """Named tensors, on disk or in memory."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor; KeyError if there is none of that name."""
-        ...
-
-    def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """A block of a tensor, on the CPU, in memory of its own."""
-        ...
+"""Returns the tensor of a name, with the given strides."""
 
 
 class InMemory:
-    """Whole tensors that were copied."""
+    """Whole tensors in memory."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As `Source.shape`."""
+        """Shape of the whole tensor; KeyError for an unknown name."""
         return tuple(self._tensors[name].shape)
 
     def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """As `Source.block`."""
+        """A block of a tensor, in memory of its own."""
         return self._tensors[name][region(offsets, sizes)].clone()
 
 
 class OnDisk:
-    """The tensors of a checkpoint; made by `opened`, which closes its files."""
+    """The tensors of a checkpoint; `opened` closes its files."""
 
     def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
         self._path = path
         self._files: dict[str, Any] = {}
-        self._tensors = manifest.tensors or self._whole_ones(manifest)
+        self._tensors = manifest.tensors or self._read_headers(manifest)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As `Source.shape`."""
+        """Shape of the whole tensor; KeyError for an unknown name."""
         return self._tensors[name].shape
 
     def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-        """As `Source.block`.
+        """A block of a tensor, on the CPU.
 
-        As they are read tensors lie at any address; kernels add in another order there, which showed as other bits in
-        L-BFGS. So each comes back in memory that PyTorch allocated.
+        The block is in memory that PyTorch allocated: tensors read from a file have any address, where kernels add in
+        another order, which showed as other bits in L-BFGS.
 
         Raises:
-            BadRun: a file cannot be read, or the pieces are not all of the block.
+            BadRun: a file cannot be read, or the pieces do not fill the block.
         """
         stored = self._tensors[name]
         dtype = getattr(torch, stored.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise BadRun(f"{self._path} states {stored.dtype!r} as the type of {name}, which is none")
-        found = torch.empty(sizes, dtype=dtype)
+        block = torch.empty(sizes, dtype=dtype)
         num_filled = 0
         for piece in stored.pieces:
             if (overlap := _overlap(piece, offsets, sizes)) is not None:
                 within, here = overlap
-                part = self._read(piece.file, piece.key(name), within)
-                found[here] = part
+                try:
+                    file, key = self._open(piece.file), piece.key(name)
+                    part: torch.Tensor = file.get_slice(key)[within] if within else file.get_tensor(key)
+                except (OSError, safetensors.SafetensorError) as error:
+                    raise BadRun(f"{self._path / piece.file} cannot be read: {error}") from error
+                block[here] = part
                 num_filled += part.numel()
-        if num_filled != found.numel():
-            raise BadRun(f"{self._path} holds {num_filled:,} of {found.numel():,} elements of {name}",
+        if num_filled != block.numel():
+            raise BadRun(f"{self._path} holds {num_filled:,} of {block.numel():,} elements of {name}",
                          remedy="The checkpoint is damaged; use another one.")  # fmt: skip
-        return found
+        return block
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.__exit__(None, None, None)
         self._files.clear()
-
-    def _read(self, file_name: str, name: str, within: tuple[slice, ...]) -> torch.Tensor:
-        try:
-            file = self._open(file_name)
-            found: torch.Tensor = file.get_slice(name)[within] if within else file.get_tensor(name)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise BadRun(f"{self._path / file_name} cannot be read: {error}") from error
-        return found
 
     def _open(self, file_name: str) -> Any:
         if file_name not in self._files:
@@ -303,8 +273,8 @@ class OnDisk:
             self._files[file_name] = file.__enter__()
         return self._files[file_name]
 
-    def _whole_ones(self, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
-        """What one process wrote: each tensor whole, in the file of its part, which says its shape and dtype."""
+    def _read_headers(self, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
+        """The tensors that a process alone wrote: whole, with shape and dtype from the headers of their files."""
         found: dict[str, StoredTensor] = {}
         for name in (file.name for file in manifest.files if file.name.endswith(".safetensors")):
             try:
@@ -317,6 +287,10 @@ class OnDisk:
             except (OSError, safetensors.SafetensorError) as error:
                 raise BadRun(f"{self._path / name} cannot be read: {error}") from error
         return found
+
+
+TensorSource = InMemory | OnDisk
+"""Named tensors, in memory or on disk."""
 
 
 @contextmanager
@@ -334,7 +308,7 @@ def opened(path: Path, manifest: CheckpointManifest) -> Iterator[OnDisk]:
 
 
 def whole_from(source: TensorSource) -> Give:
-    """Gives whole tensors, laid out as they were; one that is there twice is one."""
+    """Returns whole tensors, with their strides; one that occurs twice is the same tensor."""
     known: Tensors = {}
 
     def whole(name: str, strides: list[int]) -> torch.Tensor:
@@ -349,12 +323,12 @@ def whole_from(source: TensorSource) -> Give:
 def _overlap(
     piece: StoredPiece, offsets: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where a piece meets a block: as index into the piece, and into the block; None where they do not meet."""
+    """The overlap of a piece with a block, as index into the piece and into the block; None without one."""
     within, here = [], []
-    for at, length, offset, size in zip(piece.offsets, piece.sizes, offsets, sizes, strict=True):
-        start, stop = max(at, offset), min(at + length, offset + size)
+    for begin, length, offset, size in zip(piece.offsets, piece.sizes, offsets, sizes, strict=True):
+        start, stop = max(begin, offset), min(begin + length, offset + size)
         if stop <= start:
             return None
-        within.append(slice(start - at, stop - at))
+        within.append(slice(start - begin, stop - begin))
         here.append(slice(start - offset, stop - offset))
     return tuple(within), tuple(here)

@@ -1,7 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the update, save, leave.
-
-Ctrl-C and SIGTERM on their way to somebody else.
-"""
+"""Ctrl-C and SIGTERM: training finishes the update, saves and leaves; a supervisor passes them on to its workers."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from stoker.errors import StokerError
 
 
 class StopRequest:
-    """Whether somebody asked training to stop, and how: `reason` is the signal's name, None so far.
+    """A request to stop training: `reason` is the signal's name, or None without a request.
 
-    `verdict` is what the next SIGINT raises in place of asking: another thread sets it to end a main thread that hangs.
+    `verdict` is an error that the next SIGINT raises: another thread sets it to end a main thread that hangs.
     """
 
     def __init__(self) -> None:
@@ -31,16 +28,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a StopRequest; a second SIGINT interrupts at once, as usual.
-
-    Signals reach only the main thread of a program: elsewhere nothing is changed.
-    """
+    """Turn SIGINT and SIGTERM into a StopRequest; a second SIGINT interrupts at once, as usual."""
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
 
-    def ask(number: int, _frame: FrameType | None) -> None:
+    def ask(number: int) -> None:
         if request.verdict is not None:
             verdict, request.verdict = request.verdict, None
             raise verdict
@@ -48,28 +39,24 @@ def stop_on_signals() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.ask(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with forward_signals(ask):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
-def forward_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, call `stop` with each SIGINT and SIGTERM.
+def forward_signals(act: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, call `act` with each SIGINT and SIGTERM.
 
-    Signals reach only the main thread of a program: elsewhere nothing is changed.
+    Signals reach only the main thread of a program: in another thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        stop(number)
+    def handle(number: int, _frame: FrameType | None) -> None:
+        act(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

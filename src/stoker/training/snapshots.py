@@ -1,25 +1,22 @@
-"""The state of a step between two updates: named, copied, and put back.
+"""The state of a step between two updates: copied, written as this process's share of a checkpoint, and put back.
 
 Its parts are the model's weights and buffers, the optimiser's state, the average, plain values that the model and the
 loss keep in Python, and the generators of Python and NumPy (PyTorch's are seeded before every pass). Of several
-processes the first one's values and generators are kept, and all take them over, as all begin with the same ones.
+processes the values and generators of rank 0 are kept, and all processes restore them.
 
-Sites that make updates of their own, in a checkpoint: each keeps a state of its own, and all share weights.
+A process writes the blocks that are its turn (`stoker.training.sharded_tensors`) into files of its own:
+`model.safetensors` of one process, `model.0-of-4.safetensors` of several. It sends rank 0 the names of the files and
+the places of the blocks; the first process of each stage adds the skeletons, which are equal within a stage.
 
-The first site's parts have the usual names, those of site 1 begin with `site1-`, and `shared` holds the weights that
-all of them share, which are the ones worth keeping. As many sites as there were go on each from its own state; another
-number of them, or processes that train in lockstep, from the shared weights.
-
-What each process writes of a checkpoint, and how a manifest comes of all of it.
-
-A process writes the blocks that are its turn (`stoker.training.sharded_tensors`), into files of its own:
-`model.safetensors` of one process, `model.0-of-4.safetensors` of several. Of several it tells the first one which files
-those are and which block of which tensor lies where; the first one in each stage adds the skeletons, which are alike
-within a stage.
+Replicas with updates of their own (`Job.sync`) each have a state of their own, and share weights. The parts of replica
+0 have the usual names, those of replica 1 begin with `site1-`, and `shared` holds the shared weights, which are the
+ones worth keeping. The same number of replicas go on each from its own state; another number, or processes in lockstep,
+go on from the shared weights.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +48,10 @@ from stoker.training.named_state import (
 )
 from stoker.training.sharded_tensors import (
     Give,
-    Index,
     InMemory,
     OnDisk,
-    TensorShard,
     TensorSource,
     filled_like,
-    region,
     shards_to_write,
     whole_from,
 )
@@ -65,14 +59,14 @@ from stoker.training.sharded_tensors import (
 
 @dataclass(frozen=True)
 class StepSnapshot:
-    """A state that was copied: the skeletons of its parts, and their tensors."""
+    """A copied state: the skeletons of its parts, and their tensors."""
 
     skeletons: dict[str, JSON]
     tensors: Tensors
 
 
 def state_parts_of(step: Step) -> dict[str, Any]:
-    """The trees of what the step's state has of its own, by part; no copies."""
+    """The trees of a step's own state, by part; no copies."""
     trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": tree_of(step)}
     if step.average is not None:
         trees["average"] = step.average.weights
@@ -80,7 +74,7 @@ def state_parts_of(step: Step) -> dict[str, Any]:
 
 
 def snapshot_of(step: Step) -> StepSnapshot:
-    """A copy of all of the step's state, in a process that holds all of it; without what sites share."""
+    """A copy of the whole state, in a process that holds all of it; without what replicas share."""
     trees = {**state_parts_of(step), "generators": generator_states()}
     parts = {name: named(tree, name) for name, tree in trees.items()}
     tensors = {name: copied(tensor) for _, own in parts.values() for name, tensor in own.items()}
@@ -92,20 +86,23 @@ def restore_snapshot(step: Step, snapshot: StepSnapshot) -> None:
     """Put a copied state into a step of the same job.
 
     Raises:
-        BadRun: it is of another model or optimiser.
+        BadRun: the state is of another model or optimiser.
     """
     put_back(step, snapshot.skeletons, InMemory(snapshot.tensors), "the state carried over")
 
 
 def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where: Path | str) -> None:
-    """Put a state into `step`, in place: of each tensor what this process holds. `where` it is from, for messages.
+    """Put a state into `step`, in place: of each tensor the part that this process holds.
 
-    An average that was not kept begins at the weights.
+    `where` names the source in messages. An average that the state lacks begins at the weights.
 
     Raises:
-        BadRun: it is of another model or optimiser.
+        BadRun: the state is of another model or optimiser.
     """
-    _require_same_model(step, skeletons["model"], source, where)
+    there = {name: str(list(source.shape(item["of"]))) if isinstance(item, dict) and item["is"] == "tensor"
+             else "no tensor" for name, item in entries(skeletons["model"]).items()}  # fmt: skip
+    here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
+    _require_same(here, there, where, is_part=step.world.layout.stages > 1)
     step.model.load_state_dict(_weights(step.model.state_dict(), skeletons["model"], source, step.world))
     try:
         _put_back_optimizer(step, renamed(skeletons["optimizer"], step), source)
@@ -123,10 +120,10 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
     """Copy weights into a model of the same architecture, of which a process may hold only parts.
 
     Args:
-        model: where they go.
-        weights: whole tensors by name, or ones that are spread as the model's.
-        source: where they are from, for messages.
-        world: of the processes that hold the model together, if it is spread over several.
+        model: receives the weights.
+        weights: whole tensors by name, or DTensors with the model's placements.
+        source: the file of the weights, for messages.
+        world: the processes that hold the model together, if there are several.
 
     Raises:
         BadRun: names or shapes differ; the first differences are named.
@@ -137,14 +134,13 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
         {name: _shape(tensor) for name, tensor in weights.items()},
         source, is_part=world.layout.stages > 1,
     )  # fmt: skip
-    model.load_state_dict({name: _part_like(target, weights[name], world) for name, target in here.items()})
-
-
-def _require_same_model(step: Step, skeleton: JSON, source: TensorSource, where: Path | str) -> None:
-    there = {name: str(list(source.shape(item["of"]))) if _is_tensor(item) else "no tensor"
-             for name, item in entries(skeleton).items()}  # fmt: skip
-    here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
-    _require_same(here, there, where, is_part=step.world.layout.stages > 1)
+    whole = InMemory(weights)
+    parts = {}
+    for name, target in here.items():
+        parts[name] = weights[name]
+        if is_spread(target) and not is_spread(weights[name]):
+            parts[name] = filled_like(target, functools.partial(whole.block, name), world)
+    model.load_state_dict(parts)
 
 
 def _require_same(here: dict[str, str], there: dict[str, str], where: Path | str, *, is_part: bool) -> None:
@@ -158,7 +154,7 @@ def _require_same(here: dict[str, str], there: dict[str, str], where: Path | str
 
 
 def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource, world: World) -> dict[str, Any]:
-    """The kept tensors of the names that are here, each as its namesake is spread."""
+    """The kept tensors of the names in `here`, each with the placements of its namesake."""
     kept = entries(skeleton)
     return {
         name: rebuilt(kept[name], _spread_like(target, source, world, whole_from(source)))
@@ -167,7 +163,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource
 
 
 def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> None:
-    """Take over an optimiser's state; the settings of Stoker's own optimisers stay those of the job and the plan."""
+    """Put an optimiser's state back; the settings of Stoker's own optimisers stay those of the job and the plan."""
     optimizer, kept = step.optimizer, entries(skeleton)
     of_name, whole = dict(step.model.named_parameters()), whole_from(source)
     tree = {key: rebuilt(item, whole) for key, item in kept.items() if key != "state"}
@@ -183,7 +179,7 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
     if isinstance(step.job.optimizer, Optimizer):
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)
-    # PyTorch turned state of another dtype than its parameter's into that; here it is put back as it was.
+    # PyTorch converts state to the dtype of its parameter; here it gets its own dtype back.
     for number, parameter in enumerate(parameters_of(optimizer)):
         for name, value in saved["state"].get(number, {}).items():
             loaded = optimizer.state[parameter].get(name)
@@ -192,7 +188,7 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
 
 
 def _spread_like(target: Any, source: TensorSource, world: World, whole: Give) -> Give:
-    """Gives of tensors that have the shape of `target` what this process holds of it; of others all."""
+    """Returns this process's part of tensors with the shape of `target`, and other tensors whole."""
     if not is_spread(target):
         return whole
 
@@ -204,17 +200,6 @@ def _spread_like(target: Any, source: TensorSource, world: World, whole: Give) -
     return part
 
 
-def _part_like(target: torch.Tensor, weight: torch.Tensor, world: World) -> torch.Tensor:
-    """Of a weight, whole or spread, what this process holds of `target`."""
-    if is_spread(weight) or not is_spread(target):
-        return weight
-    return filled_like(target, lambda offsets, sizes: weight[region(offsets, sizes)], world)
-
-
-def _is_tensor(item: JSON) -> bool:
-    return isinstance(item, dict) and item["is"] == "tensor"
-
-
 def _shape(tensor: Any) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else "no tensor"
 
@@ -223,12 +208,12 @@ SHARED, OUTER = "shared", "outer"
 
 
 def prefix_of(step: Step) -> str:
-    """What the names of this process's parts begin with."""
+    """The prefix of the names of this process's parts."""
     return f"site{step.world.rank}-" if step.outer is not None and step.world.rank else ""
 
 
 def replica_parts_of(step: Step) -> dict[str, Any]:
-    """What sites keep beside the usual parts, as trees by part."""
+    """The parts that only replicas with updates of their own have, as trees by part."""
     if step.outer is None:
         return {}
     shared = {SHARED: step.outer.weights()} if step.world.is_first else {}
@@ -236,19 +221,19 @@ def replica_parts_of(step: Step) -> dict[str, Any]:
 
 
 def prefix_in(step: Step, skeletons: dict[str, JSON]) -> str:
-    """What the names of the parts begin with that this process goes on from."""
+    """The prefix of the names of the parts that this process goes on from."""
     return prefix_of(step) if _num_replicas(skeletons) == step.world.layout.replicas else ""
 
 
 def weights_part(step: Step, skeletons: dict[str, JSON]) -> str:
-    """The part that this process's weights come from."""
+    """The name of the part that this process's weights come from."""
     if step.outer is None and SHARED in skeletons:
         return SHARED
     return f"{prefix_in(step, skeletons)}model"
 
 
 def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> None:
-    """Put back what sites keep, after model and optimiser; each of them calls this.
+    """Put back what replicas keep, after model and optimiser; each of them calls this.
 
     Raises:
         BadRun: the checkpoint is of processes in lockstep, or of other fragments.
@@ -269,16 +254,16 @@ def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> Non
 
 
 def _num_replicas(skeletons: dict[str, JSON]) -> int:
-    """How many sites wrote it; 0 if it is not of sites."""
+    """Number of replicas with updates of their own that wrote a checkpoint [replicas]; 0 without."""
     return sum(part == OUTER or part.endswith(f"-{OUTER}") for part in skeletons)
 
 
 @dataclass(frozen=True)
 class CheckpointShare:
-    """What a process writes, copied: tensors by part, and what is told of them.
+    """A process's share of a checkpoint: copied tensors by part, and their description.
 
-    `stored` says of each tensor's blocks where they are; `skeletons` are empty where another process gives them;
-    `trained` names the weights that are trained, which are of the part `model`.
+    `stored` has the places of each tensor's blocks; `skeletons` are empty where another process sends them; `trained`
+    are the names of the trained weights, which belong to the part `model`.
     """
 
     rank: int
@@ -290,7 +275,7 @@ class CheckpointShare:
     model: str
 
     def write(self, folder: Path) -> list[str]:
-        """Write the files; their names."""
+        """Write the files; returns their names."""
         names = []
         for part, tensors in self.tensors.items():
             contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -299,16 +284,16 @@ class CheckpointShare:
         return names
 
     def letter(self, files: tuple[FileDigest, ...]) -> JSON:
-        """What the process that completes the checkpoint has to know of the files."""
+        """The message to the process that completes the checkpoint."""
         return {"files": to_json(files), "tensors": to_json(self.stored), "skeletons": self.skeletons}
 
     def require_finite(self, position: Position) -> None:
-        """Refuse weights that training broke; a buffer may well hold an infinity, such as a mask of attention.
+        """Refuse trained weights that are not finite; a buffer may hold an infinity, such as an attention mask.
 
         Raises:
             NotFinite: a trained weight is not finite.
         """
-        # What another process writes is absent, and what is another weight is stored under that one's name.
+        # Weights that another process writes are absent; a tied weight is stored under the other one's name.
         names = {f"{self.model}.{name}": name for name in self.trained}
         for key, tensor in self.tensors.get(self.model, {}).items():
             name = names.get(key) or names.get(key.rpartition("#")[0])
@@ -320,13 +305,13 @@ class CheckpointShare:
 
 
 def share_of(step: Step, progress: dict[str, JSON]) -> CheckpointShare:
-    """Copy what this process writes of the step's state; `progress` is kept with it.
+    """Copy this process's share of the step's state; `progress` is kept with it.
 
     Raises:
         RunFailed: the state holds something that a checkpoint cannot keep.
     """
     world = step.world
-    prefix, is_apart = prefix_of(step), step.outer is not None
+    prefix, is_separate = prefix_of(step), step.outer is not None
     trees = {f"{prefix}{part}": tree for part, tree in state_parts_of(step).items()} | replica_parts_of(step)
     if world.is_first:
         trees["generators"] = generator_states()
@@ -335,55 +320,49 @@ def share_of(step: Step, progress: dict[str, JSON]) -> CheckpointShare:
     skeletons: dict[str, JSON] = {}
     for part, tree in trees.items():
         skeletons[part], live = named(tree, part)
-        is_own = is_apart or part == "generators"  # what only this process has
+        is_own = is_separate or part == "generators"  # no other process has it
         mine = shards_to_write(live, ALONE if is_own else world)
         file = _file_name(part, world.rank, world.layout.world_size)
         if mine or world.layout.world_size == 1:
             tensors[part] = {}
-        for name, one in mine.items():
-            pieces = _pieces(one, file)
-            tensors[part] |= {piece.key(name): copied(one.local[index]) for piece, index in pieces}
-            dtype = str(one.local.dtype).removeprefix("torch.")
-            stored[name] = StoredTensor(shape=one.shape, dtype=dtype, pieces=tuple(piece for piece, _ in pieces))
+        for name, shard in mine.items():
+            pieces = []
+            for number, (offsets, sizes, index) in enumerate(shard.blocks()):
+                pieces.append(StoredPiece(file=file, offsets=offsets, sizes=sizes, number=number))
+                tensors[part][pieces[-1].key(name)] = copied(shard.local[index])
+            dtype = str(shard.local.dtype).removeprefix("torch.")
+            stored[name] = StoredTensor(shape=shard.shape, dtype=dtype, pieces=tuple(pieces))
     if world.is_first:
         if python := step.python_changes():
             skeletons["python"] = python
         skeletons["progress"] = pack(progress, "progress")[0]
     trained = tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad)
-    if not is_apart and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):
+    if not is_separate and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):
         skeletons = {}
     return CheckpointShare(world.rank, world.layout.world_size, tensors, stored, skeletons, trained, f"{prefix}model")
 
 
 def merged(letters: list[JSON]) -> dict[str, Any]:
-    """The manifest's files, skeleton and tensors, from what all processes told, by rank."""
+    """The manifest's files, skeleton and tensors, from the letters of all processes, by rank."""
     files = tuple(from_json(file, FileDigest) for letter in letters for file in letter["files"])
     tensors: dict[str, StoredTensor] = {}
     for letter in letters:
         for name, value in letter["tensors"].items():
-            one = from_json(value, StoredTensor)
+            tensor = from_json(value, StoredTensor)
             known = tensors.get(name)
-            pieces = one.pieces if known is None else known.pieces + one.pieces
-            tensors[name] = StoredTensor(shape=one.shape, dtype=one.dtype, pieces=pieces)
+            pieces = tensor.pieces if known is None else known.pieces + tensor.pieces
+            tensors[name] = StoredTensor(shape=tensor.shape, dtype=tensor.dtype, pieces=pieces)
     given = [letter["skeletons"] for letter in letters if letter["skeletons"]]
     skeleton: dict[str, JSON] = {}
-    for part in dict.fromkeys(part for one in given for part in one):
+    for part in dict.fromkeys(part for skeletons in given for part in skeletons):
         unite = united if part == "optimizer" else _united_skeletons
-        alike = [one[part] for one in given if part in one]
-        skeleton[part] = alike[0] if len(alike) == 1 else unite(alike)
+        of_stages = [skeletons[part] for skeletons in given if part in skeletons]
+        skeleton[part] = of_stages[0] if len(of_stages) == 1 else unite(of_stages)
     return {"files": files, "skeleton": skeleton, "tensors": tensors}
 
 
-def _pieces(part: TensorShard, file: str) -> list[tuple[StoredPiece, Index]]:
-    """The blocks that a process holds, as they are stored, and where each of them lies in its tensor."""
-    return [
-        (StoredPiece(file=file, offsets=offsets, sizes=sizes, number=number), index)
-        for number, (offsets, sizes, index) in enumerate(part.blocks())
-    ]
-
-
 def _united_skeletons(skeletons: list[JSON]) -> JSON:
-    """One dict of the dicts of all stages."""
+    """One packed dict from those of all stages."""
     items: dict[str, JSON] = {}
     for skeleton in skeletons:
         for name, item in entries(skeleton).items():

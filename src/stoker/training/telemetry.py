@@ -1,13 +1,4 @@
-"""What is measured while training: loss, rate, where the time goes, and an honest time to go.
-
-Loss spikes: a loss far above what it was just before, by a measure that outliers do not move.
-
-What: the mean loss of an interval between two progress events against the median of the last ones, in robust standard
-deviations (1.4826 times the median absolute deviation). Use when: always; a spike is told, and nothing is done.
-Costs: a sort of 32 numbers twice a second. Does not see: a loss that rises slowly.
-Source: B. Iglewicz and D. Hoaglin, "How to Detect and Handle Outliers" (1993); there 3.5 marks an outlier, here 10: a
-loss curve has a trend and heavy tails.
-"""
+"""Telemetry of training: progress events with loss, rate and time left, and warnings about loss spikes."""
 
 from __future__ import annotations
 
@@ -27,11 +18,7 @@ from stoker.records.codec import JSON
 Sink = Callable[[Event], None]
 
 _HALF_LIFE_S = 20.0
-"""Half-life of what was seen, in the recent rate that the time to go rests on."""
-
-
-def _ignore_part(_part: str) -> None:
-    """Laps are booked here alone."""
+"""Half-life of past samples and seconds in the rate that the time left is computed from [s]."""
 
 
 class Telemetry:
@@ -40,14 +27,14 @@ class Telemetry:
     Args:
         sink: receives every event.
         total_samples, total_updates: of the whole run.
-        evaluate_s, evaluations_left: forecast seconds of one evaluation, and how many are to come.
-        wall_s: seconds trained by earlier processes of this run.
-        interval_s: seconds between progress events.
+        evaluate_s, evaluations_left: forecast time of one evaluation [s], and the number still to come.
+        wall_s: time trained by earlier processes of this run [s].
+        interval_s: time between progress events [s].
 
     Attributes:
-        num_laps: how often something was seen to go on; a watchdog in another thread looks at it.
+        num_laps: number of signs of life; a watchdog in another thread reads it.
         longest_s: the longest lap so far [s].
-        samples_per_s: the rate of the last progress event, evaluation and checkpoints left out.
+        samples_per_s: rate of the last progress event, without evaluation and checkpoints [samples/s].
     """
 
     def __init__(
@@ -76,11 +63,11 @@ class Telemetry:
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
         self.peak_bytes = 0
-        self.on_lap: Callable[[str], None] = _ignore_part
+        self.on_lap: Callable[[str], None] = lambda _part: None
 
     @property
     def wall_s(self) -> float:
-        """Seconds since training began, over all processes of the run."""
+        """Time since training began, over all processes of the run [s]."""
         return self._clock() - self._started
 
     def emit(self, kind: EventKind, **fields: JSON) -> None:
@@ -88,7 +75,7 @@ class Telemetry:
         self._sink(Event(kind=kind, at=time.time(), fields=fields))
 
     def lap(self, part: str) -> float:
-        """Book the time since the last lap under `part`; returns it [s]."""
+        """Time since the last lap, booked under `part` [s]."""
         now = self._clock()
         took, self._mark = now - self._mark, now
         self._split[part] = self._split.get(part, 0.0) + took
@@ -98,13 +85,13 @@ class Telemetry:
         return took
 
     def beat(self) -> None:
-        """Note that something goes on within a long lap."""
+        """Give a sign of life within a long lap."""
         self.num_laps += 1
 
     def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
-        """Note an update's loss; whether a progress event is due."""
+        """Take in an update's loss; returns whether a progress event is due."""
         self._update_s = self.lap("update")
-        # A GPU is not waited for; on a CPU a number costs nothing and, unlike a tensor, keeps no memory.
+        # Does not wait for a GPU; on a CPU a number costs nothing and, unlike a tensor, keeps no memory.
         self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
         self._num_losses += 1
         self._samples += num_samples
@@ -112,34 +99,35 @@ class Telemetry:
 
     @property
     def is_nearly_due(self) -> bool:
-        """Whether a progress event is to be expected after the update that begins now, as long as the last one."""
+        """Whether a progress event will be due after an update as long as the last one."""
         return self._mark + self._update_s - self._last_progress >= self._interval_s
 
     def skipped(self) -> bool:
-        """Note an update that was left out: its time counts, its samples and its loss do not.
-
-        Whether a progress event is due.
-        """
+        """Take in a skipped update, whose time counts, but not its samples; returns whether a progress event is due."""
         self.lap("update")
         return self.has_news and self._mark - self._last_progress >= self._interval_s
 
     def progress(self, position: Position, lr: float, more: Mapping[str, JSON] | None = None) -> float:
-        """Send a progress event with `more` fields; returns the mean loss since the last one."""
+        """Mean loss since the last progress event [loss units]; sends the next event, with `more` fields."""
         loss = float(self._loss_sum) / self._num_losses
-        self.lap("update")  # a GPU was waited for just now
+        self.lap("update")  # the line before waited for the GPU
         elapsed = self._clock() - self._last_progress
         busy = self._split["data"] + self._split["update"]
         rate = self._samples / busy if busy > 0 else 0.0
-        # Samples and seconds fade apart, so that one slow update at the start weighs no more than the time it took.
+        # Samples and seconds fade separately, so that one slow update at the start weighs no more than its time.
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
         self._recent_samples = fading * self._recent_samples + self._samples
         self._recent_s = fading * self._recent_s + busy
         resident = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, resident)
         self.samples_per_s = rate
+        eta_s = None
+        if self._recent_samples:
+            left_s = (self.total_samples - position.samples) * self._recent_s / self._recent_samples
+            eta_s = left_s + self._evaluations_left * self._evaluate_s
         self.emit(
             "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
-            epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=self._eta_s(position), wall_s=self.wall_s,
+            epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=eta_s, wall_s=self.wall_s,
             split_s=dict(self._split), resident_bytes=resident, **(more or {}),
         )  # fmt: skip
         self._split = dict.fromkeys(self._split, 0.0)
@@ -147,7 +135,7 @@ class Telemetry:
         return loss
 
     def evaluated(self, took_s: float) -> None:
-        """Note how long an evaluation took: the next ones are expected to take as long."""
+        """Take in the time of an evaluation [s]; the next ones are expected to take as long."""
         self._evaluate_s = took_s
         self._evaluations_left = max(0, self._evaluations_left - 1)
 
@@ -156,15 +144,9 @@ class Telemetry:
         """Whether anything was trained since the last progress event."""
         return self._num_losses > 0
 
-    def _eta_s(self, position: Position) -> float | None:
-        if not self._recent_samples:
-            return None
-        left_s = (self.total_samples - position.samples) * self._recent_s / self._recent_samples
-        return left_s + self._evaluations_left * self._evaluate_s
-
 
 def resident_bytes() -> int:
-    """Resident memory of this process now [bytes]; its peak where the system does not tell the present."""
+    """Resident memory of this process now [bytes]; its peak where the system has no present value."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()
@@ -182,22 +164,29 @@ _WINDOW = 32
 _FEWEST = 8
 _FAR = 10.0
 _LEAST_SHARE = 0.02
-"""A deviation is taken to be at least this share of the median: on a plateau it can be next to nothing."""
+"""Least deviation, as a share of the median: on a plateau the measured one can be next to zero."""
 
 
 class SpikeDetector:
-    """Told one loss after another, says which ones jump."""
+    """Detects losses far above those just before, by a measure that outliers do not move.
+
+    What: the mean loss between two progress events against the median of the last ones, in robust standard deviations
+    (1.4826 times the median absolute deviation). Use when: always; a spike gives a warning and changes nothing.
+    Costs: a sort of 32 numbers twice a second. Does not see: a loss that rises slowly.
+    Source: B. Iglewicz and D. Hoaglin, "How to Detect and Handle Outliers" (1993); there 3.5 marks an outlier, here 10:
+    a loss curve has a trend and heavy tails.
+    """
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._is_up = False
 
     def look(self, loss: float) -> str | None:
-        """What to tell of `loss`, the mean over an interval: None unless it begins a spike."""
+        """The warning for `loss`, the mean over an interval; None unless it begins a spike."""
         sentence = None
         if len(self._losses) >= _FEWEST:
             middle = statistics.median(self._losses)
-            spread = 1.4826 * statistics.median(abs(one - middle) for one in self._losses)
+            spread = 1.4826 * statistics.median(abs(known - middle) for known in self._losses)
             score = (loss - middle) / max(spread, _LEAST_SHARE * abs(middle), 1e-12)
             if score > _FAR and not self._is_up:
                 sentence = (

@@ -1,13 +1,13 @@
-"""The number of threads that compute on a CPU, while other processes come and go.
+"""The number of compute threads on a CPU, adapted to the load of other processes.
 
 What: a thread that waits for a core holds up all the others: one neighbour on one of two cores leaves 0.3 of the rate
-under two threads, and 0.55 under one. So, where the rate has fallen and a neighbour holds a core, the run goes on with
-as many threads as there are cores left, and with all of them once the machine has been quiet for a while. Never more
-threads than cores are granted. Each change is told as one of plan, and every update after it is the same mathematics,
-no longer bit-equal to a run left alone.
-Use when: always. Costs: two reads of a file of the kernel's every two seconds.
-Does not combine with: `torch.use_deterministic_algorithms(True)`, by which a job asks for equal bits, and compiled
-plans, whose code is made for one number of threads: both keep theirs, unless fewer cores are granted.
+under two threads, and 0.55 under one. Where the rate has fallen and a neighbour holds a core, the run goes on with as
+many threads as cores are left, and with all of them once the machine has been quiet for a while; never with more than
+the cores granted. Each change is reported as a change of plan. Updates after it are the same mathematics, but no
+longer bit-equal to an undisturbed run.
+Use when: always. Costs: two reads of a kernel file every two seconds.
+Does not combine with: `torch.use_deterministic_algorithms(True)` and compiled plans, whose code is for one number of
+threads: both keep their threads, unless fewer cores are granted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.stepping.step import Step
 from stoker.training.recovery import Replanned, Tell, emit_replanned
 
 WINDOW_S = 2.0
-"""The machine is looked at this far apart [s]."""
+"""Time between two looks at the machine [s]."""
 
 SLOWED = 0.75
-"""Below this share of the usual rate a neighbour is worth evading."""
+"""Share of the usual rate below which threads are given up to a neighbour [0 to 1]."""
 
 PATIENCE_S = 20.0
-"""How long the machine has to be quiet before threads are taken back [s]; twice as long after each time."""
+"""Quiet time before threads are taken back [s]; doubled after each time."""
 
 MOST_CHANGES = 6
-"""Of one process: a machine that comes to no rest is left alone."""
+"""Changes by one process, after which it adapts no more."""
 
 _HELD_WINDOWS = 2
 _WINDOWS_TO_SETTLE = 2
@@ -43,11 +43,7 @@ _WINDOWS_TO_SETTLE = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What is looked at, and what is set.
-
-    `sample` tells who used the CPUs (None where the system does not), `granted` how many cores this process may use;
-    `set_threads` sets how many threads compute; `clock` reads seconds.
-    """
+    """Access to the machine: CPU time used (None if unknown), cores granted, setting threads, and a clock [s]."""
 
     sample: Callable[[], CpuSample | None] = sample_cpu
     granted: Callable[[], int] = lambda: attached_cpu().cores
@@ -57,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class _Window:
-    """What was seen: the run's rate [samples/s], the CPUs it may use, and the cores that others used of them."""
+    """A measurement: the run's rate [samples/s], the CPUs it may use, and the cores that others used of them."""
 
     samples_per_s: float
     cpus: float
@@ -68,15 +64,15 @@ class ThreadKeeper:
     """Watches a run on a CPU and changes its number of threads.
 
     Args:
-        plan: gives the plan in force; its threads are the most there will be.
+        plan: returns the plan in force, whose threads are the most.
         tell: sends events.
-        usual_samples_per_s: the rate that the plan was chosen for.
-        is_free: whether threads may be given up to neighbours, and not only to a smaller grant.
-        others_share: of the CPU, that other processes used while the plan was chosen [0 to 1].
-        machine: what is looked at.
+        usual_samples_per_s: the rate that the plan was chosen for [samples/s].
+        is_free: threads may be given up to neighbours, and not only to a smaller grant.
+        others_share: share of the CPU that other processes used while the plan was chosen [0 to 1].
+        machine: access to the machine.
 
     Attributes:
-        threads: that compute now.
+        threads: the present number.
     """
 
     def __init__(
@@ -95,10 +91,10 @@ class ThreadKeeper:
         self._before, self._began, self._rates = self._machine.sample(), self._machine.clock(), list[float]()
         self._held, self._quiet_s, self._patience_s, self._changes = 0, 0.0, PATIENCE_S, 0
         self._on_trial: tuple[int, float, int] | None = None
-        """After a reduction: the threads before it, the rate under them, and the windows until it is judged."""
+        """After a reduction: the threads before it, their rate [samples/s], and the windows until it is judged."""
 
     def start(self, position: Position) -> None:
-        """Begin with the plan's threads, or as many as cores are granted, or as others left free during planning."""
+        """Begin with the plan's threads, at most those granted and those that others left free during planning."""
         self._machine.set_threads(self.threads)
         self._keep_to_the_grant(position)
         granted = self._machine.granted()
@@ -107,7 +103,7 @@ class ThreadKeeper:
             self._change(free, f"other processes use {self._others_share:.0%} of the CPU", position)
 
     def look(self, samples_per_s: float, position: Position) -> None:
-        """Take note of the rate just reported; every `WINDOW_S` seconds, look at the machine and decide."""
+        """Take in the rate just reported [samples/s]; every `WINDOW_S` seconds, look at the machine and decide."""
         self._rates.append(samples_per_s)
         now = self._machine.clock()
         elapsed = now - self._began
@@ -122,7 +118,7 @@ class ThreadKeeper:
         self._decide(_Window(rate, cpus, others_cores(before, after, elapsed)), elapsed, position)
 
     def _keep_to_the_grant(self, position: Position) -> bool:
-        """Whether there were more threads than cores."""
+        """Reduce threads to the cores granted; returns whether there were more."""
         granted = self._machine.granted()
         if self.threads <= granted:
             return False
@@ -136,23 +132,23 @@ class ThreadKeeper:
             return
         free = free_cores(seen.cpus, seen.others)
         planned = self._plan().threads
-        wanted = min(planned, self._machine.granted(), free)
+        target = min(planned, self._machine.granted(), free)
         if not self._is_free or self._changes >= MOST_CHANGES:
             return
-        self._quiet_s = self._quiet_s + elapsed if wanted > self.threads else 0.0
+        self._quiet_s = self._quiet_s + elapsed if target > self.threads else 0.0
         is_slow = seen.samples_per_s < SLOWED * self._usual
-        self._held = self._held + 1 if wanted < self.threads and is_slow else 0
-        if wanted == self.threads == planned:
+        self._held = self._held + 1 if target < self.threads and is_slow else 0
+        if target == self.threads == planned:
             self._usual = max(self._usual, seen.samples_per_s)
         if self._held >= _HELD_WINDOWS:
             self._on_trial = self.threads, seen.samples_per_s, _WINDOWS_TO_SETTLE
             why = f"other processes use {seen.others:.1f} of {seen.cpus:.0f} CPUs, and the rate fell"
             fell = f"from {self._usual:,.4g} to {seen.samples_per_s:,.4g} samples/s"
-            self._change(wanted, f"{why} {fell}", position)
+            self._change(target, f"{why} {fell}", position)
         elif self._quiet_s >= self._patience_s:
             self._patience_s *= 2
             self._change(
-                wanted, f"other processes have left {_cores(wanted)} alone for {self._quiet_s:.0f} s", position
+                target, f"other processes have left {_cores(target)} alone for {self._quiet_s:.0f} s", position
             )
 
     def _judge(self, seen: _Window, position: Position) -> None:
@@ -183,7 +179,7 @@ class ThreadKeeper:
 def thread_keeper(
     step: Step, tell: Tell, *, usual_samples_per_s: float, others_share: float = 0.0
 ) -> ThreadKeeper | None:
-    """The keeper of the threads of a run; None for one that is not on a CPU."""
+    """The keeper of a run's threads; None for a run on another device than the CPU."""
     if step.plan.device != "cpu":
         return None
     return ThreadKeeper(

@@ -1,9 +1,9 @@
-"""A watchdog: notices that training stands still, says where, and mends or ends it.
+"""A watchdog: notices that training hangs, reports where, and mends or ends it.
 
-What: a thread that looks at the count of laps. No new one for long: the stacks of all threads and of the loader's
-workers are written into the run's directory. If training waits for its workers, they are killed, and replaced as if
-they had died. Otherwise, after as long again, the main thread is interrupted with a verdict; if it does not even heed
-that, the process ends.
+What: a thread watches the number of laps. Without a new one for long, the stacks of all threads and of the loader's
+workers go into the run's directory. If training waits for its workers, they are killed, and replaced as if they had
+died. Otherwise, after the same time again, the main thread is interrupted with an error; if that has no effect, the
+process ends.
 Use when: always. Costs: a thread that wakes once a second. Does not see: a call that holds Python's interpreter lock.
 """
 
@@ -31,45 +31,44 @@ from stoker.training.signals import StopRequest
 from stoker.units import format_seconds
 
 PATIENCE_VARIABLE = "STOKER_WATCHDOG"
-"""Environment variable: the least time without progress that counts as a hang [s]; 0 switches the watchdog off."""
+"""Environment variable: least time without progress that counts as a hang [s]; 0 switches the watchdog off."""
 
 LEAST_PATIENCE_S = 60.0
 LEAST_PATIENCE_TOGETHER_S = 300.0
-"""The same of several processes, each of which may stall by itself: on a cold disk, or stopped and continued. One that
-has ended is noticed at once, so that only hangs wait for it. NCCL's own is 600 s."""
+"""The same for several processes, each of which may stall: on a cold disk, or stopped and continued. A process that has
+ended is noticed at once. NCCL's own patience is 600 s."""
 
 PATIENCE_FACTOR = 10.0
-"""So many times the longest lap so far, or the forecast time of the slowest phase, is a hang, and never less than the
-floor."""
+"""A hang is this factor of the longest lap so far, or of the forecast time of the slowest phase; at least the floor."""
 
 ANSWER_S = 20.0
-"""How long a process may go on by itself, at the least, after others have lost touch with it [s]."""
+"""Least time that a process may go on after others have lost touch with it [s]."""
 
 NEVER_S = 7 * 24 * 3600.0
-"""In place of a patience that has no end: a week."""
+"""An unlimited patience: a week [s]."""
 
 UNSEEN_PATIENCE_FACTOR = 20.0
-"""The floor is so many times higher until two updates were made, and while a checkpoint is written to the disk: what
-compilation, first batches and slow disks take cannot be told from what went before."""
+"""Factor on the floor until two updates were made, and while a checkpoint is written: the time of compilation, first
+batches and slow disks does not follow from earlier laps."""
 
 _LAPS_SEEN = 4
 _DEBUGGERS = frozenset({"bdb", "pdb", "IPython.core.debugger"})
 
 
 class Laps(Protocol):
-    """What shows that something goes on."""
+    """Signs of life of training."""
 
     num_laps: int
     longest_s: float
 
 
 def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, processes: int = 1) -> float:
-    """The least time without progress that counts as a hang [s], of so many processes; 0 for no watchdog.
+    """Least time without progress that counts as a hang [s]; 0 for no watchdog.
 
-    It is `$STOKER_WATCHDOG`; where that is not set, 60 s, or 300 s where processes wait for each other.
+    It is `$STOKER_WATCHDOG`, and by default 60 s, or 300 s with several processes.
 
     Raises:
-        BadJob: the variable is no number of seconds.
+        BadJob: the variable is not a number of seconds.
     """
     default = LEAST_PATIENCE_S if processes == 1 else LEAST_PATIENCE_TOGETHER_S
     given = environ.get(PATIENCE_VARIABLE)
@@ -87,10 +86,10 @@ def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, proce
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogPatience:
-    """Of processes with each other [s].
+    """Patience of processes with each other [s].
 
-    `others_s` is how long one waits for the others within one call, or may show no sign of life; `answer_s` how long it
-    may go on by itself after others have lost touch with it. A stall that is over sooner costs its time and no more.
+    `others_s` is the longest wait for the others within one call, and the longest silence; `answer_s` the longest time
+    that a process may go on after others have lost touch with it. A shorter stall costs its own time and no more.
     """
 
     others_s: float
@@ -98,36 +97,35 @@ class WatchdogPatience:
 
     @classmethod
     def of(cls, slowest_s: float, environ: dict[str, str] | os._Environ[str] = os.environ) -> WatchdogPatience:
-        """Where the slowest phase of a run takes so long by forecast [s]."""
+        """The patience for a run whose slowest phase takes `slowest_s` by forecast [s]."""
         least_s, longest_s = patience_s(environ, processes=2) or NEVER_S, PATIENCE_FACTOR * slowest_s
         return cls(others_s=max(least_s, longest_s), answer_s=max(min(least_s, ANSWER_S), longest_s))
 
 
 def slowest_phase_s(forecast: Forecast, updates_apart: int = 1) -> float:
-    """What the slowest phase of a run takes by forecast [s].
+    """Forecast time of the slowest phase of a run [s]: an update with loading, an evaluation, a checkpoint's copy.
 
-    That is an update with its loading, an evaluation, or the copy of a checkpoint. Sites hear of each other after so
-    many updates, between which one may be slower than another.
+    Replicas that exchange every `updates_apart` updates wait for each other that long.
     """
     return max(updates_apart * forecast.step_s.value, forecast.evaluate_s.value, forecast.checkpoint_s.value)
 
 
 class Watchdog:
-    """Within its block, watches the thread that made it.
+    """Within its block, watches the thread that entered it.
 
     Args:
-        laps: counts what goes on.
-        workers: of the loader.
-        stop: by which the main thread is ended.
-        tell: called with a sentence, in the watchdog's thread.
+        laps: the signs of life.
+        workers: the loader's workers.
+        stop: carries the error that ends the main thread.
+        tell: receives messages, in the watchdog's thread.
         dumps: directory for stacks; None: they are not written.
         slowest_s: forecast time of the slowest phase [s].
         is_writing: whether a checkpoint is being written, which training may have to wait for.
-        least_s: the least time without progress that counts as a hang [s]; 0: nothing is watched.
+        least_s: least time without progress that counts as a hang [s]; 0: no watchdog.
         leave: ends the process.
     """
 
-    def __init__(  # noqa: PLR0913 - what it looks at, and what it may do
+    def __init__(  # noqa: PLR0913 - what it watches, and what it may do
         self,
         laps: Laps,
         workers: WorkerWatch,
@@ -149,7 +147,7 @@ class Watchdog:
         self._is_main = False
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start the watch."""
         if self._least_s > 0:
             self._main = threading.get_ident()
             self._is_main = threading.current_thread() is threading.main_thread()
@@ -160,60 +158,60 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Watch no more."""
+        """End the watch."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
 
     def patience_s(self) -> float:
-        """How long nothing may be heard now [s]."""
+        """Longest time without a sign of life, at present [s]."""
         is_known = self._laps.num_laps >= _LAPS_SEEN and not self._is_writing()
         floor = self._least_s if is_known else self._least_s * UNSEEN_PATIENCE_FACTOR
         return max(floor, PATIENCE_FACTOR * max(self._laps.longest_s, self._slowest_s))
 
     def _watch(self) -> None:
         pause_s = min(1.0, self._least_s / 10)
-        heard, quiet_s, num_told = self._laps.num_laps, 0.0, 0
+        num_laps, quiet_s, times = self._laps.num_laps, 0.0, 0
         mark = time.monotonic()
         while not self._is_over.wait(pause_s):
             now = time.monotonic()
-            # No more than two pauses: a process that was stopped itself, and goes on, did not hang.
+            # At most two pauses: a process that was stopped itself, and goes on, did not hang.
             quiet_s, mark = quiet_s + min(now - mark, 2 * pause_s), now
-            if self._laps.num_laps != heard:
-                heard, quiet_s, num_told = self._laps.num_laps, 0.0, 0
-            elif quiet_s > self.patience_s() * (num_told + 1) and not _is_debugged(self._main):
-                num_told += 1
-                if self._hung(quiet_s, num_told):
-                    quiet_s, num_told = 0.0, 0
+            if self._laps.num_laps != num_laps:
+                num_laps, quiet_s, times = self._laps.num_laps, 0.0, 0
+            elif quiet_s > self.patience_s() * (times + 1) and not _is_debugged(self._main):
+                times += 1
+                if self._act(quiet_s, times):
+                    quiet_s, times = 0.0, 0
 
-    def _hung(self, quiet_s: float, times: int) -> bool:
-        """Nothing was heard for so long, the `times`-th time; whether something was done that should mend it."""
+    def _act(self, quiet_s: float, times: int) -> bool:
+        """Act on a silence, for the `times`-th time; returns whether that should mend it."""
         is_waiting = self._workers.is_waiting
         doing = "a batch from the loader's workers" if is_waiting else "an update, an evaluation or a batch"
-        words = f"nothing has moved for {format_seconds(quiet_s)}: training waits for {doing}"
+        message = f"nothing has moved for {format_seconds(quiet_s)}: training waits for {doing}"
         if times == 1:
-            words += f"; {self._dump(words)}"
+            message += f"; {self._dump(message)}"
             if not is_waiting:
                 with suppress(Exception):  # a sink that fails must not end the watch
-                    self._tell(words)
+                    self._tell(message)
                 return False
         if is_waiting:
             with suppress(Exception):
-                self._tell(f"{words}; the workers are replaced")
+                self._tell(f"{message}; the workers are replaced")
             self._workers.kill(f"no batch came for {format_seconds(quiet_s)}")
             return True
-        self._end(words, times)
+        self._end(message, times)
         return False
 
-    def _end(self, words: str, times: int) -> None:
-        """Interrupt the main thread, or end the process where that did nothing."""
+    def _end(self, message: str, times: int) -> None:
+        """Interrupt the main thread, or end the process where that had no effect."""
         verdict = RunFailed(
-            f"training hangs: {words}",
+            f"training hangs: {message}",
             remedy=f"The stacks of all threads are in the run's directory. The same command continues from the last "
             f"checkpoint. {PATIENCE_VARIABLE}=SECONDS sets how long nothing may move, 0 switches this off.",
         )
         if not self._is_main:
-            return  # no signal reaches another thread; whoever runs it has been told
+            return  # no signal reaches another thread; the caller was warned
         if times == 2:
             self._stop.verdict = verdict
             signal.pthread_kill(self._main or 0, signal.SIGINT)
@@ -222,10 +220,10 @@ class Watchdog:
             sys.stderr.flush()
             self._leave(RunFailed.exit_code)
 
-    def _dump(self, words: str) -> str:
-        """Write the stacks; says where they are."""
+    def _dump(self, message: str) -> str:
+        """Write the stacks; returns a text with their place."""
         theirs = self._workers.stacks()
-        header = f"{datetime.now(UTC).isoformat(timespec='seconds')} {words}\n"
+        header = f"{datetime.now(UTC).isoformat(timespec='seconds')} {message}\n"
         if self._dumps is None:
             return "nobody said where to write the stacks"
         path = self._dumps / "stacks.txt"
@@ -242,7 +240,7 @@ class Watchdog:
 
 
 def _is_debugged(thread: int | None) -> bool:
-    """Whether somebody looks at that thread in a debugger."""
+    """Whether a debugger has stopped that thread."""
     frame = sys._current_frames().get(thread or 0)  # noqa: SLF001 - the documented way to another thread's stack
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:

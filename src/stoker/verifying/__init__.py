@@ -1,1 +1,1 @@
-"""Is this job separable, exact on resume, equal under its plan? The exactness contract, examined for one job."""
+"""The exactness contract of one job: separable, exact on resume, equal under every legal plan."""

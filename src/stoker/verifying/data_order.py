@@ -1,9 +1,8 @@
-"""Are batches the same from any position on, whoever fetches them and however they are cut?"""
+"""Are batches the same from any position on, with any loader, and however they are cut?"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,23 +22,30 @@ _GUARANTEES = {
     "stream": "stream: what was read before is read again on resume",
 }
 _FEWEST, _MOST = 4, 16
-_MOST_ORDERED = 2**20
+"""Batches compared: at least, and as many as time allows."""
 
 
 def check_order(subject: Subject, timebox: Timebox) -> Verdict:
     """Compare batches from a middle position with those of an uninterrupted stream, bit for bit."""
     step = Step(subject.job, subject.plan, subject.coupling)
-    stream = _straight(subject, step, timebox)
+    plain = replace(subject.plan, loader=subject.plain_loader, num_workers=0)
+    stream: list[Batch] = []
+    for batch in replace(subject.source(step), plan=plain).batches(Position(), _MOST):
+        stream.append(batch)
+        if len(stream) >= _FEWEST and timebox.is_over:
+            break
     middle = len(stream) // 2
     problem = (
         _problem_with_order(subject)
         or _problem_with_batches(subject, step, stream, middle)
         or _problem_with_cutting(stream[0], subject.plan.micro_batch)
     )
+    is_computed = subject.data.train.data_class == "indexed"
+    order = f"the order of {_num_ordered(subject)} samples of two epochs; " if is_computed else ""
     loader = f"{subject.plan.num_workers} loader workers" if subject.plan.num_workers else "this process"
     examined = (
         f"batches {middle + 1} to {len(stream)} fetched by {loader} after a start in the middle, against those of one "
-        f"stream fetched in this process: indices and bytes; {_order_in_words(subject)}"
+        f"stream fetched in this process: indices and bytes; {order}"
         "the first batch made ready whole and in parts"
     )
     guarantee = _GUARANTEES[subject.data.train.data_class]
@@ -52,32 +58,15 @@ def check_order(subject: Subject, timebox: Timebox) -> Verdict:
     )
 
 
-def _straight(subject: Subject, step: Step, timebox: Timebox) -> list[Batch]:
-    """The first batches of one stream, at least four, up to sixteen as time allows."""
-    plan = replace(subject.plan, loader=subject.plain_loader, num_workers=0)
-    source = replace(subject.source(step), plan=plan)
-    batches: list[Batch] = []
-    for batch in source.batches(Position(), _MOST):
-        batches.append(batch)
-        if len(batches) >= _FEWEST and timebox.is_over:
-            break
-    return batches
-
-
-def _ordered(subject: Subject) -> int:
-    return min(len(subject.data.train), _MOST_ORDERED)
-
-
-def _order_in_words(subject: Subject) -> str:
-    is_computed = subject.data.train.data_class == "indexed"
-    return f"the order of {_ordered(subject)} samples of two epochs; " if is_computed else ""
+def _num_ordered(subject: Subject) -> int:
+    return min(len(subject.data.train), 2**20)
 
 
 def _problem_with_order(subject: Subject) -> str | None:
-    """Whether an epoch's order holds every sample once, is not the next one's, and is the same from its middle."""
-    train, seed, count = subject.data.train, subject.job.seed, _ordered(subject)
+    """Check that an epoch's order has every sample once, differs from the next, and is the same from its middle."""
+    train, seed, count = subject.data.train, subject.job.seed, _num_ordered(subject)
     if train.data_class != "indexed":
-        return None  # it comes as it is read
+        return None  # the order of a stream is that of reading
     size, order = len(train), train.order(seed)
     first, second = (order.indices(epoch, 0, count) for epoch in (0, 1))
     if len(np.unique(first)) != count:
@@ -95,7 +84,8 @@ def _problem_with_batches(subject: Subject, step: Step, stream: list[Batch], mid
         for number, (ours, theirs) in enumerate(itertools.zip_longest(batches, stream[middle:]), middle + 1):
             if ours is None or theirs is None or not np.array_equal(ours.indices, theirs.indices):
                 return f"batch {number} holds other samples when training resumes."
-            if not _same_content(ours.content, theirs.content):
+            mine, others = _tensors(ours.content), _tensors(theirs.content)
+            if len(mine) != len(others) or not all(map(same_bits, mine, others)):
                 return (
                     f"batch {number} holds the same samples with other content when it is fetched again. Does the "
                     "dataset draw from a generator of its own, or read something that changes? Random draws in "
@@ -105,11 +95,11 @@ def _problem_with_batches(subject: Subject, step: Step, stream: list[Batch], mid
 
 
 def _problem_with_cutting(batch: Batch, micro_batch: int) -> str | None:
-    """Whether samples are made ready alike in the whole batch and in parts, up to rounding at the ends of vectors."""
+    """Check that a sample's content does not depend on how the batch is cut, up to rounding at the ends of vectors."""
     if batch.size == 1:
         return None
-    at = micro_batch if micro_batch < batch.size else batch.size // 2
-    first, last = _tensors(batch.cut(0, at)), _tensors(batch.cut(at, batch.size))
+    middle = micro_batch if micro_batch < batch.size else batch.size // 2
+    first, last = _tensors(batch.cut(0, middle)), _tensors(batch.cut(middle, batch.size))
     for whole, *parts in zip(_tensors(batch.cut(0, batch.size)), first, last, strict=True):
         if whole.dim() and whole.shape[0] == batch.size and not _is_close(whole, torch.cat(parts)):
             return (
@@ -126,13 +116,7 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same_bits(one, other)
 
 
-def _same_content(one: Content, other: Content) -> bool:
-    mine, theirs = _tensors(one), _tensors(other)
-    return len(mine) == len(theirs) and all(map(same_bits, mine, theirs))
-
-
 def _tensors(content: Content) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    keep: Callable[[torch.Tensor], None] = found.append
-    map_tensors(content, keep)
-    return found
+    tensors: list[torch.Tensor] = []
+    map_tensors(content, tensors.append)
+    return tensors

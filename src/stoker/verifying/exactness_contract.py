@@ -1,14 +1,10 @@
-"""Examining the exactness contract for one job.
-
-The page: every question about a job, asked in turn.
-
-Which level of the exactness contract holds for the job?
-"""
+"""`stoker verify`: every question of the exactness contract about one job, and the level that holds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +19,6 @@ from stoker.records import FULL_PRECISIONS, Coupling, Plan, Position, Verdict
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, restore
-from stoker.training.session import stoker_version
 from stoker.verifying.data_order import check_order
 from stoker.verifying.plan_equality import check_equality, check_own_step, check_precision, is_random
 from stoker.verifying.resume import ThroughCheckpoint, check_resume
@@ -32,7 +27,7 @@ from stoker.verifying.subject import Level, Subject, Timebox
 
 
 def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[Verdict, ...]:
-    """Examine what the exactness contract says of this job, under the plan chosen for it here.
+    """Examine the exactness contract for a job, under the plan chosen for it here.
 
     Raises:
         BadJob, DoesNotFit, NoDevice: as for `plan`.
@@ -44,13 +39,13 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
 
         def through_checkpoint(saved: Step, fresh: Step) -> None:
             store = CheckpointStore(Path(folder))
-            checkpointer = Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
+            checkpointer = Checkpointer(store, spec_digest=prepared.spec.digest(), version=version("stoker"))
             checkpointer.save(saved, Position(), {}, best=False)
             written = checkpointer.close()
-            found = store.newest()
-            if found is None or not written:
+            newest = store.newest()
+            if newest is None or not written:
                 raise RunFailed(f"the checkpoint in {folder} vanished")
-            restore(fresh, *found)
+            restore(fresh, *newest)
 
         with users_code("the model or the loss", entry):
             return check_contract(
@@ -64,7 +59,7 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
 
 
 _SHARES = {"order": 0.1, "resume": 0.35, "equality": 0.55}
-"""Of the time there is."""
+"""Shares of the time limit [0 to 1]."""
 
 
 def check_contract(
@@ -78,20 +73,20 @@ def check_contract(
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Verdict, ...]:
-    """Examine what the exactness contract says of `job` under `plan`; every verdict says what was looked at.
+    """Examine the exactness contract for `job` under `plan`; every verdict names its evidence.
 
     Args:
-        job: what is learned.
+        job: the job.
         data: its samples.
-        plan: how it would be executed.
-        coupling: what the probe found of it.
+        plan: the plan.
+        coupling: how samples influence each other.
         through_checkpoint: writes the first step's state to disk as a checkpoint and restores it into the second.
-        gradient_error: of a plan of reduced precision, the gradient's relative error against fp32 [fraction].
-        budget_s: about how long it may take [s]; a few updates are made in any case.
-        clock: seconds that go by.
+        gradient_error: relative error of a reduced precision's gradient against fp32 [0 to 1].
+        budget_s: approximate time limit [s]; a few updates are made in any case.
+        clock: monotonic [s].
 
     Returns:
-        One verdict a question, the level that holds last.
+        One verdict a question; the last one is the level that holds.
 
     Raises:
         BadJob: the job cannot be trained as it is.
@@ -119,7 +114,7 @@ _LEVEL_QUESTION = "Which level holds?"
 
 
 def overall_level(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> Verdict:
-    """Sum the verdicts up: the level across resumes, and the one across plans."""
+    """The overall verdict: the level across resumes, and the one across plans."""
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed:
         questions = "; ".join(verdict.question for verdict in failed)
@@ -130,28 +125,7 @@ def overall_level(subject: Subject, verdicts: Sequence[Verdict], *, is_random: b
             level="none",
             evidence=f"did not hold: {questions}",
         )
-    reasons = _reasons(subject, verdicts, is_random=is_random)
-    level: Level = "same law" if reasons else "same mathematics"
-    why = f" ({', '.join(reasons)})" if reasons else ""
-    return Verdict(
-        question=_LEVEL_QUESTION,
-        answer=f"{_on_resume(subject)} on resume under the same plan; {level} across legal plans{why}.",
-        passed=True,
-        level=level,
-        evidence="on resume: on this device, with these library versions and threads",
-    )
-
-
-def _on_resume(subject: Subject) -> str:
-    """The level across resumes: updates that came out equal on a GPU do not promise that the next ones will."""
-    if subject.plan.device == "cpu":
-        return "Bit-equal"
-    return "Same law, though equal in the updates made here (a GPU's kernels may not be deterministic),"
-
-
-def _reasons(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> list[str]:
-    """Why plans agree in law only."""
-    reasons = []
+    reasons = []  # why plans agree in law only
     if subject.job.step is not None:
         reasons.append("nothing compares the job's own step in exact arithmetic")
     if is_random:
@@ -160,4 +134,18 @@ def _reasons(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) 
         reasons.append(f"{subject.plan.precision} rounds more than fp32")
     if not reasons and any(verdict.level == "same law" for verdict in verdicts):
         reasons.append("the model could not be compared in float64")
-    return reasons
+    # Updates that came out equal on a GPU do not guarantee that the next ones will.
+    on_resume = (
+        "Bit-equal"
+        if subject.plan.device == "cpu"
+        else "Same law, though equal in the updates made here (a GPU's kernels may not be deterministic),"
+    )
+    level: Level = "same law" if reasons else "same mathematics"
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return Verdict(
+        question=_LEVEL_QUESTION,
+        answer=f"{on_resume} on resume under the same plan; {level} across legal plans{why}.",
+        passed=True,
+        level=level,
+        evidence="on resume: on this device, with these library versions and threads",
+    )

@@ -1,29 +1,23 @@
-"""Does the plan learn what the whole batch would, in exact arithmetic?
+"""Does training give the same weights under every legal plan?
 
-A job made small enough to be examined in the time there is: fewer samples in everything, in proportion.
-
-What is known of a step of the job's own, and what cannot be promised of it.
-
-Is reduced precision close enough to fp32?
+The plan, another legal one and a plain reference train side by side in float64, with random draws silenced, on a job
+scaled down to fit the time limit. Also: the verdicts on a job's own step, and on a reduced precision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from stoker.errors import BadJob
-from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch, with_rates_scaled
 from stoker.jobs.optimizers import ScheduleFree
-from stoker.loading.batches import Batch
 from stoker.loading.randomness import seed_generators
-from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Plan, Position, Verdict
+from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Plan, Verdict
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.random_draws import RandomDraws
 from stoker.stepping.step import Step
@@ -34,18 +28,18 @@ _FEWEST, _MOST = 3, 30
 _AT_MOST = 3
 """Plans side by side."""
 _LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""The largest difference of weights [relative to the largest weight] that counts as rounding."""
+"""Largest difference of weights that counts as rounding [relative to the largest weight]."""
 _AMPLIFIED = 1e3
-"""How much of an increase in one update [a factor] may be training amplifying its own rounding."""
+"""Largest increase of the difference in one update by which training amplifies its own rounding [1]."""
 _FEW = 8
 _COSTLIER = 2.5
-"""How much longer than the plan's [a factor] an update of the other micro-batch may take."""
+"""Longest update of the other micro-batch, as a factor of the plan's [1]."""
 _SAFETY = 2.0
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """What is computed in, and whether random draws are silenced: where nothing draws that would only take time."""
+    """The dtype of the comparison, and whether random draws are silenced, which takes time."""
 
     dtype: torch.dtype
     is_silenced: bool
@@ -67,7 +61,7 @@ class _Race:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How far the plans came apart: after each update, the largest relative difference from the reference."""
+    """The largest relative difference from the reference after each update [1], and the plan that has the last one."""
 
     differences: tuple[float, ...]
     worst: Plan
@@ -76,39 +70,36 @@ class _Outcome:
 def check_equality(subject: Subject, timebox: Timebox) -> Verdict:
     """Train under the plan, another legal one and the reference, with random draws silenced; compare the weights.
 
-    In float64, or in fp32 if the model insists, or rounds to it on the way and the plans come apart by that. What else
-    the plan chooses is kept, such as the memory format. Where updates take too long, batch, group, micro-batch and
-    learning rate are made smaller in proportion. The ragged batch is among them.
+    The comparison is in float64; in fp32 if the model has fixed dtypes, or rounds to fp32 on the way and the plans
+    differ by that. The plan's other choices are kept, such as the memory format. Where updates take too long, batch,
+    group, micro-batch and learning rate are reduced in proportion. The ragged batch is included.
     """
     subject = subject.without_workers()
     try:
-        found = _check(subject, torch.float64, timebox)
-        is_rounding = not found.passed and _rounds_on_the_way(subject)
-        return _check(subject, torch.float32, timebox) if is_rounding else found
+        verdict = _check(subject, torch.float64, timebox)
+        if not verdict.passed:
+            draws = _watched_loss(subject, _Terms(torch.float64, is_silenced=True))
+            if draws.coarsest > torch.finfo(torch.float64).eps:  # as losses that call `logits.float()`
+                return _check(subject, torch.float32, timebox)
+        return verdict
     except (BadJob, RuntimeError, TypeError):  # tensors of a fixed type in the model or the loss
         return _check(subject, torch.float32, timebox)
 
 
 def is_random(subject: Subject, *, silenced: bool = False, dtype: torch.dtype | None = None) -> bool:
-    """Whether the same samples have another loss in another update, from the same weights."""
+    """Whether the loss of the same samples and weights differs between two updates."""
     values = []
     few = min(_FEW, subject.plan.micro_batch)
     for update in (0, 1):
         step = Step(subject.job, subject.plan, subject.coupling, dtype=dtype, dropout=not silenced)
         batch = subject.first_batch(step, few if subject.coupling.kind != "whole_group" else subject.plan.micro_batch)
-        seed_generators(update)  # for draws from Python and NumPy, which updates do not key
+        seed_generators(update)  # for draws from Python and NumPy, which do not depend on the update
         values.append(float(step.loss_of(batch.cut(0, batch.size), batch.size, update, 0).sum.detach()))
     return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
 
 
-def _rounds_on_the_way(subject: Subject) -> bool:
-    """Whether the model or the loss turns float64 into something coarser, as losses that call `logits.float()` do."""
-    draws = _watched_loss(subject, _Terms(torch.float64, is_silenced=True))
-    return bool(draws.coarsest > torch.finfo(torch.float64).eps)
-
-
 def _watched_loss(subject: Subject, terms: _Terms) -> RandomDraws:
-    """What was seen of a micro-batch's loss, operation by operation."""
+    """Random draws and dtypes in a micro-batch's loss, operation by operation."""
     step = terms.step(subject)
     batch = subject.first_batch(step, subject.plan.micro_batch)
     draws = RandomDraws()
@@ -118,15 +109,15 @@ def _watched_loss(subject: Subject, terms: _Terms) -> RandomDraws:
 
 
 def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
-    """As `check_equality`, in `dtype`; what is not equal is looked at again with every draw silenced."""
+    """As `check_equality`, in `dtype`; a difference is checked again with every draw silenced."""
     seen = _watched_loss(subject, _Terms(dtype, is_silenced=False))
-    found = _compared(subject, _Terms(dtype, is_silenced=bool(seen.drawn)), timebox)
-    if found.passed or seen.drawn:
-        return found
-    return _compared(subject, _Terms(dtype, is_silenced=True), timebox)
+    verdict = _compare(subject, _Terms(dtype, is_silenced=bool(seen.drawn)), timebox)
+    if verdict.passed or seen.drawn:
+        return verdict
+    return _compare(subject, _Terms(dtype, is_silenced=True), timebox)
 
 
-def _compared(subject: Subject, terms: _Terms, timebox: Timebox) -> Verdict:
+def _compare(subject: Subject, terms: _Terms, timebox: Timebox) -> Verdict:
     if is_random(subject, silenced=terms.is_silenced, dtype=terms.dtype):
         return _verdict(
             "Yes in law: the model draws at random other than through PyTorch, which cannot be silenced to compare.",
@@ -141,10 +132,10 @@ def _compared(subject: Subject, terms: _Terms, timebox: Timebox) -> Verdict:
 
 
 def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
-    """The plans to compare, and of how many samples, so that three updates of each fit into the time."""
+    """The plans to compare, for a job so small that three updates of each fit into the time."""
     try:
         each_s = _gradient_s(subject, terms, _FEW, timebox) / _FEW
-    except (BadJob, RuntimeError, ValueError):  # a model that takes whole batches only
+    except (BadJob, RuntimeError, ValueError):  # the model takes whole batches only
         each_s = _gradient_s(subject, terms, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
         small = subject
     else:
@@ -161,14 +152,14 @@ def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
     plans = [reference] if planned == reference else [reference, planned]
     taken = {plan.micro_batch for plan in plans}
     for size in other_micro_batches(small.coupling, batch, taken):
-        if _costs(small, terms, size, timebox) <= _COSTLIER * batch * each_s:
+        if _update_s(small, terms, size, timebox) <= _COSTLIER * batch * each_s:
             plans.append(replace(reference, micro_batch=size))
             break
     return _Race(small, tuple(plans), terms)
 
 
-def _costs(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
-    """About how long an update in micro-batches of `size` takes [s]; infinite where the model cannot take so few."""
+def _update_s(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
+    """Approximate time of an update in micro-batches of `size` [s]; infinite where the model cannot take so few."""
     whole, rest = divmod(subject.job.batch, size)
     try:
         last_s = _gradient_s(subject, terms, rest, timebox) if rest else 0.0
@@ -178,7 +169,7 @@ def _costs(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> floa
 
 
 def _gradient_s(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
-    """Seconds of one gradient of `size` samples under the plan, not counting the first."""
+    """Time of one gradient of `size` samples under the plan [s], after a first one."""
     step = terms.step(subject)
     batch = subject.first_batch(step, size)
     for _ in range(2):
@@ -188,7 +179,7 @@ def _gradient_s(subject: Subject, terms: _Terms, size: int, timebox: Timebox) ->
 
 
 def _run(race: _Race, timebox: Timebox) -> _Outcome:
-    """Train side by side for up to 30 updates, at least three, stopping where the plans have come apart."""
+    """Train side by side for 3 to 30 updates, until the plans differ or the time is over."""
     subject = race.subject
     steps = [race.terms.step(subject, plan) for plan in race.plans]
     begin = max(0, subject.extent.updates_per_epoch - 2)
@@ -196,42 +187,38 @@ def _run(race: _Race, timebox: Timebox) -> _Outcome:
     worst = race.plans[-1]
     with ExitStack() as streams:
         position = subject.extent.position(begin)
-        feeds = [_feed(streams, subject, step, position) for step in steps]
+        last = position.updates + _MOST
+        feeds = [streams.enter_context(closing(subject.source(step).batches(position, last))) for step in steps]
         for made in range(_MOST):
             for step, feed in zip(steps, feeds, strict=True):
                 step.update(next(feed), begin + made, (made % _FEWEST + 0.5) / _FEWEST)
-            apart = [relative_difference(step, steps[0]) for step in steps[1:]]
-            differences.append(largest_of(apart))
-            worst = race.plans[1 + apart.index(differences[-1])]
+            of_plans = [relative_difference(step, steps[0]) for step in steps[1:]]
+            differences.append(largest_of(of_plans))
+            worst = race.plans[1 + of_plans.index(differences[-1])]
             is_enough = made + 1 >= _FEWEST and timebox.is_over
             if is_enough or not differences[-1] <= _LARGEST[race.terms.dtype]:
                 break
     return _Outcome(tuple(differences), worst)
 
 
-def _feed(streams: ExitStack, subject: Subject, step: Step, position: Position) -> Iterator[Batch]:
-    batches = subject.source(step).batches(position, position.updates + _MOST)
-    return streams.enter_context(closing(batches))
-
-
 def relative_difference(step: Step, reference: Step) -> float:
-    """The largest difference of any weight over the largest weight; buffers and averages likewise, each by itself."""
+    """Largest difference of a weight, buffer or average, relative to the largest weight or its own maximum [1]."""
     weights = [(p, q) for p, q in zip(step.model.parameters(), reference.model.parameters(), strict=True)]
     largest = max((float(q.detach().abs().max()) for _, q in weights if q.numel()), default=0.0)
-    found = [_largest_difference(p, q) / max(largest, 1e-300) for p, q in weights]
+    relative = [_largest_difference(p, q) / max(largest, 1e-300) for p, q in weights]
     buffers = zip(step.model.buffers(), reference.model.buffers(), strict=True)
-    found += [_largest_difference(p, q) / max(float(q.abs().double().max()), 1e-12) for p, q in buffers if q.numel()]
+    relative += [_largest_difference(p, q) / max(float(q.abs().double().max()), 1e-12) for p, q in buffers if q.numel()]
     if step.average is not None and reference.average is not None:
         mine, theirs = step.average.weights, reference.average.weights
-        found += [
+        relative += [
             _largest_difference(mine[name], theirs[name]) / max(largest, 1e-300)
             for name, _ in step.model.named_parameters()
         ]
-    return largest_of(found)
+    return largest_of(relative)
 
 
 def largest_of(values: Sequence[float]) -> float:
-    """The largest; the first NaN if there is one, which `max` would take for the least."""
+    """Largest of the values [their unit]; the first NaN if there is one, which `max` would not return."""
     return next((value for value in values if math.isnan(value)), max(values))
 
 
@@ -239,7 +226,7 @@ def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     if not one.numel():
         return 0.0
     mine, theirs = as_real(one.detach()).double(), as_real(other.detach()).double()
-    # Infinities that are equal, as of a mask in a buffer, are not apart; numbers that are none are.
+    # Equal infinities, as of a mask in a buffer, have no difference; NaN has.
     return float(torch.where(mine == theirs, 0.0, mine - theirs).abs().max())
 
 
@@ -277,12 +264,12 @@ def _race_verdict(race: _Race, outcome: _Outcome, batch: int) -> Verdict:
 
 
 def _described(plan: Plan, reference: Plan) -> str:
-    words = [f"micro-batches of {plan.micro_batch}"]
+    size, settings = f"micro-batches of {plan.micro_batch}", list[str]()
     if plan.memory_format != reference.memory_format:
-        words.append(plan.memory_format.replace("_", "-"))
+        settings.append(plan.memory_format.replace("_", "-"))
     if plan.optimizer_implementation != reference.optimizer_implementation:
-        words.append(f"{plan.optimizer_implementation} optimiser")
-    return " with ".join([words[0], " and ".join(words[1:])]) if words[1:] else words[0]
+        settings.append(f"{plan.optimizer_implementation} optimiser")
+    return f"{size} with {' and '.join(settings)}" if settings else size
 
 
 def _verdict(answer: str, evidence: str, *, passed: bool = True, level: Level = "same mathematics") -> Verdict:
@@ -295,7 +282,7 @@ _SMALLEST = 8
 
 
 def affordable_batch(batch: int, num_samples: float) -> int:
-    """The batch, halved until it has at most `num_samples` samples, but not below eight.
+    """Batch size, halved until it is at most `num_samples`, but not below eight [samples].
 
     >>> affordable_batch(512, 100), affordable_batch(512, 1e9), affordable_batch(512, 0), affordable_batch(3, 0)
     (64, 512, 8, 3)
@@ -306,9 +293,9 @@ def affordable_batch(batch: int, num_samples: float) -> int:
 
 
 def scaled(subject: Subject, batch: int) -> Subject:
-    """The subject with an optimiser batch of `batch` samples; group and micro-batch keep their share of it.
+    """The subject with an optimiser batch of `batch` samples; group and micro-batch are scaled with it.
 
-    The learning rate shrinks with the batch, so that training stays as stable as it is (Goyal et al. 2017,
+    So is the learning rate, which keeps training as stable as it is (Goyal et al. 2017,
     https://arxiv.org/abs/1706.02677, section 2.1).
     """
     job, coupling = subject.job, subject.coupling
@@ -318,29 +305,24 @@ def scaled(subject: Subject, batch: int) -> Subject:
         None if coupling.group is None else max(min(2, coupling.group), math.ceil(coupling.group * batch / job.batch))
     )
     small = replace(coupling, group=group)
-    micro_batch = _micro_batch(subject.plan, small, coupling, batch, job.batch)
-    return replace(
-        subject,
-        job=replace(
-            job,
-            batch=batch,
-            coupling_group=None if job.coupling_group is None else group,
-            **_slower(job, batch / job.batch),
-        ),
-        plan=replace(subject.plan, micro_batch=micro_batch),
-        coupling=small,
-    )
-
-
-def _slower(job: Job, share: float) -> dict[str, Any]:
-    """What of the job is replaced for a learning rate at a share of its height."""
+    micro_batch, share = subject.plan.micro_batch, batch / job.batch
+    if micro_batch >= job.batch:
+        micro_batch = batch
+    elif coupling.group is None or group is None:
+        micro_batch = max(1, math.ceil(micro_batch * batch / job.batch))
+    else:
+        micro_batch = min(batch, micro_batch // coupling.group * group)
+    scaled_job = replace(job, batch=batch, coupling_group=None if job.coupling_group is None else group)
     if isinstance(job.optimizer, ScheduleFree):  # takes no schedule
-        return {"optimizer": with_rates_scaled(job.optimizer, share)}
-    return {"schedule": lambda progress: job.schedule(progress) * share}
+        scaled_job = replace(scaled_job, optimizer=with_rates_scaled(job.optimizer, share))
+    else:
+        scaled_job = replace(scaled_job, schedule=lambda progress: job.schedule(progress) * share)
+    plan = replace(subject.plan, micro_batch=micro_batch)
+    return replace(subject, job=scaled_job, plan=plan, coupling=small)
 
 
 def other_micro_batches(coupling: Coupling, batch: int, taken: set[int]) -> list[int]:
-    """Legal micro-batches other than those `taken`, the most telling first: those that leave a rest, then small ones.
+    """Legal micro-batches other than those `taken`: first those that leave a rest, then small ones.
 
     >>> separable = Coupling(kind="separable", group=None, causes=(), evidence="")
     >>> other_micro_batches(separable, 64, {64, 16})
@@ -354,20 +336,12 @@ def other_micro_batches(coupling: Coupling, batch: int, taken: set[int]) -> list
 
 
 def reference_micro_batch(coupling: Coupling, batch: int) -> int:
-    """What other plans are compared with: the whole batch of a separable job, else every group alone."""
+    """Micro-batch of the reference [samples]: the whole batch of a separable job, else one group."""
     return batch if coupling.group is None else coupling.group
 
 
-def _micro_batch(plan: Plan, small: Coupling, coupling: Coupling, batch: int, whole: int) -> int:
-    if plan.micro_batch >= whole:
-        return batch
-    if coupling.group is None or small.group is None:
-        return max(1, math.ceil(plan.micro_batch * batch / whole))
-    return min(batch, plan.micro_batch // coupling.group * small.group)
-
-
 def check_own_step(subject: Subject) -> Verdict:
-    """Say what follows from the step being atomic; what it computes is not looked into."""
+    """The verdict for a job's own step, which is atomic; its computation is not examined."""
     batch = subject.job.batch
     return Verdict(
         question=_QUESTION,
@@ -380,7 +354,7 @@ def check_own_step(subject: Subject) -> Verdict:
 
 
 def check_precision(subject: Subject, gradient_error: float | None) -> Verdict | None:
-    """Judge the gradient's relative error against fp32 from the same state; None where the plan is fp32."""
+    """The verdict on the gradient's relative error against fp32 from the same state; None for fp32 plans."""
     precision = subject.plan.precision
     if precision in FULL_PRECISIONS:
         return None

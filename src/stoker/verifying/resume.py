@@ -1,4 +1,4 @@
-"""Is a run that was cut off and resumed equal, bit for bit, to one never stopped?"""
+"""Is a run that was interrupted and resumed equal, bit for bit, to one that never stopped?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST, _MOST = 2, 15
 
 
 class _Training:
-    """A run of the job from some update on, as far as it is asked to go."""
+    """A run of the job from an update on."""
 
     def __init__(self, subject: Subject, begin: int = 0) -> None:
         self.step = Step(subject.job, subject.plan, subject.coupling)
@@ -33,15 +33,15 @@ class _Training:
         self._batches: Generator[Batch, None, None] = subject.source(self.step).batches(position, 2 * _MOST)
 
     def __enter__(self) -> Self:
-        """Nothing is begun before the first update."""
+        """Loader workers start with the first update."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let loader workers go."""
+        """End loader workers."""
         self._batches.close()
 
     def train(self, updates: int) -> None:
-        """Make so many updates."""
+        """Make `updates` updates."""
         for _ in range(updates):
             position = self._subject.extent.position(self.done)
             self.step.update(next(self._batches), self.done, self._subject.progress(position))
@@ -53,7 +53,7 @@ class _Training:
         return [p.grad.clone() for p in self.step.model.parameters() if p.grad is not None]
 
     def evaluate_a_batch(self) -> None:
-        """Measure one batch, as evaluation in the middle of a run does."""
+        """Evaluate one batch, as in the middle of a run."""
         data = self._subject.data
         samples = data.valid or data.test or data.train
         pipeline = self.step.pipeline(samples, augmented=False)
@@ -65,7 +65,7 @@ class _Training:
 def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebox: Timebox) -> Verdict:
     """Train N updates straight; train N/2, save, restore into a fresh model, train N/2; compare every tensor.
 
-    The straight run evaluates in the middle and the resumed one does not: evaluation must move nothing either.
+    The straight run evaluates in the middle and the resumed one does not: evaluation must not change anything either.
     """
     with _Training(subject) as straight:
         straight.train(_FEWEST)
@@ -77,7 +77,7 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
                 through_checkpoint(straight.step, resumed.step)
             except StokerError as problem:
                 return _verdict(f"No: {problem.message}.", "writing a checkpoint and restoring it")
-            # One process stands for two, which have generators, and a loss's and the globals' values, of their own.
+            # One process plays two, each with its own generators, and its own values in the loss and in globals.
             generators, python = generator_states(), straight.step.python_changes()
             straight.evaluate_a_batch()
             straight.train(half)
@@ -116,7 +116,7 @@ def state_of(step: Step) -> dict[str, torch.Tensor]:
 
 
 def first_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str | None:
-    """The name of the first tensor that differs in any bit, or that one of the two lacks."""
+    """The name of the first tensor that differs in any bit, or that one of the states lacks."""
     for name in [*one, *(name for name in other if name not in one)]:
         if name not in one or name not in other or not same_bits(one[name], other[name]):
             return name
@@ -124,7 +124,7 @@ def first_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: int) -> str:
-    """Why a resumed run differs, found by taking the comparison apart."""
+    """Why a resumed run differs, found by comparing step by step."""
     with _Training(subject) as one, _Training(subject) as two, _Training(subject, updates) as restored:
         generators = generator_states()
         two.train(updates)
@@ -140,7 +140,13 @@ def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: in
             return f"A pass in evaluation mode changes {name}: let the model change its state in training mode alone."
         through_checkpoint(one.step, restored.step)
         if name := first_difference(state_of(one.step), state_of(restored.step)):
-            return _lost(one.step, name)
+            kind, _, tensor = name.partition(" ")
+            if kind == "buffer" and tensor not in one.step.model.state_dict():
+                return (
+                    "Checkpoints do not hold this buffer: register it with persistent=True instead of False "
+                    f"({tensor})."
+                )
+            return f"A checkpoint does not bring {name} back."
         generators = generator_states()
         gradient = one.gradient()
         restore_generators(generators)
@@ -153,20 +159,13 @@ def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: in
     return "Gradients are equal after the resume: the optimiser keeps state outside its state_dict()."
 
 
-def _lost(step: Step, name: str) -> str:
-    kind, _, tensor = name.partition(" ")
-    if kind == "buffer" and tensor not in step.model.state_dict():
-        return f"Checkpoints do not hold this buffer: register it with persistent=True instead of False ({tensor})."
-    return f"A checkpoint does not bring {name} back."
-
-
 def _leaves(tree: Any, path: str) -> list[tuple[str, torch.Tensor]]:
     if isinstance(tree, torch.Tensor):
         return [(path, tree)]
     if isinstance(tree, dict):
         return [leaf for key, item in tree.items() for leaf in _leaves(item, f"{path} {key}".strip())]
     if isinstance(tree, list | tuple):
-        return [leaf for at, item in enumerate(tree) for leaf in _leaves(item, f"{path}[{at}]")]
+        return [leaf for index, item in enumerate(tree) for leaf in _leaves(item, f"{path}[{index}]")]
     return [(path, torch.tensor(float(tree), dtype=torch.float64))] if isinstance(tree, bool | int | float) else []
 
 

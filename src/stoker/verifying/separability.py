@@ -1,11 +1,8 @@
-"""Do samples influence each other, through what, and which micro-batches does that leave?
-
-In which form does the loss come, and may it be accumulated?
-"""
+"""Are samples separable, or coupled through what? And does the loss add up over micro-batches?"""
 
 from __future__ import annotations
 
-from stoker.records import Coupling, Verdict
+from stoker.records import Verdict
 from stoker.stepping.step import Step
 from stoker.verifying.subject import Subject
 
@@ -14,33 +11,33 @@ _UNSEEN = "a coupling that shows in none of these batches, such as a capacity th
 
 
 def check_separability(subject: Subject) -> Verdict:
-    """Say what the probe found of the job, and what a user can do."""
+    """The coupling of samples that the probe detected, and its remedy."""
     coupling, batch = subject.coupling, subject.job.batch
-    atomic = f"Not asked: the update is the job's own step, which takes its batch of {batch} samples in one piece."
+    causes = " and ".join(coupling.causes)
+    if subject.job.step is not None:
+        answer = f"Not asked: the update is the job's own step, which takes its batch of {batch} samples in one piece."
+    elif coupling.kind == "separable" or coupling.group is None:
+        answer = f"Yes: any micro-batch from 1 to {batch} samples is legal."
+    elif coupling.kind == "batch_norm":
+        answer = f"No: coupled by the batch statistics of {causes}, taken over {coupling.group} samples."
+        if coupling.group < batch:
+            answer += " A micro-batch is a whole number of such groups."
+        else:
+            answer += (
+                f" Only the whole batch is a legal micro-batch. Smaller ones need coupling_group=… below {batch}, "
+                "which is another job, or a norm of single samples (GroupNorm, LayerNorm)."
+            )
+    else:
+        answer = (
+            f"No: coupled by {causes}. Every group of {coupling.group} samples goes through the model alone. A smaller "
+            "coupling_group makes micro-batches smaller, and is another job."
+        )
     return Verdict(
         question=_QUESTION,
-        answer=_answer(coupling, batch) if subject.job.step is None else atomic,
+        answer=answer,
         passed=True,
         level="same mathematics",
         evidence=coupling.evidence if coupling.kind == "whole_group" else f"{coupling.evidence}; {_UNSEEN}",
-    )
-
-
-def _answer(coupling: Coupling, batch: int) -> str:
-    if coupling.kind == "separable" or coupling.group is None:
-        return f"Yes: any micro-batch from 1 to {batch} samples is legal."
-    causes = " and ".join(coupling.causes)
-    if coupling.kind == "batch_norm":
-        how = f"No: coupled by the batch statistics of {causes}, taken over {coupling.group} samples."
-        if coupling.group < batch:
-            return f"{how} A micro-batch is a whole number of such groups."
-        return (
-            f"{how} Only the whole batch is a legal micro-batch. Smaller ones need coupling_group=… below {batch}, "
-            "which is another job, or a norm of single samples (GroupNorm, LayerNorm)."
-        )
-    return (
-        f"No: coupled by {causes}. Every group of {coupling.group} samples goes through the model alone. A smaller "
-        "coupling_group makes micro-batches smaller, and is another job."
     )
 
 
@@ -56,7 +53,7 @@ _OF_GROUPS = "it gives a scalar, taken for the mean over the samples of each gro
 
 
 def check_loss_form(subject: Subject) -> Verdict:
-    """Look at what the loss function returns, and at what the probe found of it."""
+    """The form in which the loss function returns its value, and whether it may be accumulated."""
     step = Step(subject.job, subject.plan, subject.coupling)
     samples = min(_FEW if subject.coupling.kind == "separable" else subject.job.batch, subject.job.batch)
     batch = subject.first_batch(step, samples)

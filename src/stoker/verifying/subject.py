@@ -1,4 +1,4 @@
-"""What is examined: a job with its data, plan and coupling, and the time there is for it."""
+"""The subject of a verification: a job with its data, plan and coupling, and a time limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Level = Literal["bit-equal", "same mathematics", "same law", "none"]
 
 @dataclass(frozen=True)
 class Timebox:
-    """A stretch of time [s] that begins when it is made."""
+    """A time limit [s] that begins at construction."""
 
     seconds: float
     clock: Callable[[], float]
@@ -32,7 +32,7 @@ class Timebox:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
+        """Time since the beginning [s]."""
         return self.clock() - self.started
 
     @property
@@ -52,26 +52,26 @@ class Subject:
 
     @property
     def extent(self) -> Extent:
-        """The shape of the run."""
+        """The epochs, updates and samples of the run."""
         return self.data.extent(self.job)
 
     @property
     def plain_loader(self) -> Loader:
-        """Where batches come from without worker processes."""
+        """The loader without worker processes."""
         return "memory" if self.data.train.is_in_memory else "inline"
 
     @property
     def total_updates(self) -> int:
-        """Updates of the whole run, for the schedule; one epoch where the job is given seconds."""
+        """Number of updates of the run, for the schedule [updates]; one epoch where the job is given seconds."""
         extent = self.extent
         return extent.updates_per_epoch if self.job.until.unit == "seconds" else extent.updates_in(self.job.until)
 
     def without_workers(self) -> Subject:
-        """The same with batches made in this process, where many short streams would each start workers."""
+        """The same with batches made in this process: many short streams would each start workers."""
         return replace(self, plan=replace(self.plan, loader=self.plain_loader, num_workers=0))
 
     def source(self, step: Step) -> BatchSource:
-        """Where the training batches of `step` come from."""
+        """The source of training batches for `step`."""
         pipeline = step.pipeline(self.data.train, augmented=True)
         return BatchSource(self.data.train, pipeline, self.extent, self.job.seed, step.plan)
 
@@ -82,7 +82,7 @@ class Subject:
         return Batch(train.fetch(indices, 0), indices, 0, step.pipeline(train, augmented=True))
 
     def progress(self, position: Position) -> float:
-        """The share of the run before `position`, in [0, 1); from 0 again beyond the end of a short run."""
+        """Share of the run before `position` [0 to 1]; beyond the end of a short run it begins at 0 again."""
         total = self.extent.position(self.total_updates).samples
         return (position.samples % total) / total
 

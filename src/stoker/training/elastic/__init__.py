@@ -1,6 +1,5 @@
-"""Processes of one run: started, watched, and organised in generations. Knows nothing of jobs and steps.
+"""Processes of one run that start, meet and regroup after a loss; all but `state_broadcast` know nothing of training.
 
-A `Supervisor` starts workers, which are each a `Member`; a generation is what they are told in a `Meeting`.
+`Supervisor` (or a launcher such as torchrun) starts the processes, `Membership` decides who belongs to a generation,
+and each process takes part as an `ElasticWorker`: its `Rendezvous` is its place in a generation.
 """
-
-from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who takes part: the states of the workers, and when the next generation is formed of whom. Decides, does nothing.
+"""Membership of a run: the states of its workers, and when the next generation is formed of which of them.
 
-How a generation comes apart.
+Decides and performs nothing; the supervisor acts on it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 
 class MembershipState(Enum):
-    """Where a worker stands."""
+    """The state of a worker."""
 
     STARTING = auto()
-    """Its process imports and prepares; it has not come to a meeting yet."""
+    """Its process imports and prepares; it has not come to a rendezvous yet."""
     WAITING = auto()
     """It waits for the next generation."""
     MEMBER = auto()
     """It trains in the present generation."""
     FINISHED = auto()
-    """It has done all there was to do."""
+    """It has completed its work."""
     GONE = auto()
     """It is left out for good."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation to be announced: its workers by rank, of which the first `num_veterans` have the weights."""
+    """A generation: its workers by rank, of which the first `num_veterans` hold the weights."""
 
     number: int
     workers: tuple[int, ...]
@@ -38,7 +38,7 @@ class Generation:
 
 
 class TooFewWorkers(Exception):
-    """Fewer are left than may go on. `left` are those that could have."""
+    """Too few workers are left to go on; `left` is their number."""
 
     def __init__(self, left: int) -> None:
         super().__init__(f"{left} are left")
@@ -49,9 +49,9 @@ class Membership:
     """The workers of a run, by number from 0.
 
     Args:
-        workers: how many.
-        least: the fewest that may form a generation.
-        usable: how many of so many can take part.
+        workers: number of workers.
+        least: fewest workers of a generation.
+        usable: how many of a number of workers the layout can use.
     """
 
     def __init__(self, workers: int, least: int, usable: Callable[[int], int]) -> None:
@@ -62,43 +62,43 @@ class Membership:
         self.is_broken = False
 
     def rank_of(self, worker: int) -> int | None:
-        """A worker's rank in the present generation, also if it has reported; None if it was not in it."""
+        """A worker's rank in the present generation, also after it has reported; None if it is not in it."""
         is_in = worker in self.generation.workers and self.states[worker] is not MembershipState.STARTING
         return self.generation.workers.index(worker) if is_in else None
 
     @property
     def leader(self) -> int:
-        """The worker of rank 0: it speaks for all. Worker 0 before there is a generation."""
+        """Number of the worker of rank 0, whose output is shown [0, 1, …]; 0 before the first generation."""
         return self.generation.workers[0] if self.generation.workers else 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is: rank 0 has finished."""
+        """Whether the run is finished, which rank 0 says."""
         return self.states[self.leader] is MembershipState.FINISHED
 
     def came(self, worker: int) -> None:
-        """A worker has prepared, and waits."""
+        """A worker is ready, and waits."""
         self.states[worker] = MembershipState.WAITING
 
     def reported(self, worker: int, notes: dict[str, Any]) -> None:
-        """A member says that its generation is over; it has dropped what it was at, and waits."""
+        """A member says that its generation is over; it has rolled its update back, and waits."""
         self.states[worker] = MembershipState.WAITING
         self._reported[worker] = notes
         self.is_broken = True
 
     def finished(self, worker: int) -> None:
-        """A member has done all there was to do."""
+        """A member has completed its work."""
         self.states[worker] = MembershipState.FINISHED
 
     def died(self, worker: int, *, returns: bool) -> None:
-        """A worker's process has ended; whether it is started again."""
+        """A worker's process has ended; with `returns` it is started again."""
         self.is_broken |= self.states[worker] is MembershipState.MEMBER
         self._reported.pop(worker, None)
         self.states[worker] = MembershipState.STARTING if returns else MembershipState.GONE
 
     def those(self, state: MembershipState) -> list[int]:
         """The workers in this state."""
-        return [worker for worker, one in enumerate(self.states) if one is state]
+        return [worker for worker, known in enumerate(self.states) if known is state]
 
     @property
     def is_wanted(self) -> bool:
@@ -110,16 +110,16 @@ class Membership:
 
     @property
     def missed(self) -> list[int]:
-        """Members for which others wait that have reported already."""
+        """Members that others, which have reported already, wait for."""
         return self.those(MembershipState.MEMBER) if self._reported else []
 
     def form(self) -> Generation | None:
-        """The next generation, from now on the present one; None while somebody has to be waited for.
+        """Form the next generation, which becomes the present one; None while it has to wait for a worker.
 
-        Nobody may still be a member of the present one. If nobody has its weights, it is waited for all that start.
+        It waits for all members of the present one, and for all starting workers if no worker holds the weights.
 
         Raises:
-            TooFew: fewer can take part than must, and nobody else is starting.
+            TooFewWorkers: fewer workers than `least` can take part, and none is starting.
         """
         waiting, is_starting = self.those(MembershipState.WAITING), bool(self.those(MembershipState.STARTING))
         if self.those(MembershipState.MEMBER) or (is_starting and not self._reported):
@@ -129,9 +129,6 @@ class Membership:
             if is_starting:
                 return None
             raise TooFewWorkers(len(waiting))
-        return self._formed(waiting, size)
-
-    def _formed(self, waiting: list[int], size: int) -> Generation:
         veterans = sorted(self._reported, key=self.generation.workers.index)
         newcomers = [worker for worker in waiting if worker not in self._reported]
         notes: dict[str, Any] = {}
@@ -146,12 +143,12 @@ class Membership:
 
 
 RENDEZVOUS_REQUESTED = "called"
-"""Why a generation is over that nobody left, but somebody is to join."""
+"""Why a generation is over that lost no worker, so that another one can join."""
 
 
 @dataclass
 class GenerationFailure:
-    """What is known of the end of a generation: since when, why, and whether anything explains it.
+    """The end of a generation: since when, why, and whether there is an explanation.
 
     Times are of the monotonic clock [s]; `heard_at` is when the first member reported.
     """
@@ -162,13 +159,13 @@ class GenerationFailure:
     is_explained: bool = False
 
     def explain(self, why: str) -> None:
-        """Somebody was lost, or is to join: what members say of it is only what follows from that."""
+        """A worker was lost, or is to join: reports of members only follow from that."""
         self._begin(why)
         if not self.is_explained or self.why == RENDEZVOUS_REQUESTED:
             self.why, self.is_explained = why, True
 
     def report(self, why: str) -> None:
-        """A member says that it is over."""
+        """A member reports the end."""
         self._begin(why)
         if self.heard_at is None:
             self.heard_at = time.monotonic()

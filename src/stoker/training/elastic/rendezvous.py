@@ -1,10 +1,7 @@
-"""What a process is told of the generation that it belongs to.
+"""A rendezvous: the place of a process in a generation, and how processes of a launcher such as torchrun meet.
 
-A process started by some other launcher, which sets the usual environment: torchrun, or what a cluster has.
-
-There is one generation: when it is lost, the process fails, and the launcher may start all of them again.
-
-Whether the processes of a generation are the same: job, code, versions.
+A launcher sets the usual environment variables. Its processes form one generation: when that is lost, they fail, and
+the launcher may start all of them again. `require_same` compares job, code and versions of the processes.
 """
 
 from __future__ import annotations
@@ -18,7 +15,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stoker.errors import BadJob, RunFailed, first_line
-from stoker.training.elastic.rendezvous_store import connect, interface_of, listen, local_address, serve, wait_for
+from stoker.training.elastic.rendezvous_store import (
+    AuthenticatedStore,
+    agreed_key,
+    connect,
+    interface_of,
+    launched_secret,
+    listen,
+    local_address,
+    serve,
+    wait_for,
+)
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
@@ -27,17 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A generation: processes that train together until one of them is lost, or another one comes.
+    """The place of a process in a generation: processes that train together until one is lost, or another one joins.
 
     Attributes:
-        number: counts generations of a run, from 1.
+        number: of the generation, from 1.
         rank: of this process, from 0; survivors of the generation before keep their order and come first.
-        size: how many processes there are.
-        name: of the generation, which no other one in the store has.
-        notes: what was given to `Member.lost` by those that came from the generation before; of what several name, the
-            word of the lowest rank counts.
-        num_veterans: so many ranks, from 0, come straight from the generation before and have its weights; the others
-            have none. 0: nobody has, as at the start of a run.
+        size: number of processes.
+        name: of the generation, unique in the store.
+        notes: given to `ElasticWorker.lost` by survivors of the generation before; of equal keys the lowest rank's.
+        num_veterans: number of ranks, from 0, that hold the weights of the generation before; 0 at the start of a run.
         age_s: time since the first generation of the run met [s].
     """
 
@@ -51,10 +56,10 @@ class Rendezvous:
 
 
 class WorkerRetired(Exception):
-    """This process takes no further part; why is told elsewhere, so it leaves without a word.
+    """Raised to exit quietly; another rank reports the cause.
 
-    `exit_code` is what it ends with: 0 if the run was finished without it. `why` is what to say all the same, where
-    processes have no common output.
+    `exit_code` is 0 if the run was finished without this process. `why` is a message for its own log, where processes
+    have no common output.
     """
 
     def __init__(self, exit_code: int, why: str = "") -> None:
@@ -63,10 +68,10 @@ class WorkerRetired(Exception):
 
 
 USUAL_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""All of them are set by a launcher."""
+"""Environment variables that every launcher sets."""
 
 PATIENCE_VARIABLE = "STOKER_RENDEZVOUS"
-"""Environment variable: longest that processes wait for each other at the start [s]; 300 where it is not set."""
+"""Environment variable: longest time that processes wait for each other at the start [s]; 300 by default."""
 
 PATIENCE_S = 300.0
 
@@ -75,10 +80,10 @@ _COMPLETE, _FAREWELL_S = "complete", 5.0
 
 @dataclass(frozen=True)
 class LauncherPlacement:
-    """Where a launcher put this process: `rank` of `size`, number `local` on its machine; the store is at host:port.
+    """The environment of a launched process: `rank` of `size`, number `local` on its machine; the store at host:port.
 
-    `has_store`: the launcher serves it, else rank 0 does. `attempt` tells starts of the same processes apart. `speaks`:
-    this process says if the store cannot be reached, where nobody can be asked who else is there.
+    `has_store`: the launcher serves the store, else rank 0 does. `attempt` distinguishes restarts. `speaks`: this
+    process reports that the store cannot be reached; the others cannot ask who reports it.
     """
 
     rank: int
@@ -93,13 +98,13 @@ class LauncherPlacement:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> LauncherPlacement | None:
-        """What the environment says; None if no launcher set it.
+        """The placement in the environment; None without a launcher.
 
-        torchrun keeps one store over its restarts, which are told apart by their count. Where it is told to make a new
-        one each time (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), counts do not matter, and may differ between machines.
+        torchrun keeps one store over its restarts, whose count distinguishes them. With a new store each time
+        (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) the count does not matter, and may differ between machines.
 
         Raises:
-            BadJob: a variable is no number, or the rank is not one of so many.
+            BadJob: a variable is not a number, or the rank is out of range.
         """
         if any(not environ.get(name) for name in USUAL_VARIABLES):
             return None
@@ -111,7 +116,7 @@ class LauncherPlacement:
             rank=rank,
             size=size,
             local=_number(environ, "LOCAL_RANK") if environ.get("LOCAL_RANK") else rank,
-            # The first of each machine; beside rank 0, which may be what is missing, the next.
+            # The first of each machine; and rank 1, since rank 0 may be the one that is missing.
             speaks=environ.get("LOCAL_RANK", "0") == "0" or rank == 1,
             host=environ["MASTER_ADDR"],
             port=_number(environ, "MASTER_PORT"),
@@ -122,7 +127,7 @@ class LauncherPlacement:
 
 
 class LauncherLink:
-    """The link of a process to the others that the same launcher started."""
+    """The link of a process to the others of the same launcher."""
 
     can_reform = False
 
@@ -140,11 +145,11 @@ class LauncherLink:
 
     @cached_property
     def _open(self) -> TCPStore:
-        """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves there alone unless the launcher does.
+        """The store at MASTER_ADDR and MASTER_PORT, served by the launcher or by rank 0.
 
         Raises:
             RunFailed: nothing answers there.
-            Dismissed: likewise, and another process of this machine says so.
+            WorkerRetired: likewise, and another process of this machine reports it.
         """
         place = self._place
         is_server = place.rank == 0 and not place.has_store
@@ -154,7 +159,10 @@ class LauncherLink:
                 store = serve(listen(place.host, place.port), patience_s=place.patience_s)
             else:
                 store = connect(place.host, place.port, patience_s=place.patience_s)
-            self._keep_to_interface()
+            # Gloo listens only on the interface towards the store, unless another one was asked for.
+            interface = interface_of(local_address(place.host, place.port, place.patience_s))
+            if interface is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         except (RuntimeError, OSError) as problem:
             if not place.speaks:
                 raise WorkerRetired(RunFailed.exit_code) from None
@@ -171,25 +179,18 @@ class LauncherLink:
             ) from problem
         return store
 
-    def _keep_to_interface(self) -> None:
-        """Let gloo listen on the interface on the way to the store alone, unless another one was asked for."""
-        way = local_address(self._place.host, self._place.port, self._place.patience_s)
-        interface = interface_of(way)
-        if interface is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
     @property
     def store(self) -> Store:
-        """The store, sealed by the key that all processes agreed on when they met."""
+        """The store, authenticated by the key that all processes agreed on at the rendezvous."""
         assert self._sealed is not None, "meet first"
         return self._sealed
 
     def meet(self) -> Rendezvous:
-        """Wait for all the others.
+        """Wait for all processes.
 
         Raises:
-            RunFailed: somebody did not come, raised in the first of those that came; or does not know the secret.
-            Dismissed: likewise, in the others.
+            RunFailed: a process did not come (raised in the lowest rank that came), or does not know the secret.
+            WorkerRetired: likewise, in the other ranks.
         """
         place = self._place
         name = f"launched/{place.attempt}"
@@ -199,20 +200,18 @@ class LauncherLink:
             if store.add(f"{name}/count", 1) == place.size:
                 store.set(outcome, _COMPLETE)
             if not wait_for(store, [outcome], place.patience_s):
-                self._nobody_came(name)
+                self._report_missing(name)
             if store.get(outcome) != _COMPLETE.encode():
                 store.set(f"{name}/left/{place.rank}", "")
                 raise WorkerRetired(RunFailed.exit_code)
-        except RuntimeError:  # whoever served the store has given up, and said why
+        except RuntimeError:  # the process that served the store has given up, and reported why
             raise WorkerRetired(RunFailed.exit_code) from None
-        from stoker.training.elastic.rendezvous_store import AuthenticatedStore, agreed_key, launched_secret  # noqa: PLC0415 - loads PyTorch
-
         key = agreed_key(store, launched_secret(), name, place.rank, place.size, place.patience_s)
         self._sealed = AuthenticatedStore(store, key)
         return Rendezvous(number=1, rank=place.rank, size=place.size, name=name)
 
     def lost(self, why: str, notes: dict[str, Any]) -> NoReturn:
-        """Fail: there is no other generation.
+        """Fail: a launcher's processes have one generation.
 
         Raises:
             RunFailed: always.
@@ -224,25 +223,26 @@ class LauncherLink:
         )
 
     def is_called(self) -> bool:
-        """Nobody comes later."""
+        """No process joins later."""
         return False
 
     def on_broken(self, act: Callable[[], None] | None) -> None:
-        """Nobody says that it is."""
+        """There is no supervisor to say so."""
 
     def event(self, line: str) -> None:
-        """Nobody listens: rank 0 shows its events itself."""
+        """Rank 0 shows its events itself."""
 
     def finished(self) -> None:
         """The launcher sees the process end."""
 
-    def _nobody_came(self, name: str) -> NoReturn:
+    def _report_missing(self, name: str) -> NoReturn:
+        """Raise the error that names missing processes, in the lowest rank that came."""
         place = self._place
         came = [rank for rank in range(place.size) if self._open.check([f"{name}/here/{rank}"])]
         if place.rank != min(came):
             raise WorkerRetired(RunFailed.exit_code)
         missing = [rank for rank in range(place.size) if rank not in came]
-        # This process may serve the store: the others are to hear of it before it ends.
+        # This process may serve the store: the others have to learn of the outcome before it ends.
         self._open.set(f"{name}/outcome", "somebody is missing")
         wait_for(self._open, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
         raise RunFailed(
@@ -253,7 +253,7 @@ class LauncherLink:
 
 
 def ranks_in_words(ranks: list[int]) -> str:
-    """Ranks, ascending, as a reader would name them.
+    """Text for ranks, ascending.
 
     >>> ranks_in_words([0, 1, 2, 5]), ranks_in_words([3])
     ('ranks 0-2, 5', 'rank 3')
@@ -264,8 +264,8 @@ def ranks_in_words(ranks: list[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    words = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+    text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -279,43 +279,40 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 FACTS_PATIENCE_S = 60.0
-"""Longest that ranks wait for each other's facts [s]."""
+"""Longest wait of the ranks for each other's facts [s]."""
 
 
 def require_same(
     store: Store, meeting: Rendezvous, facts: Mapping[str, str], *, patience_s: float = FACTS_PATIENCE_S
 ) -> None:
-    """Compare this rank's facts with those of all others of its generation.
+    """Compare this rank's facts (job, code, versions) with those of all ranks of its generation.
 
     Raises:
         BadJob: they differ; raised on rank 0.
-        RunFailed: somebody did not tell its own in time; likewise.
-        Dismissed: either, on the other ranks.
+        RunFailed: a rank did not send its facts in time; likewise.
+        WorkerRetired: either, on the other ranks.
         RuntimeError: the generation broke meanwhile.
     """
-    told = [f"{meeting.name}/facts/{rank}" for rank in range(meeting.size)]
-    heard = [f"{meeting.name}/facts-heard/{rank}" for rank in range(meeting.size)]
-    store.set(told[meeting.rank], json.dumps(dict(facts)))
-    _await_facts(store, told, meeting, patience_s)
-    found = differences([json.loads(one) for one in store.multi_get(told)])
-    store.set(heard[meeting.rank], "")
-    if meeting.rank == 0:  # it may be the one that serves the store to the others
-        _await_facts(store, heard, meeting, patience_s)
-    if not found:
+    sent = [f"{meeting.name}/facts/{rank}" for rank in range(meeting.size)]
+    received = [f"{meeting.name}/facts-heard/{rank}" for rank in range(meeting.size)]
+    store.set(sent[meeting.rank], json.dumps(dict(facts)))
+    _await_facts(store, sent, meeting, patience_s)
+    differing = differences([json.loads(value) for value in store.multi_get(sent)])
+    store.set(received[meeting.rank], "")
+    if meeting.rank == 0:  # it may serve the store to the others
+        _await_facts(store, received, meeting, patience_s)
+    if not differing:
         return
-    what = f"the {meeting.size} processes do not run the same: {'; '.join(found)}"
+    what = f"the {meeting.size} processes do not run the same: {'; '.join(differing)}"
     if meeting.rank != 0:
         raise WorkerRetired(BadJob.exit_code, f"rank {meeting.rank} leaves: rank 0 refused the run, since {what}")
-    raise BadJob(
-        what,
-        remedy="Start all of them with the same job file, settings and versions.",
-    )
+    raise BadJob(what, remedy="Start all of them with the same job file, settings and versions.")
 
 
 def _await_facts(store: Store, keys: Sequence[str], meeting: Rendezvous, patience_s: float) -> None:
-    """Wait for the keys of all ranks; see `require_same` for what is raised.
+    """Wait for the keys of all ranks; raises as `require_same`.
 
-    Rank 0 waits for half as long again: it may serve the store, which the others use until they have given up.
+    Rank 0 waits half as long again: it may serve the store, which the others use until they give up.
     """
     if wait_for(store, keys, patience_s if meeting.rank != 0 else 1.5 * patience_s):
         return
@@ -328,18 +325,18 @@ def _await_facts(store: Store, keys: Sequence[str], meeting: Rendezvous, patienc
     )
 
 
-def differences(everybody: Sequence[Mapping[str, str]]) -> list[str]:
-    """What differs between ranks, a line for each fact.
+def differences(facts_of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """Differences between ranks, a line for each fact.
 
     >>> differences([{"torch": "2.13"}, {"torch": "2.12"}, {"torch": "2.13"}])
     ['torch is 2.13 on ranks 0, 2 and 2.12 on rank 1']
     """
     lines = []
-    for name in dict.fromkeys(name for facts in everybody for name in facts):
+    for name in dict.fromkeys(name for facts in facts_of_ranks for name in facts):
         holders: dict[str, list[int]] = {}
-        for rank, facts in enumerate(everybody):
+        for rank, facts in enumerate(facts_of_ranks):
             holders.setdefault(facts.get(name, "unknown"), []).append(rank)
         if len(holders) > 1:
-            words = [f"{value} on {ranks_in_words(ranks)}" for value, ranks in holders.items()]
-            lines.append(f"{name} is {' and '.join(words)}")
+            values = [f"{value} on {ranks_in_words(ranks)}" for value, ranks in holders.items()]
+            lines.append(f"{name} is {' and '.join(values)}")
     return lines

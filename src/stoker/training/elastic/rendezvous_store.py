@@ -1,13 +1,11 @@
-"""The key-value store in which processes find each other: PyTorch's, served by the supervisor.
+"""The key-value store in which processes meet: PyTorch's, with authenticated values and waits that end at a loss.
 
-A store whose values are authenticated, and in which nobody waits for a process that is lost.
-
-What: PyTorch's store, which anybody who reaches its port can read and write. Here each value carries an HMAC-SHA-256
-over its key and content; one that was written without the session's key is refused. The names of generations are in
-the keys, so that a value of one cannot be replayed in another. Waits end as soon as the generation is broken.
-Use when: processes meet. Costs: a hash of each value at the start; a wait asks every few milliseconds.
-Does not see: who reads; counters (`add`), and whether a key was deleted: a stranger at the port can make processes
-wait or fail, not believe it. See docs/trust.md.
+What: everyone who reaches the port of PyTorch's store can read and write. `AuthenticatedStore` adds to each value an
+HMAC-SHA-256 over its key and content, and refuses values written without the session's key. Keys contain the name of
+the generation, so that no value can be replayed in another one. Waits end as soon as the generation is broken.
+Use when: processes meet. Costs: a hash of each value at the start; a wait polls every few milliseconds.
+Does not protect: reading; counters (`add`); deletion of keys. A stranger at the port can make processes wait or fail,
+but not believe it. See docs/trust.md.
 Source: RFC 2104 (HMAC); M. Bellare, P. Rogaway, "Entity authentication and key distribution" (1993), for `agreed_key`.
 """
 
@@ -33,17 +31,17 @@ from stoker.errors import BadJob, RunFailed
 from stoker.store.locations import cache_root
 
 LOOPBACK = "127.0.0.1"
-"""Workers of a supervisor are on its machine; nobody else is to reach their store."""
+"""Address of a supervisor's store: its workers are on the same machine, and no other one may reach it."""
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-"""Its name, for the listeners of gloo and NCCL."""
+"""Name of the loopback interface, for the listeners of gloo and NCCL."""
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _SIOCGIFADDR = 0x8915
 
 
 def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
-    """A socket for `serve`, on this address alone: those that connect before that wait, not for PyTorch's import.
+    """A socket for `serve`, on this address alone; clients can connect to it before PyTorch is imported.
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
@@ -53,9 +51,7 @@ def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
 
 
 def serve(listener: socket.socket, *, patience_s: float = 300.0) -> TCPStore:
-    """The store, served by this process on the listener's address, which is the store's from now on."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - takes seconds; workers start
-
+    """The store, served by this process on the listener's address; the listener belongs to the store from now on."""
     host, port = listener.getsockname()[:2]
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
@@ -64,24 +60,22 @@ def serve(listener: socket.socket, *, patience_s: float = 300.0) -> TCPStore:
 
 
 def connect(host: str, port: int, *, patience_s: float) -> TCPStore:
-    """The store that is served at host and port.
+    """The store at host and port.
 
     Raises:
         RuntimeError: no store answers there.
         OSError: nothing listens there in time. PyTorch's own attempts would last longer than its timeout.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - likewise, not loaded before
-
     local_address(host, port, patience_s)
     patience = timedelta(seconds=patience_s)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
 
 
 def local_address(host: str, port: int, patience_s: float) -> str:
-    """This machine's address on the way to a host and port, once something listens there.
+    """This machine's address towards a host and port, once something listens there.
 
     Raises:
-        OSError: nothing does in time.
+        OSError: nothing listens there in time.
     """
     until, pause_s = time.monotonic() + patience_s, _SHORTEST_PAUSE_S
     while True:
@@ -97,12 +91,12 @@ def local_address(host: str, port: int, patience_s: float) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address of this machine; None: none, or it cannot be found out.
+    """The network interface with an IPv4 address of this machine; None if it is unknown.
 
     >>> interface_of("127.0.0.1") in {"lo", "lo0", None}
     True
     """
-    import fcntl  # noqa: PLC0415 - not everywhere
+    import fcntl  # noqa: PLC0415 - Unix only
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -114,12 +108,12 @@ def interface_of(address: str) -> str | None:
 
 
 def wait_for(store: Store, keys: Sequence[str], patience_s: float) -> bool:
-    """Whether all keys are set within a time [s].
+    """Whether all keys are set within `patience_s` [s].
 
-    By asking now and then: the store's own `wait` writes lines of its own to standard error when the time is over.
+    It polls: the store's own `wait` writes to standard error when the time is over.
 
     Raises:
-        RuntimeError: nobody serves the store any more.
+        RuntimeError: the store is no longer served.
     """
     until, pause_s = time.monotonic() + patience_s, _SHORTEST_PAUSE_S
     while not store.check(list(keys)):
@@ -132,7 +126,7 @@ def wait_for(store: Store, keys: Sequence[str], patience_s: float) -> bool:
 
 
 SECRET_VARIABLE = "STOKER_SECRET"  # noqa: S105 - the name of it
-"""Environment variable: what the processes of a launched run know, and nobody else."""
+"""Environment variable: the secret that only the processes of a launched run know."""
 
 LEAST_CHARACTERS = 16
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.05
@@ -140,9 +134,9 @@ _SIZE = hashlib.sha256().digest_size
 
 
 class AuthenticatedStore(Store):
-    """`store`, with values sealed by `key`, in which waits end with DistStoreError once `is_broken`.
+    """`store`, with values authenticated by `key`, in which waits end with DistStoreError once `is_broken`.
 
-    What is set already is read all the same. The methods are those of PyTorch's store, which calls them.
+    Keys that are set can still be read then. The methods are those of PyTorch's store, which calls them.
     """
 
     def __init__(self, store: Store, key: bytes, is_broken: Callable[[], bool] = lambda: False) -> None:
@@ -166,7 +160,7 @@ class AuthenticatedStore(Store):
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, for which it waits.
+        """The value of a key; waits until it is set.
 
         Raises:
             DistStoreError: it was not written by a process that knows the secret.
@@ -175,7 +169,7 @@ class AuthenticatedStore(Store):
         return self._opened(key, self._store.get(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Values of keys, for which it waits."""
+        """Values of keys; waits until all are set."""
         self.wait(keys)
         return [self._opened(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
 
@@ -184,11 +178,11 @@ class AuthenticatedStore(Store):
         self._store.set(key, self._closed(key, value))
 
     def add(self, key: str, value: int) -> int:
-        """Add to a counter; its new value, which is not authenticated."""
+        """New value of a counter after adding to it [1]; it is not authenticated."""
         return int(self._store.add(key, value))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Set a key if it has the value expected; the value it then has."""
+        """Set a key if it has the expected value; returns its value after that."""
         expected = self._closed(key, expected_value) if expected_value else b""
         value: bytes = self._store.compare_set(key, expected, self._closed(key, desired_value))
         return self._opened(key, value)
@@ -197,7 +191,7 @@ class AuthenticatedStore(Store):
         """Whether all keys are set.
 
         Raises:
-            DistStoreError: they are not, and the generation is broken: who would set them may be gone.
+            DistStoreError: they are not, and the generation is broken: the process that would set them may be lost.
         """
         is_there = bool(self._store.check(list(keys)))
         if not is_there and self._is_broken():
@@ -205,17 +199,17 @@ class AuthenticatedStore(Store):
         return is_there
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
+        """Delete a key; returns whether it was set."""
         return bool(self._store.delete_key(key))
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Number of keys [keys]."""
         return int(self._store.num_keys())
 
     def clone(self) -> Store:
-        """The same over a connection of its own, for threads that do not wait on anybody."""
+        """The same store over a connection of its own, for threads that wait for no other process."""
         clone = AuthenticatedStore(self._store.clone(), self._key)
-        self._clones.append(clone)  # C++ alone would keep no Python object alive
+        self._clones.append(clone)  # C++ does not keep the Python object alive
         return clone
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - as PyTorch's C++ calls them
@@ -232,22 +226,22 @@ class AuthenticatedStore(Store):
 
 
 def proof(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA-256 of parts, each with its length before it [32 bytes]."""
+    """HMAC-SHA-256 of parts, each preceded by its length [32 bytes]."""
     return hmac.digest(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), "sha256")
 
 
 def agreed_key(store: Any, secret: bytes, name: str, rank: int, size: int, patience_s: float) -> bytes:
-    """The key of one meeting, from the secret and a nonce of each process, once all have proved that they know it.
+    """The key of one rendezvous, from the secret and a nonce of each process, once all have proved to know the secret.
 
-    A key depends on every process's fresh nonce, so that nothing of an earlier run or attempt can be replayed.
+    It depends on a fresh nonce of every process, so that nothing of an earlier run or attempt can be replayed.
 
     Raises:
-        RunFailed: some process does not know the secret, or does not answer in time; its rank is named.
+        RunFailed: a process does not know the secret, or does not answer in time; its rank is named.
     """
     mine = secrets.token_bytes(_SIZE)
     store.set(f"{name}/nonce/{rank}", mine)
     nonces = _answers(store, f"{name}/nonce", size, patience_s)
-    nonces[rank] = mine  # not what somebody may have written over it
+    nonces[rank] = mine  # a stranger may have overwritten it
     key = proof(secret, b"stoker meeting", name.encode(), str(size).encode(), *nonces)
     store.set(f"{name}/proof/{rank}", proof(key, str(rank).encode()))
     proofs = _answers(store, f"{name}/proof", size, patience_s)
@@ -272,10 +266,10 @@ def _answers(store: Any, name: str, size: int, patience_s: float) -> list[bytes]
 
 
 def launched_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """The secret of a launched run: STOKER_SECRET, or what is in a file that only this user can read.
+    """The secret of a launched run: STOKER_SECRET, or the content of a file that only this user can read.
 
     Raises:
-        BadJob: it is too short, or the file is not this user's alone.
+        BadJob: it is too short, or others can read or write the file.
     """
     if given := environ.get(SECRET_VARIABLE):
         if len(given) < LEAST_CHARACTERS:
@@ -288,7 +282,7 @@ def launched_secret(environ: Mapping[str, str] = os.environ) -> bytes:
         draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_hex(_SIZE).encode())
-        with suppress(FileExistsError):  # another process of this run was quicker
+        with suppress(FileExistsError):  # another process of this run was faster
             os.link(draft, path)
         draft.unlink()
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:

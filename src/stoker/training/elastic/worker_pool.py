@@ -1,10 +1,7 @@
-"""Messages between the supervisor and a worker: lines of JSON over a pair of sockets.
+"""The worker processes of one machine: started, heard, relayed and ended on the supervisor's decision.
 
-What workers print: one speaks for all, the others are heard only where they say something else.
-
-A worker process, as its supervisor sees it.
-
-The worker processes of one machine: started, heard, and seen to end. Decides nothing.
+The supervisor and a worker exchange lines of JSON over a pair of sockets (`MessageChannel`). The output of rank 0 is
+shown; other workers' output only where it differs (`OutputRelay`).
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Message = dict[str, Any]
-"""`kind`, and what belongs to it."""
+"""A `kind`, and its fields."""
 
 _CHUNK = 1 << 16
 
@@ -40,11 +37,11 @@ class MessageChannel:
         self._begun = b""
 
     def fileno(self) -> int:
-        """The descriptor, to be waited for."""
+        """File descriptor of the socket [fd], for a selector."""
         return self._end.fileno()
 
     def send(self, kind: str, /, **fields: Any) -> bool:
-        """Send a message; False if there is nobody any more who could receive it."""
+        """Send a message; False if the other end is closed."""
         line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
         try:
             with self._lock:
@@ -54,7 +51,7 @@ class MessageChannel:
         return True
 
     def pending(self) -> tuple[list[Message], bool]:
-        """Whole messages that are here already, and whether more may come."""
+        """Complete messages received so far, and whether more may come."""
         messages: list[Message] = []
         while True:
             try:
@@ -68,7 +65,7 @@ class MessageChannel:
             messages.extend(self._whole(chunk))
 
     def messages(self) -> Iterator[Message]:
-        """Messages as they come, until the other end is closed."""
+        """Messages as they arrive, until the other end is closed."""
         while True:
             try:
                 chunk = self._end.recv(_CHUNK)
@@ -88,15 +85,11 @@ class MessageChannel:
 
 
 KEPT, REMEMBERED = 60, 1000
-"""Lines of each worker that are kept, and lines shown that are known again."""
+"""Lines kept of each worker, and lines shown that are recognised."""
 
 
 class WorkerOutput:
-    """Lines from a worker's output.
-
-    Args:
-        descriptor: where they are read from, without waiting.
-    """
+    """Lines of a worker's output, read from `descriptor` without blocking."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -105,7 +98,7 @@ class WorkerOutput:
         self._begun = b""
 
     def pending(self) -> tuple[list[str], bool]:
-        """Whole lines that are here already, and whether more may come; at the end also what has no end of line."""
+        """Complete lines so far, and whether more may come; at the end also an incomplete line."""
         chunks: list[bytes] = []
         is_open = True
         while is_open:
@@ -118,7 +111,7 @@ class WorkerOutput:
         return self._lines(b"".join(chunks), is_open=is_open), is_open
 
     def rest(self) -> list[str]:
-        """All that is left, also without an end of line: nothing more will be read."""
+        """All remaining lines, also an incomplete one; nothing is read after this."""
         return [*self.pending()[0], *self._lines(b"", is_open=False)]
 
     def _lines(self, read: bytes, *, is_open: bool) -> list[str]:
@@ -131,49 +124,45 @@ class WorkerOutput:
 
 
 class OutputRelay:
-    """Shows lines, and remembers which, so that the same is not said twice.
+    """Shows lines, and recognises them, so that nothing is shown twice.
 
     Args:
-        show: called with each line.
+        show: receives each line; None: standard error.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
-        self._show = show or _to_standard_error
+        self._show = show or (lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201 - what workers print
         self._shown: deque[str] = deque(maxlen=REMEMBERED)
 
     def say(self, lines: Iterable[str]) -> None:
-        """Show lines of the one that speaks for all."""
+        """Show lines of rank 0."""
         for line in lines:
             self._shown.append(line)
             self._show(line)
 
     def add(self, title: str, lines: Iterable[str]) -> None:
-        """Show lines of another one under a title, unless all of them were shown before."""
+        """Show another worker's lines under a title, unless all of them were shown before."""
         lines = list(lines)
         if any(line.strip() and line not in self._shown for line in lines):
             self.say([title, *lines])
 
 
-def _to_standard_error(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - what workers print belongs there
-
-
 MEMBER_VARIABLE = "STOKER_MEMBER"
-"""Environment variable by which a worker finds its supervisor: JSON of its number, a descriptor and the store."""
+"""Environment variable for a worker: JSON of its number, the descriptor of its channel and the store's address."""
 
 Address = tuple[str, int]
 """Host and port."""
 
 
 class WorkerProcess:
-    """A process of `command`, with a channel of messages and what it prints.
+    """A process of `command`, with a channel of messages and its output.
 
     Args:
-        number: of the worker, from 0; a process started again in its place has the same.
+        number: of the worker, from 0; a restarted process has the same number.
         command: program and arguments.
-        environment: variables beside those of this process.
-        store: where the store is.
-        secret: of the run, by which workers know each other; goes over the channel, not through the environment.
+        environment: variables in addition to those of this process.
+        store: address of the store.
+        secret: authenticates the workers of a run; sent over the channel, not through the environment.
     """
 
     def __init__(
@@ -200,12 +189,12 @@ class WorkerProcess:
 
     @property
     def code(self) -> int | None:
-        """With what the process ended: an exit code, or the negative number of a signal; None while it runs."""
+        """The exit code, or the negative number of a signal; None while it runs."""
         return self._process.poll()
 
     @property
     def end_in_words(self) -> str:
-        """What the process ended by: what it was killed for, or its code with the last line that it printed."""
+        """Text for the end of the process: why it was killed, or its exit code with the last line that it printed."""
         code = self.code
         assert code is not None, "still running"
         last = next((line.strip() for line in reversed(self.printed.last) if line.strip()), "")
@@ -213,7 +202,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process stands still by SIGSTOP and the like."""
+        """Whether the process is stopped, as by SIGSTOP."""
         with contextlib.suppress(OSError):
             state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             return state == "T"
@@ -224,12 +213,12 @@ class WorkerProcess:
         self._process.send_signal(number)
 
     def kill(self, verdict: str) -> None:
-        """End the process at once; `verdict` says what for."""
+        """End the process at once, for the reason `verdict`."""
         self.verdict = self.verdict or verdict
         self._process.kill()
 
     def close(self) -> None:
-        """End the process if it still runs, and let go of everything."""
+        """End the process if it still runs, and close its channel and output."""
         self._process.kill()
         self._process.wait()
         self.channel.close()
@@ -238,7 +227,7 @@ class WorkerProcess:
 
 
 def in_words(code: int) -> str:
-    """What a process ended with.
+    """Text for an exit code.
 
     >>> in_words(-9), in_words(1)
     ('killed by SIGKILL', 'exited with 1')
@@ -254,26 +243,26 @@ _PAUSE_S = 1.0
 
 
 class WorkerPool:
-    """Workers by number, of which one speaks for all.
+    """The workers by number.
 
     Args:
         command: program and arguments of each.
-        environment: variables for them, beside those of this process.
-        store: where the store is.
-        speaker: shows what they print.
+        environment: variables for them, in addition to those of this process.
+        store: address of the store.
+        relay: shows what they print.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], store: Address, speaker: OutputRelay
+        self, command: Sequence[str], environment: Mapping[str, str], store: Address, relay: OutputRelay
     ) -> None:
-        self._command, self._environment, self._store, self._speaker = command, environment, store, speaker
+        self._command, self._environment, self._store, self._relay = command, environment, store, relay
         self._secret = secrets.token_hex(32)
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, WorkerProcess] = {}
         self._looked_at: float | None = None
 
     def start(self, number: int) -> None:
-        """Start a process in this place."""
+        """Start a process for this number."""
         worker = WorkerProcess(number, self._command, self._environment, self._store, self._secret)
         self._workers[number] = worker
         self._selector.register(worker.channel, selectors.EVENT_READ, (worker, "channel"))
@@ -281,7 +270,7 @@ class WorkerPool:
 
     @property
     def running(self) -> list[int]:
-        """Numbers of those that have not been seen to end."""
+        """Numbers of the workers whose end has not been seen."""
         return list(self._workers)
 
     def send(self, worker: int, kind: str, /, **fields: Any) -> None:
@@ -295,26 +284,30 @@ class WorkerPool:
             self._workers[number].signal(signal_number)
 
     def kill(self, number: int, verdict: str) -> None:
-        """End a worker at once, if it still runs; `verdict` says what for."""
+        """End a worker at once, if it still runs, for the reason `verdict`."""
         if number in self._workers:
             self._workers[number].kill(verdict)
 
     def look(self, longest_s: float, leader: int) -> Iterator[tuple[int, Message]]:
-        """Messages that come within a time [s], each with its worker; `leader` is the one that speaks for all.
+        """Messages within `longest_s` [s], each with its worker; the output of worker `leader` is shown.
 
-        The last of a worker is `ended`, with its `code`, `why`, how long it had run, `lasted_s`, and its last `words`:
-        lines that were not shown, unless we have killed it.
+        The last one of a worker is `ended`, with `code`, `why`, running time `lasted_s`, and its last `words`: lines
+        that were not shown, unless it was killed here.
         """
         ready = self._selector.select(longest_s)
-        self._forgive_pause(longest_s)
+        now = time.monotonic()
+        if self._looked_at is not None and now - self._looked_at > longest_s + _PAUSE_S:
+            for worker in self._workers.values():  # this process was stopped itself, and heard nothing
+                worker.heard_at += now - self._looked_at
+        self._looked_at = now
         for key, _ in ready:
             worker, what = key.data
-            yield from self._heard(worker, what, leader)
-        for worker in [one for one in self._workers.values() if one.code is not None]:
-            yield from self._ended(worker, leader)
+            yield from self._receive(worker, what, leader)
+        for worker in [known for known in self._workers.values() if known.code is not None]:
+            yield from self._end(worker, leader)
 
     def silent(self, silence_s: float) -> list[tuple[int, float, bool]]:
-        """Workers without a sign of life for so long [s]: for how long [s], and whether the process was stopped."""
+        """Workers without a sign of life for `silence_s`: number, silence [s], and whether the process is stopped."""
         now = time.monotonic()
         return [
             (number, now - worker.heard_at, worker.is_stopped)
@@ -323,26 +316,19 @@ class WorkerPool:
         ]
 
     def close(self) -> None:
-        """End whoever still runs."""
+        """End all workers that still run."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
         self._selector.close()
 
-    def _forgive_pause(self, longest_s: float) -> None:
-        """If this process itself stood still, it could not hear anybody."""
-        now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at > longest_s + _PAUSE_S:
-            for worker in self._workers.values():
-                worker.heard_at += now - self._looked_at
-        self._looked_at = now
-
-    def _heard(
+    def _receive(
         self, worker: WorkerProcess, what: Literal["channel", "printed"], leader: int
     ) -> Iterator[tuple[int, Message]]:
         if what == "printed":
             lines, is_open = worker.printed.pending()
-            self._say(worker, lines, leader)
+            if worker.number == leader:
+                self._relay.say(lines)
             if not is_open:
                 self._selector.unregister(worker.printed.descriptor)
             return
@@ -355,17 +341,19 @@ class WorkerPool:
             if message["kind"] != "alive":
                 yield worker.number, message
 
-    def _ended(self, worker: WorkerProcess, leader: int) -> Iterator[tuple[int, Message]]:
-        """What was still under way, then the end. Its children may hold its ends open: nothing is waited for."""
+    def _end(self, worker: WorkerProcess, leader: int) -> Iterator[tuple[int, Message]]:
+        """The last messages, then the end. Does not wait for the sockets: the worker's children may hold them open."""
         messages, _ = worker.channel.pending()
         for message in messages:
             if message["kind"] != "alive":
                 yield worker.number, message
-        self._say(worker, worker.printed.rest(), leader)
-        is_heard = worker.verdict is not None or worker.number == leader
+        lines = worker.printed.rest()
+        if worker.number == leader:
+            self._relay.say(lines)
+        is_shown = worker.verdict is not None or worker.number == leader
         ended = {
             "code": worker.code, "why": worker.end_in_words, "lasted_s": time.monotonic() - worker.started_at,
-            "words": [] if is_heard else list(worker.printed.last),
+            "words": [] if is_shown else list(worker.printed.last),
         }  # fmt: skip
         for end in (worker.channel, worker.printed.descriptor):
             if end in self._selector.get_map():
@@ -373,7 +361,3 @@ class WorkerPool:
         del self._workers[worker.number]
         worker.close()
         yield worker.number, {"kind": "ended", **ended}
-
-    def _say(self, worker: WorkerProcess, lines: list[str], leader: int) -> None:
-        if worker.number == leader:
-            self._speaker.say(lines)
