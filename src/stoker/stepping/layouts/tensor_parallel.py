@@ -4,9 +4,9 @@ What: attention heads and hidden features are divided among the processes of a g
 division adds up their results. With `sequence`, layers between (norms, dropout, residuals) are divided along the
 sequence. Token embedding and output layer are divided by the vocabulary, and `token_cross_entropy` is computed without
 putting logits together. Parameters are DTensors, applied by PyTorch's `parallelize_module`.
-Use when: a layer, or the activations of one sample, are too large for a device. Costs: two sums of a block's activations
-in each direction, which nothing hides, so the group should be joined by the fastest links; with `sequence` as many
-bytes in twice as many messages, and activations between layers divided as well.
+Use when: a layer, or the activations of one sample, are too large for a device. Costs: two sums of a block's
+activations in each direction, which nothing hides, so the group should be joined by the fastest links; with `sequence`
+as many bytes in twice as many messages, and activations between layers divided as well.
 Does not combine with: stages; penalties on weights; Muon, which needs whole matrices; `loss_chunks`, of which the
 divided output layer has no need. In bf16, sums over the group are made in bf16.
 Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al., arXiv:2205.05198 (sequence).
