@@ -59,7 +59,7 @@ class _Tensors:
     state: list[torch.Tensor] = field(default_factory=list)
     second: list[torch.Tensor] = field(default_factory=list)
     steps: list[torch.Tensor] = field(default_factory=list)
-    counts: torch.Tensor | None = None
+    counts: torch.Tensor | None = field(default=None, init=False)
 
 
 class _FusedUpdate:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -126,7 +126,8 @@ class _Script:
             self.kept.append(tensor)
             return (self._graph.addInput(),)
         if node.target is operator.getitem:
-            values, index = self._values[node.args[0]], node.args[1]  # one of several results, or an entry of a list
+            source, index = cast("tuple[Node, Any]", node.args)
+            values = self._values[source]  # one of several results, or an entry of a list
             if len(values) > 1:
                 return (values[index],)
             items = [*values, self._constant(index)]

@@ -144,6 +144,8 @@ BUCKET_BYTES = 25 * 2**20
 class GradientReducer(Strategy):
     """Gradients summed over the processes that share a batch, after the backward pass of the last one."""
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module, world: World) -> None:
         self.model = model
         self._world = world

@@ -120,8 +120,9 @@ class TensorParallel(Strategy):
         group, size = self._divided.group, self._divided.group.size()
         for parameter in self._divided.parameters():  # PyTorch's own styles leave sums that are still to be made
             gradient = parameter.grad
-            is_divided = isinstance(parameter, DTensor) and isinstance(gradient, DTensor)
-            if is_divided and gradient.placements != parameter.placements:
+            if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+                continue
+            if gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
         equal = _gradients(self._divided.alike())
         if equal:  # where the sequence is divided too, a model may have none
