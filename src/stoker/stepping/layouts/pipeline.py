@@ -544,8 +544,8 @@ def _own_line(world: World) -> dist.ProcessGroup:
         options = everybody._get_backend(torch.device(world.mesh.device_type)).options  # noqa: SLF001 - no public way
         patience = getattr(options, "_timeout", None)
     # Every process makes every group, in the same order.
-    groups = [(dist.new_group(line, timeout=patience), line) for line in lines]
-    return next(group for group, line in groups if world.rank in line)
+    groups: list[dist.ProcessGroup] = [dist.new_group(line, timeout=patience) for line in lines]
+    return groups[next(index for index, line in enumerate(lines) if world.rank in line)]
 
 
 def _global(group: dist.ProcessGroup, rank: int) -> int | None:
