@@ -13,7 +13,7 @@ from stoker.errors import BadJob
 from stoker.jobs.job_description import describe_settings
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
-from stoker.recipes import fast_recipe, mirror_averaged, resolved
+from stoker.recipes import fast, mirror_averaged, resolved
 from stoker.records import Coupling, TraceSettings
 from stoker.stepping.model import build_model
 from stoker.stepping.torch_optimizers import build_optimizer
@@ -91,7 +91,7 @@ class Unnormed(nn.Module):
 def test_a_job_it_does_not_fit_is_refused(changed: dict[str, object], problem: str) -> None:
     """Each says what the recipe is for and what the job has."""
     with pytest.raises(BadJob, match=problem):
-        fast_recipe(job_of(**changed))
+        fast(job_of(**changed))
 
 
 def test_a_recipe_that_was_not_resolved_is_told() -> None:

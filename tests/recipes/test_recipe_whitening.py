@@ -7,6 +7,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
+from stoker.loading.datasets import datasets_of
 from stoker.recipes import Whitening, whitened
 from stoker.recipes.fast_recipe import training_images
 from stoker.stepping.model import build_model, meta_model, weights_digest
@@ -30,7 +31,7 @@ def test_filters_come_from_the_training_part() -> None:
     inputs, labels = pictures()
     job = tiny_job(model=net, data=(inputs, labels), valid=stoker.holdout(0.5))
     filled = weights_digest(build_model(whitened(job)))
-    train = stoker.loading.datasets_of(job).train
+    train = datasets_of(job).train
     kept = torch.from_numpy(train.indices)
     aside = torch.ones(len(inputs), dtype=torch.bool)
     aside[kept] = False

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stoker.stepping import bf16_attention
-from stoker.stepping.bf16_attention import MOST_KEYS, attention_by_products
+from stoker.stepping import precision
+from stoker.stepping.precision import MOST_KEYS, attention_by_products
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -40,8 +40,8 @@ def error_of(found: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...]) -
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has an element for each time that products were used."""
     times: list[int] = []
-    before = bf16_attention._Products.apply
-    monkeypatch.setattr(bf16_attention._Products, "apply", lambda *given: (times.append(1), before(*given))[1])
+    before = precision._Products.apply
+    monkeypatch.setattr(precision._Products, "apply", lambda *given: (times.append(1), before(*given))[1])
     return times
 
 

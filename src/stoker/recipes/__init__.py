@@ -1,7 +1,7 @@
 """Recipes: settings of a Job that reach the same accuracy sooner, each from a publication. Off unless asked for.
 
-A recipe is a function from a Job to a Job: what it sets is there to be read, and goes into the run's record like any
-other setting. docs/recipes.md has a card for each, with what it gave here.
+A recipe is a function from a Job to a Job. Its settings are recorded with the run like any others. docs/recipes.md has
+a card for each, with its measured gain.
 """
 
 from stoker.recipes.fast_recipe import RECIPES, fast, resolved, whitened

@@ -1,7 +1,4 @@
-"""Recipes that are one setting of a Job each.
-
-Evaluating images both ways: the average over an image and its mirror image.
-"""
+"""Recipes that change one setting of a Job each: schedule, label smoothing, EMA, Muon, mirror averaging."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ def label_smoothing(job: Job, share: float = 0.1) -> Job:
 
 
 def ema(job: Job, decay: float = 0.999) -> Job:
-    """The job with an exponential moving average of its weights, which is what is evaluated and kept.
+    """The job with an exponential moving average of its weights, which is evaluated and kept in their place.
 
     Source: Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; in this form Tarvainen and Valpola 2017,
     https://arxiv.org/abs/1703.01780.
 
     Raises:
-        BadJob: there is no such decay, or the run makes fewer updates than it spans, where that can be told.
+        BadJob: the decay is out of range, or spans more updates than the run makes (where its length is in updates).
     """
     average, updates = EMA(decay), job.until.value if job.until.unit == "updates" else None
     if updates is not None and updates * (1 - decay) < 1:
@@ -56,7 +53,7 @@ def ema(job: Job, decay: float = 0.999) -> Job:
 
 
 def muon(job: Job, lr: float = 0.02, *, rest: Optimizer | None = None) -> Job:
-    """The job with Muon for its hidden matrices and convolutions, and `rest` for all else.
+    """The job with Muon for its hidden matrices and convolutions, and `rest` for the other parameters.
 
     `rest` is by default the job's own optimiser if that is one of Stoker's, else AdamW with a rate of 3e-4.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
@@ -81,7 +78,7 @@ class MirrorAveraged(nn.Module):
         self.model = model
 
     def forward(self, x_BCHW: torch.Tensor) -> Any:
-        """What `model` gives, averaged over both ways in evaluation."""
+        """The output of `model`; in evaluation its mean over the image and its mirror image."""
         if self.training:
             return self.model(x_BCHW)
         if x_BCHW.dim() != 4:
@@ -90,7 +87,7 @@ class MirrorAveraged(nn.Module):
 
 
 def mirror_averaged(job: Job) -> Job:
-    """The job with its model evaluated both ways; the model that comes out is that average too."""
+    """The job with its model wrapped in MirrorAveraged; the trained model is wrapped too."""
     return dataclasses.replace(job, model=_Mirrored(job.model))
 
 

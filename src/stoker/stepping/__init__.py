@@ -1,1 +1,1 @@
-"""(Job, Plan) -> Step: forward, loss, backward, clip, update. Nobody else writes a step."""
+"""(Job, Plan) -> Step: forward, loss, backward, clip, update. Steps are made only here."""

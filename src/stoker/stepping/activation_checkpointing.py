@@ -4,7 +4,7 @@ What: the first `count` of a model's repeated blocks go through `torch.utils.che
 are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics.
 Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
 Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
-change a large buffer in place after their first pass; each is refused where it shows.
+change a large buffer in place after their first pass; each is refused when it happens.
 Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174,
 section 3; https://docs.pytorch.org/docs/stable/checkpoint.html.
 """
@@ -28,11 +28,11 @@ from stoker.stepping.blocks import repeated_blocks
 
 _REMEDY = "Use a plan with checkpointed_blocks 0."
 _SMALL = 4096
-"""Scalars up to which a buffer is copied before every pass, although it never changed so far: a counter may start."""
+"""Elements up to which a buffer is copied before every pass even if it never changed so far: a counter may start."""
 
 
 def num_blocks(model: nn.Module) -> int:
-    """How many blocks can be checkpointed: the most that a plan may ask for."""
+    """Number of blocks that can be checkpointed, the largest `checkpointed_blocks` of a plan [blocks]."""
     return len(repeated_blocks(model))
 
 
@@ -45,8 +45,8 @@ def checkpoint(
 
     Args:
         model: its blocks' `forward` is wrapped; a copy of the model is checkpointed as well.
-        count: how many blocks; 0 changes nothing.
-        conditions: what the second forward pass must run under besides autocast, which PyTorch restores itself.
+        count: number of blocks; 0 changes nothing.
+        conditions: the context of the second forward pass, besides autocast, which PyTorch restores itself.
 
     Raises:
         BadJob: the model has fewer blocks.
@@ -66,7 +66,7 @@ def checkpoint(
 
 
 def not_repeatable(problem: CheckpointError) -> DoesNotFit:
-    """What to raise for PyTorch's error on a second pass unlike the first one."""
+    """The error to raise for PyTorch's error about a second pass unlike the first one."""
     return DoesNotFit(
         "a checkpointed block did something else in its second forward pass than in its first (does it keep a "
         f"cache, or other state hidden in Python?): {str(problem).splitlines()[0]}",
@@ -88,24 +88,21 @@ class Checkpointed:
     name: str
     conditions: Callable[[], contextlib.AbstractContextManager[Any]]
     changing: frozenset[str] | None = field(default=None, init=False)
-    """Names of the block's buffers, batch norms' apart, that a pass has changed; None before the first pass."""
+    """Names of the block's buffers, except batch norms', that a pass has changed; None before the first pass."""
 
     def must_keep(self, name: str, buffer: torch.Tensor) -> bool:
         """Whether a copy of `buffer` is needed before a pass, since the pass may change it."""
         return self.changing is None or name in self.changing or buffer.numel() <= _SMALL
 
-    def _is_trained_through(self, *inputs: Any) -> bool:
-        """Whether a gradient passes; frozen blocks before the first trained layer keep nothing, and are left alone."""
-        if any(parameter.requires_grad for parameter in self.block.parameters()):
-            return True
-        need: list[bool] = []
-        map_tensors(inputs, lambda tensor: need.append(tensor.requires_grad))
-        return any(need)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The block's output."""
-        if not torch.is_grad_enabled() or not self._is_trained_through(args, kwargs):
+        if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
+        if not any(parameter.requires_grad for parameter in self.block.parameters()):
+            need: list[bool] = []
+            map_tensors((args, kwargs), lambda tensor: need.append(tensor.requires_grad))
+            if not any(need):  # a frozen block before the first trained layer keeps nothing anyway
+                return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler repeats operations, not passes: nothing happens twice
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
         # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
@@ -123,11 +120,11 @@ class _Passes:
         self._before: dict[str, torch.Tensor] = {}
 
     def __call__(self, kept: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """The block's output for what it was given and, the second time, for what was kept of it."""
+        """The block's output for its inputs, and in the second pass for the inputs that were kept."""
         if self._given is not None:
             (args, kwargs), self._given = self._given, None
             self._versions = _versions(kept)
-            return self._first(args, kwargs)
+            return self._first_pass(args, kwargs)
         if _versions(kept) != self._versions:
             raise DoesNotFit(
                 f"an input of the checkpointed block {self._block.name!r} was changed in place after the block had "
@@ -138,10 +135,11 @@ class _Passes:
         with self._block.conditions(), _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
 
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first pass; keeps copies of the buffers that it changes, since the second one must begin with those."""
         block = self._block
-        held = _buffers_but_of_norms(block.block)
+        of_norms = _buffers_of_norms(block.block)
+        held = {name: buffer for name, buffer in block.block.named_buffers() if name not in of_norms}
         copies = {name: buffer.clone() for name, buffer in held.items() if block.must_keep(name, buffer)}
         versions = _versions_of(held)
         output = block.forward(*args, **kwargs)
@@ -149,7 +147,7 @@ class _Passes:
         for name in changed - copies.keys():
             if held[name]._version != versions[name]:  # noqa: SLF001 - autograd's own count of changes
                 raise _changed_unexpectedly(block, name, "changed in place for the first time after the first pass")
-            copies[name] = held[name].clone()  # replaced by a new tensor: the old one is what was before
+            copies[name] = held[name].clone()  # replaced by a new tensor: the old one has the old values
         block.changing = (block.changing or frozenset()) | changed
         self._before = {name: copies[name] for name in block.changing & held.keys()}
         return output
@@ -157,9 +155,9 @@ class _Passes:
 
 @contextlib.contextmanager
 def _buffers_untouched(block: Checkpointed, before: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Within the block, changing buffers are copies: of what was before the first pass, or of running statistics.
+    """Within the context, changing buffers are copies: of their values before the first pass, or of running statistics.
 
-    In training a batch norm only writes its statistics, so that theirs need not be those of before.
+    In training a batch norm only writes its statistics, so that theirs need not be the earlier ones.
 
     Raises:
         DoesNotFit: another buffer was changed.
@@ -177,18 +175,12 @@ def _buffers_untouched(block: Checkpointed, before: dict[str, torch.Tensor]) -> 
         changed = _changed(module, others, versions)
         for name, buffer in held.items():
             _put(module, name, buffer)
-        if changed:  # told even where PyTorch ends the pass early, which it does by raising
+        if changed:  # raised even where PyTorch ends the pass early, which it does by an exception
             raise _changed_unexpectedly(block, min(changed), "changed by the second forward pass and not by the first")
 
 
-def _buffers_but_of_norms(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers whose changes have to be found out."""
-    of_norms = _buffers_of_norms(module)
-    return {name: buffer for name, buffer in module.named_buffers() if name not in of_norms}
-
-
 def _versions_of(buffers: dict[str, torch.Tensor]) -> dict[str, int]:
-    """How often each has been changed in place."""
+    """Autograd's count of in-place changes of each."""
     return {name: buffer._version for name, buffer in buffers.items()}  # noqa: SLF001 - autograd's own count
 
 

@@ -1,4 +1,4 @@
-"""The blocks that a model repeats: what activation checkpointing counts in, and what is compiled once for all."""
+"""The blocks that a model repeats: the unit of activation checkpointing, compilation, sharding and pipeline stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _LEAST_ALIKE = 3
-"""Fewer blocks of a kind are not worth compiling for themselves: kernels cannot be fused across their borders."""
+"""Fewer blocks of a kind are not worth separate compilation: kernels cannot be fused across their borders."""
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -27,60 +27,56 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     All outermost blocks of that class count, those of other widths too: all bottlenecks of a ResNet, encoder and
     decoder layers of a T5.
     """
-    members = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
-    return _equal_blocks(members) or _largest_class(members) or _equal_blocks(list(map(_blocks_of, model.modules())))
+    families = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
+    if equal := _equal_blocks(families):
+        return equal
+    kinds = dict.fromkeys(type(block) for family in families for block in family)
+    of_kinds = (_outermost(families, kind) for kind in kinds)
+    if largest := max((blocks for blocks in of_kinds if len(blocks) > 1), key=_num_parameters, default=None):
+        return largest
+    return _equal_blocks(list(map(_blocks_of, model.modules())))
 
 
 def alike_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, if three or more of them come to every kind there is; else none.
+    """The repeated blocks, if there are on average three or more of each kind; else none.
 
-    Of one kind are blocks of one class with parameters of the same shapes: they share compiled code.
+    Blocks of one kind have one class and parameters of the same shapes: they share compiled code.
     """
     blocks = repeated_blocks(model)
     return blocks if len(blocks) >= _LEAST_ALIKE * len({_signature(block) for block in blocks}) else []
 
 
 def _equal_blocks(families: list[list[nn.Module]]) -> list[nn.Module]:
-    """All blocks of the class of the longest run of equal neighbours."""
-    longest = max(_outermost_runs(families), key=lambda run: (len(run), _num_parameters(run)), default=None)
+    """All blocks of the class of the longest run of equal neighbours, runs within a block of another run left out."""
+    neighbours = [list(run) for family in families for _, run in itertools.groupby(family, key=_signature)]
+    runs = [run for run in neighbours if len(run) > 1]
+
+    def is_outermost(run: list[nn.Module]) -> bool:
+        around = (block for other in runs if other is not run for block in other)
+        return not any(inner is run[0] for block in around for inner in block.modules() if inner is not block)
+
+    longest = max(filter(is_outermost, runs), key=lambda run: (len(run), _num_parameters(run)), default=None)
     return [] if longest is None else _outermost(families, type(longest[0]))
 
 
-def _largest_class(families: list[list[nn.Module]]) -> list[nn.Module]:
-    """All blocks of the class, two at least, with the most parameters."""
-    kinds = dict.fromkeys(type(block) for family in families for block in family)
-    alike = (_outermost(families, kind) for kind in kinds)
-    return max((blocks for blocks in alike if len(blocks) > 1), key=_num_parameters, default=[])
-
-
 def _blocks_of(container: nn.Module) -> list[nn.Module]:
-    return [child for child in container.children() if _is_block(child)]
-
-
-def _is_block(module: nn.Module) -> bool:
-    is_layer = type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
-    # A list or dict of modules is passed through by its owner: it has no forward pass of its own to repeat.
-    has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return has_forward and not is_layer and next(module.parameters(), None) is not None
-
-
-def _outermost_runs(families: list[list[nn.Module]]) -> list[list[nn.Module]]:
-    """Neighbours with equal signatures, two at least; those within a block of another run left out."""
-    neighbours = [list(run) for family in families for _, run in itertools.groupby(family, key=_signature)]
-    runs = [run for run in neighbours if len(run) > 1]
-    return [run for run in runs if not any(_is_within(run[0], other) for other in runs if other is not run)]
+    """Children that can be blocks: they have parameters and a forward pass, and are no single layers of PyTorch."""
+    blocks: list[nn.Module] = []
+    for child in container.children():
+        is_layer = type(child).__module__.startswith("torch.nn") and next(child.children(), None) is None
+        # A list or dict of modules has no forward pass of its own: its owner passes through it.
+        has_forward = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if has_forward and not is_layer and next(child.parameters(), None) is not None:
+            blocks.append(child)
+    return blocks
 
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
     return type(block), tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
 
 
-def _is_within(block: nn.Module, run: list[nn.Module]) -> bool:
-    return any(inner is block for outer in run for inner in outer.modules() if inner is not outer)
-
-
 def _outermost(families: list[list[nn.Module]], kind: type[nn.Module]) -> list[nn.Module]:
-    """Each block of that class once, those within another one left out."""
+    """Each block of that class once, without those inside another one."""
     kept: list[nn.Module] = []
     inside: set[int] = set()
     for block in itertools.chain.from_iterable(families):  # a module comes before what is in it

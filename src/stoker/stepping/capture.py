@@ -1,27 +1,23 @@
-"""A model's buffers kept, and put back as they were.
+"""A pass forward and backward as a list of operations, captured once and then repeated without autograd.
 
-What: buffers are copied, small ones in one call, large ones only where PyTorch's version counter says that they were
-changed. Use when: a pass may have to come to nothing. Costs: 17 µs for the 24 buffers of eight batch norms; for large
-buffers that change, their copy. Does not combine with: large buffers written to past the version counter (`.data`).
-
-A pass forward and backward as a list of operations, captured once and then repeated without autograd.
-
-What: the operations that a micro-batch's loss and gradient come down to are noted once, on the job's own batch, with
+What: the operations that a micro-batch's loss and gradient come down to are recorded once, on the job's own batch, with
 weights and buffers in place, and then repeated one after another: on a CPU by PyTorch's own interpreter, in one call
-(`interpreting`), on a GPU as a CUDA graph, which the host starts as one. Use when: many small operations follow each
-other, so that Python and autograd take a good part of the time; whole optimiser batches of one size (the last, smaller
-one of an epoch runs as it would uncaptured). Costs: a tenth of a second once, and on a GPU the memory of one pass that
-stays. Does not combine with: checkpointed blocks, compilation, a model or a loss whose path depends on values, on
-Python's state or on random draws outside PyTorch.
-What was noted is compared with an ordinary pass at first, every thousand updates, and before each checkpoint.
+(`graph_interpreter`), on a GPU as a CUDA graph, which the host starts as one. Use when: many small operations follow
+each other, so that Python and autograd take a good part of the time; whole optimiser batches of one size (the last,
+smaller one of an epoch runs as it would uncaptured). Costs: a tenth of a second once, and on a GPU the memory of one
+pass that stays. Does not combine with: checkpointed blocks, compilation, a model or a loss whose path depends on
+values, on Python's state or on random draws outside PyTorch.
+The recorded pass is compared with an ordinary one at first, every thousand updates, and before each checkpoint.
 Source: CUDA graphs as in https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs; tracing by
 `torch.fx.experimental.proxy_tensor.make_fx`. That is not yet public: where it is gone nothing can be captured.
+
+`Buffers` keeps a model's buffers and puts them back, where a pass may have to be undone: 17 µs for the 24 buffers of
+eight batch norms. Not seen: large buffers written to past the version counter (`.data`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import traceback
@@ -48,7 +44,7 @@ SMALL_BYTES = 2**20
 
 
 class Buffers:
-    """Copies of a model's buffers, which keep their places in memory."""
+    """Copies of a model's buffers, which keep their memory addresses."""
 
     def __init__(self, model: nn.Module) -> None:
         self._slots = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
@@ -62,35 +58,35 @@ class Buffers:
     def keep(self) -> None:
         """Copy what may have changed since the last time."""
         now = [module._buffers[name] for module, name in self._slots]  # noqa: SLF001 - by `getattr` it takes three times as long
-        tensors = [one for one in now if one is not None]
+        tensors = [tensor for tensor in now if tensor is not None]
         if len(tensors) != len(self._tensors) or any(a is not b for a, b in zip(tensors, self._tensors, strict=True)):
             self._take(tensors)
         for originals, copies in self._small:
             torch._foreach_copy_(copies, originals)
-        for one in self._large:
-            one.keep()
+        for large in self._large:
+            large.keep()
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Put the tensors and what they held back; whether all of it was kept."""
+        """Put back the tensors and their values; whether all had been kept."""
         for (module, name), tensor in zip(self._slots, self._tensors, strict=True):
             module._buffers[name] = tensor  # noqa: SLF001 - as above
         for originals, copies in self._small:
             torch._foreach_copy_(originals, copies)
-        left = [one for one in self._large if not one.restore()]
-        return not left
+        are_kept = [large.restore() for large in self._large]
+        return all(are_kept)
 
     def _take(self, tensors: list[torch.Tensor]) -> None:
-        """These are the buffers from now on: a model may replace one by another."""
+        """Let these be the buffers from now on: a model may replace one by another."""
         self._slots = [(module, name) for module, name in self._slots if module._buffers[name] is not None]  # noqa: SLF001
         self._tensors = tensors
-        unique = list({id(one): one for one in tensors}.values())
+        unique = list({id(tensor): tensor for tensor in tensors}.values())
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for one in unique:
-            if one.nbytes <= SMALL_BYTES:
-                by_kind.setdefault((one.device, one.dtype), []).append(one)
-        self._small = [(alike, [torch.empty_like(one) for one in alike]) for alike in by_kind.values()]
-        self._large = [_Large(one) for one in unique if one.nbytes > SMALL_BYTES]
+        for tensor in unique:
+            if tensor.nbytes <= SMALL_BYTES:
+                by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        self._small = [(of_kind, list(map(torch.empty_like, of_kind))) for of_kind in by_kind.values()]
+        self._large = [_Large(tensor) for tensor in unique if tensor.nbytes > SMALL_BYTES]
 
 
 class _Large:
@@ -122,15 +118,15 @@ class _Large:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often the tensor was changed in place."""
+    """Autograd's count of in-place changes of the tensor."""
     return tensor._version  # noqa: SLF001 - documented: https://docs.pytorch.org/docs/stable/notes/autograd.html
 
 
 CHECK_EVERY = 1000
 """Updates between comparisons of what was captured with an ordinary pass."""
 LARGEST_ERROR = 1e-3
-"""A captured gradient may be so far from an ordinary one [fraction of its norm]: the kernels are the same, but counts
-are divided by in another way, and under autocast that rounds."""
+"""Largest distance of a captured gradient from an ordinary one [fraction of its norm]: the kernels are the same, but
+counts are divided by in another way, and under autocast that rounds."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -169,13 +165,13 @@ class CapturedPass:
         if update % CHECK_EVERY == 0:
             self._check(content, update)
         mean, *gradients = self._repeat(*leaves)
-        for at, gradient in zip(self._used, gradients, strict=True):
-            self._parameters[at].grad = gradient
+        for index, gradient in zip(self._used, gradients, strict=True):
+            self._parameters[index].grad = gradient
         self._last = content, update
         return mean
 
     def check(self) -> None:
-        """Compare the captured pass with an ordinary one on the last batch: before what was learned is kept.
+        """Compare the captured pass with an ordinary one on the last batch, before a checkpoint.
 
         Raises:
             RunFailed: they differ.
@@ -191,13 +187,17 @@ class CapturedPass:
             gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
                 loss.sum, self._parameters, count.reciprocal(), allow_unused=True
             )
-        pairs = zip(gradients, self._parameters, strict=True)
-        return loss.sum.detach() / count, [None if g is None else _laid_out(g, p) for g, p in pairs]
+        laid_out = list(gradients)  # with the parameter's strides, as autograd leaves them: fused optimisers read both
+        for index, (gradient, parameter) in enumerate(zip(gradients, self._parameters, strict=True)):
+            if gradient is not None and gradient.stride() != parameter.stride():
+                laid_out[index] = torch.empty_like(parameter).copy_(gradient)
+        return loss.sum.detach() / count, laid_out
 
     def _captured(self, content: Content, leaves: list[torch.Tensor]) -> Repeat:
-        def work(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            mean, gradients = self._pass(map_tensors(content, functools.partial(_next, iter(given))))
-            self._used = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        def work(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            remaining = iter(inputs)
+            mean, gradients = self._pass(map_tensors(content, lambda _: next(remaining)))
+            self._used = [index for index, gradient in enumerate(gradients) if gradient is not None]
             return (mean, *(gradient for gradient in gradients if gradient is not None))
 
         before, buffers = self._python_state(), self._buffers()
@@ -206,7 +206,7 @@ class CapturedPass:
 
             graph = make_fx(work)(*leaves)
             is_changed = self._python_state() != before or any(
-                one is not other for one, other in zip(self._buffers(), buffers, strict=True)
+                now is not then for now, then in zip(self._buffers(), buffers, strict=True)
             )
         if is_changed:
             raise _uncapturable(
@@ -228,7 +228,7 @@ class CapturedPass:
             with torch.cuda.stream(aside):
                 forward(*inputs)  # libraries have their workspaces, and choose their kernels, before capture
             torch.cuda.current_stream().wait_stream(aside)
-            # Other threads may have page-locked memory from the driver meanwhile, as those of loader workers do.
+            # Other threads, such as loader workers', may page-lock memory through the driver at the same time.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 results = forward(*inputs)
 
@@ -243,18 +243,19 @@ class CapturedPass:
     def _check(self, content: Content, update: int) -> None:
         """Compare the captured pass with an ordinary one from the same state, which is left as it was."""
         assert self._repeat is not None
-        leaves = _leaves(content)
+        leaves: list[torch.Tensor] = []
+        map_tensors(content, leaves.append)
         with self._undone(leaves):
             _, gradients = self._pass(content)
             expected = [gradient for gradient in gradients if gradient is not None]
             buffers = [buffer.clone() for buffer in self._buffers()]
         if not all(bool(gradient.isfinite().all()) for gradient in expected):
-            return  # said by whoever looks at the loss
+            return  # reported by the check of the loss
         with self._undone(leaves):
-            _, *found = self._repeat(*leaves)
-            error = _distance(found, expected) if len(found) == len(expected) else math.inf
-            left = [one for one in buffers if one.is_floating_point()]
-            error = max(error, _distance([one for one in self._buffers() if one.is_floating_point()], left))
+            _, *repeated = self._repeat(*leaves)
+            error = _distance(repeated, expected) if len(repeated) == len(expected) else math.inf
+            now, then = ([b for b in every if b.is_floating_point()] for every in (self._buffers(), buffers))
+            error = max(error, _distance(now, then))
         if not error <= LARGEST_ERROR:
             raise RunFailed(
                 f"at update {update + 1} the captured pass is {error:.1e} from an ordinary one, relative to its "
@@ -264,7 +265,7 @@ class CapturedPass:
 
     @contextlib.contextmanager
     def _undone(self, leaves: list[torch.Tensor]) -> Iterator[None]:
-        """After the block the model's buffers and PyTorch's generators are as before."""
+        """Restores the model's buffers and PyTorch's generators at the end."""
         buffers, devices = Buffers(self._model), {leaf.device.index or 0 for leaf in leaves if leaf.is_cuda}
         buffers.keep()
         with torch.random.fork_rng(devices=devices):
@@ -277,22 +278,16 @@ class CapturedPass:
         return list(self._model.buffers())
 
     def _python_state(self) -> tuple[Any, ...]:
-        """What a captured pass would not change: plain values in modules, and the generators that are not PyTorch's."""
+        """State that a captured pass would not change: plain values in modules, and generators other than PyTorch's."""
         values = python_state(self._model, with_tensors=False).values
         numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
         return values, random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
-def _leaves(content: Content) -> list[torch.Tensor]:
-    leaves: list[torch.Tensor] = []
-    map_tensors(content, leaves.append)
-    return leaves
-
-
 def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
-    """All that is captured of a batch beside its tensors' values: a pass is repeated for batches alike in this.
+    """All that is captured of a batch except its tensors' values: a pass is repeated for batches of equal form.
 
-    Its tensors are added to `leaves`.
+    Appends the batch's tensors to `leaves`.
     """
     if isinstance(content, torch.Tensor):
         leaves.append(content)
@@ -304,19 +299,8 @@ def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
     return type(content), content if isinstance(content, _PLAIN) else repr(content)
 
 
-def _next(leaves: Iterator[torch.Tensor], _: torch.Tensor) -> torch.Tensor:
-    return next(leaves)
-
-
-def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """With the parameter's strides, as autograd leaves gradients: fused optimisers read both side by side."""
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
-
-
 def _simplify(graph: torch.fx.GraphModule) -> None:
-    """Leave out what stands for nothing: `detach` once there is no autograd, a matrix transposed twice."""
+    """Remove operations without effect: `detach` where there is no autograd, a matrix transposed twice."""
     detach, transpose = torch.ops.aten.detach.default, torch.ops.aten.t.default
     for node in list(graph.graph.nodes):
         if node.target is detach:
@@ -329,18 +313,18 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """The norm of the difference over the norm of what is expected, over all tensors together."""
+def _distance(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The norm of the difference over the norm of the expected tensors, over all of them together [1]."""
     if not expected:
         return 0.0
-    mine, theirs = ([as_real(tensor).float() for tensor in tensors] for tensors in (found, expected))
-    apart = torch.stack([(one - other).norm() for one, other in zip(mine, theirs, strict=True)])
-    return float(apart.norm() / torch.stack([one.norm() for one in theirs]).norm().clamp_min(1e-30))
+    ours, theirs = ([as_real(tensor).float() for tensor in each] for each in (tensors, expected))
+    differences = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)])
+    return float(differences.norm() / torch.stack([b.norm() for b in theirs]).norm().clamp_min(1e-30))
 
 
 @contextlib.contextmanager
 def _in_capture() -> Iterator[None]:
-    """Say of whatever a model does that cannot be noted, or not be repeated without autograd, where it stood."""
+    """Names the user's line for an operation that cannot be recorded, or not be repeated without autograd."""
     try:
         yield
     except RunFailed:
@@ -348,18 +332,13 @@ def _in_capture() -> Iterator[None]:
     except Exception as problem:
         if ran_out_of_memory(problem):
             raise
-        raise _uncapturable(_in_words(problem)) from problem
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        if "tracing tensor" in reason:  # PyTorch's message is about its own tracing modes
+            reason = "what is computed depends on the values of a tensor"
+        line = users_line(traceback.extract_tb(problem.__traceback__))
+        where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
+        raise _uncapturable(f"{reason}{where}") from problem
 
 
 def _uncapturable(why: str) -> RunFailed:
     return RunFailed(f"the pass cannot be captured: {why}", remedy="Use a plan with captured false.")
-
-
-def _in_words(problem: Exception) -> str:
-    """What stood in the way, and the user's line."""
-    said = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-    if "tracing tensor" in said:  # PyTorch's words are about its own tracing modes
-        said = "what is computed depends on the values of a tensor"
-    line = users_line(traceback.extract_tb(problem.__traceback__))
-    where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
-    return f"{said}{where}"

@@ -1,11 +1,11 @@
-"""Token cross-entropy in chunks: the logits of all tokens are never there at once.
+"""Token cross-entropy in chunks: the logits of all tokens never exist at once.
 
 What: a model's output layer, the loss and the backward pass of both are computed over one chunk of tokens after the
 other, within the forward pass; kept are the gradients of the layer's input [N, D], weight [V, D] and bias [V].
 Use when: logits [N tokens, V vocabulary], their float copy, softmax and gradient are most of the memory.
 Costs: no product more; the weight's gradient is held from the forward pass on, and added up chunk by chunk. The same
 mathematics: the loss is a sum over tokens. Metrics that need logits have them whole, in evaluation.
-Does not combine with: models that do anything to the logits after the layer, which is looked for at every pass; losses
+Does not combine with: models that do anything to the logits after the layer, which is checked at every pass; losses
 other than `token_cross_entropy`; gradients of gradients.
 Source: P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2 (gradients in the forward pass, chunk by chunk);
 here with PyTorch's own operations, the whole chunk's logits in memory, and chunks of equal numbers of tokens.
@@ -31,10 +31,10 @@ from stoker.loading.samples import Samples
 from stoker.stepping.foreign_models import scores
 
 CHUNKS = 8
-"""In how many parts a planner would compute a loss: what is left of the logits is then small beside other things."""
+"""Number of chunks that planning considers: an eighth of the logits is small compared with other memory."""
 
 _LEAST_VOCABULARY = 4
-"""Logits are worth cutting where there are at least so many for each feature: else activations are what is large."""
+"""Least vocabulary per feature for which chunks pay: below, activations take more memory than logits."""
 
 _REMEDY = "Use a plan with loss_chunks 1."
 
@@ -51,7 +51,7 @@ class ChunkedLoss:
 
     Args:
         model: ends with the layer: what the layer returns is what the model returns.
-        chunks: how many; the last may have fewer tokens.
+        chunks: number of chunks; the last may have fewer tokens.
         label_smoothing: share of the target spread over all classes.
 
     Raises:
@@ -67,7 +67,7 @@ class ChunkedLoss:
                 remedy=_REMEDY,
             )
         self._layer, self._chunks, self._label_smoothing = layer, chunks, label_smoothing
-        self._pass = self._keep_input
+        self._pass = self._keep_input  # one object for all passes
         self._inputs: list[tuple[torch.Tensor, int]] = []
 
     def __call__(self, call_model: Callable[[], Any], target: torch.Tensor) -> torch.Tensor:
@@ -90,13 +90,13 @@ class ChunkedLoss:
         layer, flat = self._layer, target.flatten()
         size = math.ceil(max(1, flat.numel()) / self._chunks)
         inputs: list[torch.Tensor | None] = [features.flatten(0, -2), layer.weight, layer.bias]
-        if not torch.is_grad_enabled():  # what needs a gradient says so even then, and would be given one
+        if not torch.is_grad_enabled():  # `requires_grad` is set even then, and gradients would be computed
             inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
         summed: torch.Tensor = _ChunkedCrossEntropy.apply(*inputs, flat, size, self._label_smoothing)  # type: ignore[no-untyped-call]
         return summed
 
     def features(self, call_model: Callable[[], Any]) -> torch.Tensor:
-        """What the layer is given, in a pass in which it gives that back; the model must return it untouched.
+        """The layer's input, from a pass in which the layer returns it; the model must return it untouched.
 
         Raises:
             BadJob: it does not.
@@ -155,11 +155,11 @@ def in_chunks(job: Job, model: nn.Module, chunks: int) -> ChunkedLoss | None:
 
 
 def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
-    """In how many chunks a plan may compute the job's loss to save memory; 1 where it cannot, or saves next to nothing.
+    """Number of chunks in which a plan may compute the job's loss to save memory [chunks]; 1 if it cannot.
 
     Args:
         job: what is learned.
-        model: its model, which may be an outline: a copy on PyTorch's meta device is passed, where nothing is computed.
+        model: its model; a copy on PyTorch's meta device is passed, where nothing is computed.
         samples: one is fetched, for its shapes.
     """
     layer = output_layer(model)
@@ -173,7 +173,7 @@ def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
         fields = Fields(job.inputs, job.target)
         with torch.random.fork_rng(devices=[]):
             ChunkedLoss(outline, CHUNKS).features(lambda: scores(fields.call(outline, content)))
-    except Exception:  # noqa: BLE001 - a model that looks at values fails there in many ways, and is none the worse
+    except Exception:  # noqa: BLE001 - a model that reads values fails on the meta device in many ways
         return 1
     return CHUNKS
 
@@ -192,46 +192,38 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
     ) -> torch.Tensor:
         """`size` tokens at a time."""
-        wanted = ctx.needs_input_grad[:3]
+        needed = ctx.needs_input_grad[:3]
         fixed = [
-            None if t is None else t.detach().requires_grad_(w)
-            for t, w in zip((weight_VD, bias_V), wanted[1:], strict=True)
+            None if t is None else t.detach().requires_grad_(is_needed)
+            for t, is_needed in zip((weight_VD, bias_V), needed[1:], strict=True)
         ]
         gradients = [
-            torch.zeros_like(t) if w and t is not None else None
-            for t, w in zip((x_ND, weight_VD, bias_V), wanted, strict=True)
+            torch.zeros_like(t) if is_needed and t is not None else None
+            for t, is_needed in zip((x_ND, weight_VD, bias_V), needed, strict=True)
         ]
         total: torch.Tensor | float = 0.0
         for start in range(0, max(1, target_N.numel()), size):
             part = slice(start, start + size)
-            leaves = [x_ND[part].detach().requires_grad_(wanted[0]), *fixed]
-            with torch.set_grad_enabled(any(wanted)):
+            leaves = [x_ND[part].detach().requires_grad_(needed[0]), *fixed]
+            with torch.set_grad_enabled(any(needed)):
                 logits = F.linear(*leaves)  # type: ignore[arg-type]
                 logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
                 loss = F.cross_entropy(logits, target_N[part], reduction="sum", label_smoothing=label_smoothing)
                 del logits
             total = total + loss.detach()
-            if any(wanted):
-                _add_gradients(loss, leaves, gradients, part)
+            if any(needed):
+                trained = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+                x_gradient = None if gradients[0] is None else gradients[0][part]
+                sums = [total for total in (x_gradient, *gradients[1:]) if total is not None]
+                torch._foreach_add_(sums, list(torch.autograd.grad(loss, trained)))
         ctx.gradients = gradients
         return torch.as_tensor(total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What the forward pass found, times the gradient of the sum; in place, since it is as large as the weight."""
-        found, ctx.gradients = ctx.gradients, None
-        if found is None:
+        """The forward pass's gradients times that of the sum; in place, since they are as large as the weight."""
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
             raise RuntimeError("a loss in chunks has one backward pass: its gradients are made in the forward pass")
-        return *(None if one is None else one.mul_(gradient) for one in found), None, None, None
-
-
-def _add_gradients(
-    loss: torch.Tensor, leaves: list[torch.Tensor | None], gradients: list[torch.Tensor | None], part: slice
-) -> None:
-    """Add a chunk's gradients to those of the whole: of its own rows of the input, and of weight and bias."""
-    trained = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    sums = [
-        one for one in (gradients[0][part] if gradients[0] is not None else None, *gradients[1:]) if one is not None
-    ]
-    torch._foreach_add_(sums, list(torch.autograd.grad(loss, trained)))
+        return *(None if each is None else each.mul_(gradient) for each in gradients), None, None, None

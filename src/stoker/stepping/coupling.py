@@ -3,9 +3,9 @@
 Samples are separable where three things hold, whatever the samples: each half of a batch adds its own share to the loss
 (the mixed difference vanishes); a batch's sum, count and gradient are those of its parts together; and the state that a
 pass leaves behind (buffers, and what is hidden in Python) is the same whether the batch passes whole or in parts, and
-moves no loss. The first sees through random draws, which are keyed alike; for the others they are silenced.
+moves no loss. The first sees through random draws, which have equal keys; for the others they are silenced.
 
-What couples samples, by name: the module that mixes them, the augmentation, or the loss.
+The sections: the verdict; the comparison of parts with the whole batch; the module, augmentation or loss to blame.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
+from stoker.loading.batches import Batch
 from stoker.loading.fields import map_tensors
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 from stoker.records import Coupling, CouplingKind
-from stoker.stepping.accumulation_check import Agreement, compare_groups, compare_large, compare_parts
-from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
+from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
 from stoker.stepping.losses import IGNORED_TARGET
-from stoker.stepping.probe import CouplingProbe, Where, fresh, working_probe
+from stoker.stepping.probe import CouplingProbe, Value, Where, fresh, gap, working_probe
 from stoker.stepping.random_draws import RandomDraws
 
 _SHARE_OF_PROBE = 0.1
@@ -42,8 +43,8 @@ _SHARED = "its draws do not grow with the batch, and the loss depends on them: e
 def find_coupling(job: Job, samples: Samples) -> Coupling:
     """How the samples of an optimiser batch are coupled in this job; see `Coupling`.
 
-    What it cannot see: a coupling that none of the batches it tries brings out, such as a capacity that only rare
-    batches exceed. `evidence` says how many it tried.
+    Not seen: a coupling that shows in none of the batches tried, such as a capacity that only rare batches exceed.
+    `evidence` says how many were tried.
 
     Raises:
         BadJob: the model or the loss cannot be evaluated on these samples.
@@ -60,12 +61,12 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
     probe.require_by_sample()
     is_repeatable, probe = probe.repeated()
-    found = _probed(job, probe, len(samples), is_repeatable=is_repeatable, began_s=began_s)
-    return replace(found, unsaved=probe.carried.unsaved, notices=() if probe.notice is None else (probe.notice,))
+    coupling = _probed(job, probe, len(samples), is_repeatable=is_repeatable, began_s=began_s)
+    return replace(coupling, unsaved=probe.carried.unsaved, notices=() if probe.notice is None else (probe.notice,))
 
 
 def _probed(job: Job, probe: CouplingProbe, num_samples: int, *, is_repeatable: bool, began_s: float) -> Coupling:
-    """What comparisons of losses show; the CPU time of this process was `began_s` when probing began [s]."""
+    """The coupling by comparisons of losses; `began_s` is the CPU time of this process when probing began [s]."""
     if not is_repeatable:
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(
@@ -75,7 +76,7 @@ def _probed(job: Job, probe: CouplingProbe, num_samples: int, *, is_repeatable: 
     norms, compared_s = _statistics(probe), time.process_time()
     largest, where = probe.largest_mixed_difference()
     compared_s = time.process_time() - compared_s
-    evidence = _moves(probe, largest)
+    evidence = f"replacing half of a batch moves the other half's loss by {largest:.1e} of it ({probe.describe()})"
     if norms and largest > probe.tolerance:
         thawed, probe = probe, probe.with_frozen(norms)
         largest, where = probe.largest_mixed_difference()
@@ -104,7 +105,7 @@ def _probed(job: Job, probe: CouplingProbe, num_samples: int, *, is_repeatable: 
 
 
 def _affordable(probe: CouplingProbe, batch: int, compared_s: float, spent_s: float) -> int:
-    """The largest batch, up to the job's, that is compared with its halves in a share of what the probe took [samples].
+    """Size of the largest batch, up to the job's, whose comparison with its halves is cheap for the probe [samples].
 
     Estimated from CPU times: that of one loss of few samples, and `compared_s` of all losses of the rounds [s].
     """
@@ -118,9 +119,10 @@ def _affordable(probe: CouplingProbe, batch: int, compared_s: float, spent_s: fl
 
 
 def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
-    """What the types of a model's modules tell, where it cannot be run: batch normalisation couples, else nothing seen.
+    """The coupling by module types, for a model that cannot be run: batch normalisation couples, other types do not.
 
-    `model` may be an outline; `why` it was not probed goes into the evidence. The probe is made where it is trained.
+    `model` may be on the meta device; `why` it was not probed goes into the evidence. The job is probed where it is
+    trained.
     """
     if job.step is not None:
         return _by_own_step(job)
@@ -154,12 +156,15 @@ def _by_batch_norm(job: Job, probe: CouplingProbe, frozen: CouplingProbe, where:
 def _require_last_batch(job: Job, probe: CouplingProbe, num_samples: int) -> None:
     """Refuse a job whose epoch ends in a batch, or in a group of one sample, that the model cannot take."""
     if isinstance(job.batch, TokenBatch):
-        return  # that samples are separable is yet to be found; of coupled ones the batch is refused
+        return  # separability is not known yet; coupled samples are refused later
     group = job.coupling_group or job.batch
     whole, rest = divmod(num_samples, job.batch)
     has_single = group > 1 and 1 in {job.batch % group if whole else 0, rest % group}
-    tried = 1 if has_single and _statistics(probe) else rest if sum(probe.sizes) == job.batch else 0
-    if tried == 0:
+    if has_single and _statistics(probe):
+        tried = 1
+    elif rest and sum(probe.sizes) == job.batch:
+        tried = rest
+    else:
         return
     row = next(probe.quads())[1].first[:1]
     try:
@@ -192,10 +197,6 @@ def _coupled(job: Job, kind: CouplingKind, causes: tuple[str, ...], evidence: st
     return Coupling(kind=kind, group=job.coupling_group or job.batch, causes=causes, evidence=evidence)
 
 
-def _moves(probe: CouplingProbe, largest: float) -> str:
-    return f"replacing half of a batch moves the other half's loss by {largest:.1e} of it ({probe.describe()})"
-
-
 def _adds_up(parts: Agreement) -> str:
     if math.isnan(parts.largest):
         return "parts were not compared with the whole: random draws could not be silenced, or its loss was not finite"
@@ -203,15 +204,167 @@ def _adds_up(parts: Agreement) -> str:
 
 
 def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
-    """Modules that can be frozen, by type: `5 BatchNorm2d`."""
+    """Counts of modules that can be frozen, by type: `5 BatchNorm2d`."""
     kinds = [type(module).__name__ for module in modules if getattr(module, "running_mean", None) is not None]
     return tuple(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+
+
+_ROUNDS_FOR_EACH = 3
+"""Rounds of the probe for each comparison of parts, which costs as much as three rounds."""
+_GRADIENT_ROUNDING = 10
+"""Tolerance of gradients as a multiple of that of losses: they are sums over many more terms."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The difference between parts and whole.
+
+    `largest` is the largest relative difference of sums, counts, gradients and state (NaN: nothing could be compared);
+    `problem` says what differs, None where nothing does; `cause` is None where it is the loss.
+    """
+
+    largest: float
+    problem: str | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The results of a pass over samples, and the model it went through."""
+
+    value: Value
+    gradient: list[torch.Tensor]
+    model: nn.Module
+
+
+def compare_parts(probe: CouplingProbe) -> Agreement:
+    """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts."""
+    differences: list[float] = []
+    with RandomDraws(silenced=True):
+        if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
+            return Agreement(math.nan)
+        for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
+            batch = probe.pool.batch(quad.first, quad.second)
+            agreement = _compare_cut(probe, model, batch, max(1, len(quad.first) - 1))
+            if agreement.problem is not None:
+                return agreement
+            differences.append(agreement.largest)
+    return Agreement(max(filter(math.isfinite, differences), default=math.nan))
+
+
+def compare_large(probe: CouplingProbe, size: int) -> Agreement:
+    """Compare a batch of `size` samples, most of them copies of one, with its halves: capacities overflow there."""
+    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 2, None)).first
+    rows[: size - size // 8] = rows[0]
+    batch, half = probe.pool.batch(rows), size // 2
+    with RandomDraws(silenced=True):
+        try:
+            whole, first, second = (
+                probe.value_of(probe.fresh(probe.model), batch, start, stop)
+                for start, stop in ((0, size), (0, half), (half, size))
+            )
+        except Exception:  # noqa: BLE001 - memory, or a size that is not the model's
+            return Agreement(math.nan)
+    sums = gap(whole, first + second, whole)
+    if not sums > probe.tolerance:
+        return Agreement(sums)
+    problem = f"the sums or counts of two halves of a batch of {size} differ from the whole's by {sums:.1e} of it"
+    return Agreement(sums, problem, "something in the model or the loss that shows in larger batches only")
+
+
+def compare_groups(probe: CouplingProbe) -> Agreement:
+    """Compare two groups in one micro-batch, with separate batch statistics, with the two one after the other."""
+    group = max(2, *probe.sizes)
+    quad = next(probe.pool.quads((group, group), probe.job.seed))
+    batch = probe.pool.batch(quad.first, quad.second)
+    together, separate = fresh(probe.model), fresh(probe.model)
+    if together is probe.model:
+        return Agreement(math.nan, "the model cannot be copied, so groups in one micro-batch could not be tried")
+    with RandomDraws(silenced=True):
+        GroupedBatchNorm(together, group).micro_batch = batch.size
+        try:
+            whole = probe.value_of(together, batch, 0, batch.size)
+        except (RuntimeError, ValueError) as error:
+            return Agreement(math.nan, f"groups cannot be told apart in one micro-batch ({error})")
+        parts = probe.value_of(separate, batch, 0, group) + probe.value_of(separate, batch, group, batch.size)
+    largest = gap(whole, parts, whole)
+    moved, state = _state_difference(together, separate)
+    if largest > probe.tolerance:
+        return Agreement(
+            largest, "groups in one micro-batch are not what they are alone (are samples the first dimension?)"
+        )
+    if state > probe.tolerance:
+        return Agreement(state, f"the order of groups matters to {moved} (is a layer passed twice?)")
+    return Agreement(max(largest, state))
+
+
+def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int) -> Agreement:
+    """Compare `batch` with its parts before and after sample `cut`."""
+    whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+    if not math.isfinite(whole.value.sum):
+        return Agreement(math.nan)
+    try:
+        first = _pass(probe, probe.fresh(model), batch, 0, cut)
+        second = _pass(probe, first.model, batch, cut, batch.size)
+        second_alone = probe.value_of(probe.fresh(model), batch, cut, batch.size)
+    except Exception as error:  # noqa: BLE001 - whatever the model raises for a size that is not its own
+        cause = f"the model or the loss: it takes only batches of {batch.size} samples"
+        return Agreement(math.nan, f"smaller ones raise {type(error).__name__}: {error}", cause)
+    sums = gap(whole.value, first.value + second_alone, whole.value)
+    if not sums <= probe.tolerance:  # nor where a part's sum is not finite
+        return Agreement(sums, f"the sums or counts of two parts differ from the whole's by {sums:.1e} of it")
+    memory = gap(second.value, second_alone, second_alone)
+    if memory > probe.tolerance:
+        problem = f"what one part leaves in the model moves the next one's loss by {memory:.1e} of it"
+        hidden = next(iter(probe.carried.places.values()), None)
+        return Agreement(memory, problem, "the model: a pass changes it" if hidden is None else _changed(hidden))
+    parts = zip(whole.gradient, first.gradient, second.gradient, strict=True)
+    gradients = _norm([w - a - b for w, a, b in parts]) / max(_norm(whole.gradient), 1e-12)
+    if gradients > _GRADIENT_ROUNDING * probe.tolerance:
+        problem = f"the gradients of two parts differ from the whole's by {gradients:.1e} of it"
+        return Agreement(gradients, problem, "the gradient of the model or of the loss")
+    moved, state = _state_difference(whole.model, second.model)
+    if state > probe.tolerance:
+        return Agreement(state, f"two parts leave it {state:.1e} off the whole's", _changed(moved))
+    if (hidden := probe.hidden_difference(whole.model, second.model)) is not None:
+        return Agreement(math.nan, "two parts leave another value in it than the whole does", _changed(hidden))
+    finite = [difference for difference in (sums, memory, gradients, state) if math.isfinite(difference)]
+    return Agreement(max(finite, default=0.0))
+
+
+def _changed(what: str) -> str:
+    return f"{what}, which every pass changes"
+
+
+def _pass(probe: CouplingProbe, model: nn.Module, batch: Batch, start: int, stop: int) -> _Pass:
+    value, gradient = probe.gradient_of(model, batch, start, stop)
+    return _Pass(value, gradient, model)
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(as_real(tensor).double().square().sum()) for tensor in tensors))
+
+
+def _state_difference(one: nn.Module, other: nn.Module) -> tuple[str, float]:
+    """The buffer that differs most between two models after their passes, and by how much relative to its size."""
+    others = dict(other.named_buffers())
+    worst, largest = "", 0.0
+    for name, buffer in one.named_buffers():
+        counterpart = others.get(name)
+        if counterpart is None or counterpart.shape != buffer.shape:
+            return f"the buffer {name!r}", math.inf
+        a, b = as_real(buffer.detach()).double(), as_real(counterpart.detach()).double()
+        difference = float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) if a.numel() else 0.0
+        if difference > largest:
+            owner = type(one.get_submodule(name.rpartition(".")[0])).__name__
+            worst, largest = f"the buffer {name!r} of {owner}", difference
+    return worst, largest
 
 
 Halves = tuple[Indices, Indices]
 
 _CONSISTENT = 1e-6
-"""How well the weights of three groups must agree with each other [relative] for a scalar to be their weighted mean."""
+"""Relative tolerance for the weights of three groups to agree, for a scalar to be their weighted mean."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +377,10 @@ class _Call:
 
 
 def coupling_causes(probe: CouplingProbe, where: Where) -> tuple[str, ...]:
-    """Who mixes samples: a module, the augmentation, or the loss.
+    """The causes of a coupling: a module that mixes samples, the augmentation, or the loss.
 
-    A module does whose input for one half stays when the other half is replaced, while its output moves; the innermost
-    one is named. The augmentation does if the model is handed other inputs for that half.
+    A module mixes samples if its input for one half stays when the other half is replaced, while its output moves; the
+    innermost one is named. The augmentation does if the model gets other inputs for that half.
     """
     model, quad = where
     exchanges = [
@@ -236,26 +389,21 @@ def coupling_causes(probe: CouplingProbe, where: Where) -> tuple[str, ...]:
         ((quad.first, quad.second), (quad.first, quad.other_second), 0),
         ((quad.other_first, quad.second), (quad.other_first, quad.other_second), 0),
     ]
-    for one, two, kept in exchanges:
-        if found := _mixer(probe, model, one, two, kept):
-            return (found,)
+    for one, two, kept in exchanges:  # two batches that share the half `kept`
+        for before, after in zip(_calls(probe, model, one, kept), _calls(probe, model, two, kept), strict=False):
+            stays = before.name == after.name and not _moved(before.inputs, after.inputs, probe)
+            if stays and _moved(before.output, after.output, probe):
+                kind = type(model.get_submodule(before.name)).__name__
+                return (f"{kind} {before.name!r}" if before.name else f"the model ({kind})",)
+        batches = [(probe.pool.batch(*halves), halves) for halves in (one, two)]
+        inputs = [_half(batch.cut(0, batch.size), halves, kept) for batch, halves in batches]
+        if _moved(inputs[0], inputs[1], probe):
+            return ("the augmentation or preparation of inputs",)
     return (loss_cause(probe, where),)
 
 
-def _mixer(probe: CouplingProbe, model: nn.Module, one: Halves, two: Halves, kept: int) -> str | None:
-    """What moves the half `kept` between two batches that share it."""
-    for before, after in zip(_calls(probe, model, one, kept), _calls(probe, model, two, kept), strict=False):
-        stays = before.name == after.name and not _moved(before.inputs, after.inputs, probe)
-        if stays and _moved(before.output, after.output, probe):
-            kind = type(model.get_submodule(before.name)).__name__
-            return f"{kind} {before.name!r}" if before.name else f"the model ({kind})"
-    batches = [probe.pool.batch(*halves) for halves in (one, two)]
-    inputs = [_half(batch.cut(0, batch.size), halves, kept) for batch, halves in zip(batches, (one, two), strict=True)]
-    return "the augmentation or preparation of inputs" if _moved(inputs[0], inputs[1], probe) else None
-
-
 def loss_cause(probe: CouplingProbe, where: Where) -> str:
-    """What to say of the loss when it is the cause; a mean over tokens is recognised by how means of groups combine."""
+    """The loss as a cause; a mean over tokens is recognised by how means of groups combine."""
     if probe.form() != "scalar":
         return "the loss"
     model, quad = where
@@ -303,7 +451,7 @@ def _weights(
 
 
 def _valid_targets(probe: CouplingProbe, rows: Indices) -> float:
-    """Entries of the targets of these samples that are not marked to be ignored; 0 where targets are no classes."""
+    """Number of target entries of these samples that are not ignored; 0 where targets are not classes."""
     batch = probe.pool.batch(rows)
     target = probe.objective.fields.target_of(batch.cut(0, batch.size))
     if not isinstance(target, torch.Tensor) or target.is_floating_point():
@@ -332,17 +480,17 @@ def _calls(probe: CouplingProbe, model: nn.Module, halves: Halves, half: int) ->
 
 def _half(values: Any, halves: Halves, half: int) -> list[torch.Tensor]:
     """Of every floating tensor whose first dimension is the batch (or a multiple): the rows of half 0 or 1."""
-    found: list[torch.Tensor] = []
+    rows: list[torch.Tensor] = []
     first, size = len(halves[0]), sum(map(len, halves))
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_floating_point() and tensor.dim() > 0 and tensor.shape[0] % size == 0:
-            at = tensor.shape[0] // size * first
-            found.append((tensor[at:] if half else tensor[:at]).detach().clone())
+            border = tensor.shape[0] // size * first
+            rows.append((tensor[border:] if half else tensor[:border]).detach().clone())
         return tensor
 
     map_tensors(values, note)
-    return found
+    return rows
 
 
 def _moved(one: list[torch.Tensor], other: list[torch.Tensor], probe: CouplingProbe) -> bool:

@@ -1,22 +1,15 @@
-"""What sites tell each other in one exchange, and the exchange itself: every site sends the same bytes to every other.
+"""One exchange between sites: its messages, their compression, and the parts of a model they are about.
 
-A message is a note (float64), in which are also the signals that processes else tell each other with every update; the
-running statistics of batch norms (as the parameters' dtype); and the encoded pseudo-gradient. Bytes over the link for
-each site: its message to each of the others, which is less than a ring's reduction of decoded values while there are
-fewer than eight sites, and needs no decoding under way.
+A message is a note (float64) with the signals that processes otherwise share at every update; the running statistics of
+batch norms (in the parameters' dtype); and the encoded pseudo-gradient. Every site sends the same bytes to every other:
+with fewer than eight sites that is less than a ring's reduction of decoded values, and needs no decoding on the way.
 
-Numbers as bytes for a slow link: integers of 8 or 4 bits with a scale for each chunk, or as they are.
-
-What: an element is rounded to one of 255 multiples of the largest of its chunk over 127, to even where in between; of
-4 bits to one of 15 multiples of the largest over 7. Use when: the link is what limits. Costs: an error of at most 1/254
-(1/14) of the chunk's largest element, once an exchange; it is not carried over to the next.
+Compression. What: an element is rounded to one of 255 multiples of the largest of its chunk over 127, to even where in
+between; of 4 bits to one of 15 multiples of the largest over 7. Use when: the link is the limit. Costs: an error of at
+most 1/254 (1/14) of the chunk's largest element, once an exchange; it is not carried over to the next.
 Source: block-wise quantisation as in Dettmers et al. 2021, https://arxiv.org/abs/2110.02861, section 2.1, here linear;
 int8 pseudo-gradients as in Jaghouar et al. 2024 (INTELLECT-1), https://arxiv.org/abs/2412.01152; of 4 bits, there
 floating ones, in Douillard et al. 2025, https://arxiv.org/abs/2501.18512, section 3.3.
-
-A model's trained parameters as one long row of numbers, cut into equal fragments.
-
-Running statistics of batch norms, which each site gathers over its own samples, as one row of numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ from stoker.stepping.world import SIGNALS, World
 
 @dataclass(frozen=True)
 class SiteNote:
-    """What a site did since it last sent this fragment: samples, their summed losses, seconds at work; its signals."""
+    """A site's progress since it last sent this fragment: samples, summed losses, seconds at work; and its signals."""
 
     samples: float
     loss_sum: float
@@ -48,7 +41,7 @@ class SiteNote:
 
     @property
     def speed(self) -> float:
-        """Samples a second; 0 if nothing was done."""
+        """Speed of the site [samples/s]; 0 if it did nothing."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -57,17 +50,17 @@ NOTE_BYTES = 8 * (3 + len(SIGNALS))
 
 @dataclass(frozen=True)
 class SiteProgress:
-    """What a site did so far: samples, seconds at work, and the sum of the samples' losses (float64, on its device)."""
+    """A site's progress so far: samples, seconds at work, sum of the samples' losses (float64, on its device)."""
 
     samples: int
     seconds: float
     loss_sum: torch.Tensor
 
     def since(self, before: SiteProgress) -> torch.Tensor:
-        """What was done since then: samples, summed losses, seconds (float64 [3])."""
+        """The progress since then: samples, summed losses, seconds (float64 [3])."""
         parts = (self.samples - before.samples, self.loss_sum - before.loss_sum, self.seconds - before.seconds)
         device = self.loss_sum.device
-        return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=device) for one in parts])
+        return torch.stack([torch.as_tensor(part, dtype=torch.float64, device=device) for part in parts])
 
     def state(self) -> list[Any]:
         """As numbers and a tensor."""
@@ -75,14 +68,14 @@ class SiteProgress:
 
     @classmethod
     def of(cls, state: list[Any], device: torch.device) -> SiteProgress:
-        """What `state` gave."""
+        """The progress that `state` was made of."""
         samples, seconds, loss_sum = state
         return cls(samples, seconds, loss_sum.to(device))
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """How a message is laid out: of so many statistics and encoded values, both of `dtype` before."""
+    """Layout of a message: numbers of statistics and of encoded values, and the dtype of both."""
 
     codec: Codec
     num_statistics: int
@@ -116,7 +109,7 @@ class MessageFormat:
 
 
 class PendingExchange:
-    """One message of each site on its way to all, in the background."""
+    """An asynchronous exchange of one message of each site with all others."""
 
     def __init__(self, message: torch.Tensor, world: World) -> None:
         self.message = message
@@ -127,7 +120,7 @@ class PendingExchange:
             self._work = dist.all_gather(self._received, message, group=world.data, async_op=True)
 
     def received(self) -> Sequence[torch.Tensor]:
-        """The messages by site, as soon as all are here.
+        """The messages by site; waits for all of them.
 
         Raises:
             RuntimeError: a site did not answer in time, or is gone.
@@ -145,7 +138,7 @@ class Codec(Protocol):
     """Turns a flat tensor into bytes and back."""
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Bytes that `count` elements of `dtype` come to."""
+        """Size of `count` encoded elements of `dtype` [bytes]."""
         ...
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -171,7 +164,7 @@ class IntegerCodec:
 
     @property
     def largest(self) -> int:
-        """The largest of the integers."""
+        """The largest of the integers [1]."""
         return (1 << (self.bits - 1)) - 1
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
@@ -186,15 +179,20 @@ class IntegerCodec:
         divisors = scales.to(values.dtype).masked_fill(scales == 0, 1).unsqueeze(1)
         rounded = (chunks / divisors).round_().clamp_(-self.largest, self.largest).nan_to_num_()
         integers = rounded.to(torch.int8).view(-1)[:count]
-        return torch.cat(
-            [scales.view(torch.uint8), _packed(integers) if self.bits == 4 else integers.view(torch.uint8)]
-        )
+        if self.bits == 8:
+            return torch.cat([scales.view(torch.uint8), integers.view(torch.uint8)])
+        # From -7 to 7, as 4 bits each, two a byte [ceil(N / 2)], the first one in the lower half.
+        nibbles = F.pad((integers + 8).to(torch.uint8), (0, count % 2)).view(-1, 2)
+        return torch.cat([scales.view(torch.uint8), nibbles[:, 0] | (nibbles[:, 1] << 4)])
 
     def decode(self, encoded: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         """As `Codec.decode`."""
         split = _SCALE_BYTES * self._chunks(count)
-        scales = encoded[:split].clone().view(torch.float32).to(dtype)  # a copy lies where float32 may
-        integers = _unpacked(encoded[split:], count) if self.bits == 4 else encoded[split:].view(torch.int8)
+        scales = encoded[:split].clone().view(torch.float32).to(dtype)  # a copy is aligned
+        integers = encoded[split:].view(torch.int8)
+        if self.bits == 4:
+            nibbles = torch.stack([encoded[split:] & 15, encoded[split:] >> 4], dim=1).view(-1)[:count]
+            integers = nibbles.to(torch.int8) - 8
         padded = F.pad(integers.to(dtype), (0, len(scales) * self.chunk - count)).view(-1, self.chunk)
         return (padded * scales.unsqueeze(1)).view(-1)[:count]
 
@@ -202,19 +200,8 @@ class IntegerCodec:
         return -(-count // self.chunk)
 
 
-def _packed(integers: torch.Tensor) -> torch.Tensor:
-    """Integers from -7 to 7 [N] as 4 bits each, two a byte [ceil(N / 2)], the first one in the lower half."""
-    nibbles = F.pad((integers + 8).to(torch.uint8), (0, len(integers) % 2)).view(-1, 2)
-    return nibbles[:, 0] | (nibbles[:, 1] << 4)
-
-
-def _unpacked(encoded: torch.Tensor, count: int) -> torch.Tensor:
-    nibbles = torch.stack([encoded & 15, encoded >> 4], dim=1).view(-1)[:count]
-    return nibbles.to(torch.int8) - 8
-
-
 class ExactCodec:
-    """Every byte."""
+    """The values' own bytes, uncompressed."""
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """As `Codec.num_bytes`."""
@@ -226,11 +213,11 @@ class ExactCodec:
 
     def decode(self, encoded: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         """As `Codec.decode`."""
-        return encoded.clone().view(dtype)  # a copy lies where `dtype` may
+        return encoded.clone().view(dtype)  # a copy is aligned
 
 
 CODECS: dict[Compression, Codec] = {"int8": IntegerCodec(8, 1024), "int4": IntegerCodec(4, 128), "none": ExactCodec()}
-"""By a job's setting. Of few bits fewer elements share a scale: what is small beside the largest of them is lost."""
+"""By a job's setting. With fewer bits fewer elements share a scale: those small next to the largest are lost."""
 
 
 def codec_of(compress: Compression) -> Codec:
@@ -255,7 +242,7 @@ class Fragment:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements [1]."""
         return sum(piece.stop - piece.start for piece in self._pieces)
 
     def read(self) -> torch.Tensor:
@@ -264,16 +251,16 @@ class Fragment:
         return torch.cat([row.to(self._dtype) for row in rows])
 
     def write(self, values: torch.Tensor) -> None:
-        """Put `values` in their places."""
+        """Write `values` to the elements."""
         for piece, part in zip(self._pieces, self._parted(values), strict=True):
             parameter = piece.parameter.detach()
-            row = parameter.reshape(-1)  # of another memory format than rows of rows: a copy
+            row = parameter.reshape(-1)  # a copy where the parameter is not contiguous
             row[piece.start : piece.stop] = part
             if not parameter.is_contiguous():
                 parameter.copy_(row.view(parameter.shape))
 
     def into(self, tensors: dict[int, torch.Tensor], values: torch.Tensor) -> None:
-        """Put `values` in the places of tensors [N] that stand for parameters, by the parameters' ids."""
+        """Write `values` to the elements of tensors [N] that replace parameters, by the parameters' ids."""
         for piece, part in zip(self._pieces, self._parted(values), strict=True):
             tensors[id(piece.parameter)][piece.start : piece.stop] = part
 
@@ -290,24 +277,21 @@ def fragments_of(parameters: Iterable[nn.Parameter], count: int) -> tuple[Fragme
     Raises:
         BadJob: there are fewer elements than fragments.
     """
-    every = list(parameters)
-    total = sum(p.numel() for p in every)
+    trained = list(parameters)
+    total = sum(p.numel() for p in trained)
     if total < count:
         raise BadJob(f"{total} trained parameters cannot be cut into {count} fragments that are exchanged in turn")
-    dtype = torch.float64 if any(p.dtype == torch.float64 for p in every) else torch.float32
-    edges = [total * number // count for number in range(count + 1)]
-    return tuple(Fragment(_between(every, first, last), dtype) for first, last in pairwise(edges))
-
-
-def _between(parameters: Sequence[nn.Parameter], first: int, last: int) -> list[_Piece]:
-    """The pieces of elements first..last of all of them."""
-    pieces, offset = [], 0
-    for parameter in parameters:
-        start, stop = max(first - offset, 0), min(last - offset, parameter.numel())
-        if start < stop:
-            pieces.append(_Piece(parameter, start, stop))
-        offset += parameter.numel()
-    return pieces
+    dtype = torch.float64 if any(p.dtype == torch.float64 for p in trained) else torch.float32
+    fragments: list[Fragment] = []
+    for first, last in pairwise(total * number // count for number in range(count + 1)):
+        pieces, offset = [], 0
+        for parameter in trained:
+            start, stop = max(first - offset, 0), min(last - offset, parameter.numel())
+            if start < stop:
+                pieces.append(_Piece(parameter, start, stop))
+            offset += parameter.numel()
+        fragments.append(Fragment(pieces, dtype))
+    return tuple(fragments)
 
 
 _NAMES = ("running_mean", "running_var")
@@ -326,18 +310,17 @@ class RunningStatistics:
         return torch.cat(rows) if rows else torch.empty(0, dtype=self._dtype, device=self._device)
 
     def write(self, values: torch.Tensor) -> None:
-        """Put values in their places."""
-        tensors = self._tensors()
+        """Write values such as `read` gives to the buffers."""
         rows = self.parted(values)
-        for tensor in tensors:
+        for tensor in self._tensors():
             tensor.copy_(rows[id(tensor)].view(tensor.shape))
 
     def parted(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
         """Values such as `read` gives, cut into one row for each buffer, by the buffers' ids."""
         tensors = self._tensors()
-        rows = values.split([one.numel() for one in tensors])
+        rows = values.split([tensor.numel() for tensor in tensors])
         return {id(tensor): row for tensor, row in zip(tensors, rows, strict=True)}
 
     def _tensors(self) -> list[torch.Tensor]:
-        # Asked for anew each time: a model may replace the tensor of a buffer.
+        # Looked up each time: a model may replace the tensor of a buffer.
         return [getattr(norm, name) for norm in self._norms for name in _NAMES]

@@ -1,19 +1,15 @@
-"""Models of other libraries as a Step needs them; plain modules of PyTorch are left as they are.
+"""Models of other libraries as a Step needs them: made plain, their outputs and their own losses understood.
 
-- Hugging Face: the cache of keys and values, which is for generating, is off in `config`: kept through training it
-  takes memory, and a block that is computed twice would fill it twice. What generates switches it on itself
-  (`generation_config` is not touched).
-- Keras 3 on PyTorch: see `stoker.stepping.keras_models`.
+Plain modules of PyTorch are left as they are. Of Hugging Face models the cache of keys and values, which is for
+generating, is switched off in `config`: in training it takes memory, and a block that is computed twice would fill it
+twice (`generation_config` is not touched). Keras 3 on PyTorch: see `stoker.stepping.keras_models`.
 
-What models of other libraries return, and the losses that they compute themselves.
-
-What: a model may return a tensor, or an object with an attribute or entry `logits`, as those of Hugging Face do; named
-losses and metrics, and PyTorch's own loss modules, are given the logits. A user's own functions get what the model
-returned. Use when: always. Costs: nothing.
+A model may return a tensor, or an object with an attribute or entry `logits`, as those of Hugging Face do; named
+losses and metrics, and PyTorch's own loss modules, get the logits. A user's own functions get the model's output.
 `loss="own"` is for models that take their labels and return their mean loss: as `.loss` or the entry `loss`, or as the
-one scalar in a tuple such as (logits, loss) or in a dict, or alone. It becomes a sum again by the number of
-labels that it is a mean of, so that micro-batches add up; if that number is another one, the probe of coupling finds
-that parts do not add up to the whole, and batches are not cut.
+one scalar in a tuple such as (logits, loss) or in a dict, or alone. It becomes a sum again by the number of labels that
+it is a mean of, so that micro-batches add up; if that number is another one, the probe of coupling finds that parts do
+not add up to the whole, and batches are not cut.
 Source: `transformers/loss/loss_utils.py` of transformers 5.23: cross-entropies are means over labels that are not -100,
 those of causal language models over all labels but each sample's first one; regressions are means over elements.
 """
@@ -53,10 +49,8 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def fresh_keras_names() -> contextlib.AbstractContextManager[None]:
-    """Within the block a model is made anew, under the names that it has in every process."""
-    if "keras" not in sys.modules:
-        return contextlib.nullcontext()
-    if sys.modules["keras"].backend.backend() != "torch":
+    """Within the context a Keras model is made under the layer names that it has in every process."""
+    if "keras" not in sys.modules or sys.modules["keras"].backend.backend() != "torch":
         return contextlib.nullcontext()
     from stoker.stepping.keras_models import fresh_names  # noqa: PLC0415 - as above
 
@@ -78,19 +72,19 @@ _IGNORED = -100
 _HALVES = (torch.bfloat16, torch.float16)
 _SHIFTING = ("ForCausalLM", "CsmForConditionalGeneration")
 _DECODING = "ForConditionalGeneration"
-"""Shifts its labels where one stack of layers does all, as in models of images and text; not beside an encoder."""
+"""Shifts its labels where one stack of layers does all, as in models of images and text; not with an encoder."""
 
 
 def scores(output: Any) -> Any:
-    """The tensor in a model's output that named losses are computed of; the output itself where nothing says which."""
+    """The tensor in a model's output that named losses are computed from; the output itself if it has no logits."""
     if isinstance(output, torch.Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return found if isinstance(found, torch.Tensor) else output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return logits if isinstance(logits, torch.Tensor) else output
 
 
 def in_full_precision(output: Any) -> Any:
-    """`output` with what is in half precision as float32; of the type that it has."""
+    """`output` of the same type, its tensors in half precision as float32."""
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in _HALVES else output
     if isinstance(output, Mapping):
@@ -109,7 +103,7 @@ def in_full_precision(output: Any) -> Any:
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether a model compares each token with the next label: it is given the input tokens as labels."""
+    """Whether a model compares each token with the next label, so that the input tokens are its labels."""
     kind = loss_kind(model)
     if kind == _DECODING:
         return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
@@ -117,11 +111,11 @@ def shifts_labels(model: Any) -> bool:
 
 
 def loss_kind(model: Any) -> str | None:
-    """What Hugging Face calls a model's loss, such as `ForCausalLM`; None for models of others."""
+    """Hugging Face's name of a model's loss, such as `ForCausalLM`; None for other models."""
     if not hasattr(model, "config") or not hasattr(model, "loss_function"):
         return None
     named = getattr(model, "loss_type", None)
-    return str(named) if named else "ForCausalLM"  # what such a model falls back to
+    return str(named) if named else "ForCausalLM"  # the default of such a model
 
 
 def require_aligned(job: Job, model: Any, content: Content) -> None:
@@ -146,8 +140,8 @@ class OwnLoss:
     """The mean loss that a model returns, as a sum and a count.
 
     Args:
-        fields: of the job; the model takes the entries of samples that are dicts by name and those of others by
-            position, the target among them, which comes last.
+        fields: of the job; the model takes the entries of dict samples by name and those of others by position, with
+            the target last.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -187,21 +181,21 @@ class OwnLoss:
         if not isinstance(labels, torch.Tensor):
             return mean
         count = num_labels(model, labels)
-        # The mean of no label is nan, and nan times 0 too; where a batch has none, there is nothing to learn from.
+        # The mean of no label is nan, and nan times 0 too; a batch without labels teaches nothing.
         total = torch.where(torch.as_tensor(count, device=mean.device) > 0, mean, 0.0) * count
         return Loss(total, count)
 
     def aligned(self, model: Any, output: Any, target: Any) -> tuple[Any, Any]:
-        """Logits and labels such that each stands beside what it is compared with."""
+        """Logits and labels, shifted so that each is at the position that it is compared with."""
         logits = scores(output)
         if isinstance(output, tuple | list) and logits is output:
-            logits = next((one for one in output if isinstance(one, torch.Tensor) and one.dim()), output)
+            logits = next((item for item in output if isinstance(item, torch.Tensor) and item.dim()), output)
         is_of_tokens = isinstance(logits, torch.Tensor) and logits.dim() == 3
         return (logits[:, :-1], target[:, 1:]) if is_of_tokens and shifts_labels(model) else (logits, target)
 
 
 def _own_mean(output: Any) -> torch.Tensor:
-    """The mean loss among what a model returned.
+    """The mean loss in a model's output.
 
     Raises:
         BadJob: there is none, or nothing says which of several scalars it is.
@@ -209,11 +203,11 @@ def _own_mean(output: Any) -> torch.Tensor:
     named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if _is_loss(named):
         return named
-    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
-    found = [item for item in items if _is_loss(item)]
-    if len(found) == 1:
-        return found[0]
-    has = f"{len(found)} scalars, none of them called `loss`" if found else "no scalar"
+    items = output.values() if isinstance(output, Mapping) else output
+    losses = [item for item in (items if isinstance(output, Mapping | tuple | list) else [output]) if _is_loss(item)]
+    if len(losses) == 1:
+        return losses[0]
+    has = f"{len(losses)} scalars, none of them called `loss`" if losses else "no scalar"
     raise BadJob(
         f'loss="own" needs a model that returns its mean loss, and this one returned a {_described(output)}: {has}',
         remedy="Return one scalar, as `.loss`, under 'loss', or as in (logits, loss); if it needs labels for that, let "
@@ -226,7 +220,7 @@ def _is_loss(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _described(output: Any) -> str:
-    """A model's output by its types: `tuple (tensor [16, 2], NoneType)`."""
+    """The types in a model's output: `tuple (tensor [16, 2], NoneType)`."""
     if isinstance(output, Mapping):
         return f"{type(output).__name__} with the entries {', '.join(map(repr, output))}"
     if isinstance(output, tuple | list):
@@ -236,7 +230,7 @@ def _described(output: Any) -> str:
 
 
 def num_labels(model: Any, labels: torch.Tensor) -> torch.Tensor | int:
-    """How many labels the mean loss of `model` is a mean of."""
+    """Number of labels that the mean loss of `model` is a mean of."""
     if labels.is_floating_point():
         return labels.numel()
     if labels.dim() > 1 and shifts_labels(model):

@@ -1,10 +1,10 @@
-"""Parameters that are left as they are, and thawed when their update has come; settings in `stoker.jobs.freezing`.
+"""Parameters that are frozen, for good or until their update has come; settings in `stoker.jobs.freezing`.
 
-What: a model is made with everything trained that ever will be, since memory, layouts and the probe have to stand the
-end of a run; what thaws later is frozen again before each update that comes too early. That depends on the number of
-the update alone, so that a resumed or rolled-back run needs no state for it. Use when: `Job(freeze=…)`. Costs: nothing;
-alone, a process spares the gradients of what is frozen, several processes compute them and forget them, since their
-sums wait for every parameter.
+What: a model is made with every parameter trainable that ever will be, since memory, layouts and the probe have to hold
+for the end of a run; parameters that thaw later are frozen again before each update that comes too early. That depends
+on the number of the update alone, so that a resumed or rolled-back run needs no state for it. Use when:
+`Job(freeze=…)`. Costs: nothing; a single process skips the gradients of frozen parameters, several processes compute
+and drop them, since their sums wait for every parameter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fnmatch
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -30,16 +30,25 @@ _NEXT_TO_ALL = 0.99
 
 
 def freeze_for_good(model: nn.Module, freeze: Freeze) -> nn.Module:
-    """`model` with what is never trained frozen, in place, and the batch norms there in evaluation mode, if asked for.
+    """`model` with the never trained parameters frozen, in place, and their batch norms in evaluation mode on request.
 
     Raises:
         BadJob: a pattern matches no parameter, or all are frozen at first.
     """
-    _require_matches(model, freeze)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for pattern in (*freeze.durations, *freeze.but):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            few = [*names[: _NAMED_AT_MOST - 1], names[-1]] if len(names) > _NAMED_AT_MOST else names
+            raise BadJob(
+                f"Job(freeze=…): {pattern!r} matches none of the {len(names)} parameters of {type(model).__name__}",
+                remedy=f"Patterns are of whole names, such as 'encoder.*'. {nearest(pattern, few)}",
+            )
     releases = _releases(model, freeze)
     if all(release for parameter, release in releases if parameter.requires_grad):
-        raise BadJob(f"Job(freeze=…) leaves nothing of {type(model).__name__} to train at first",
-                     remedy="Let at least the last layer be trained from the first update on.")  # fmt: skip
+        raise BadJob(
+            f"Job(freeze=…) leaves nothing of {type(model).__name__} to train at first",
+            remedy="Let at least the last layer be trained from the first update on.",
+        )
     frozen = [parameter for parameter, release in releases if math.isinf(release)]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -57,7 +66,7 @@ def freeze_for_good(model: nn.Module, freeze: Freeze) -> nn.Module:
 
 
 def with_all_unfrozen(job: Job) -> Job:
-    """The job as it is once everything has thawed that will: what has to be measured, and to fit."""
+    """The job as it is at the end, with all temporary freezes over: it is measured and has to fit in that state."""
     return replace(job, freeze=job.freeze.at_the_end) if _is_gradual(job.freeze) else job
 
 
@@ -67,7 +76,7 @@ def with_freeze_in_updates(job: Job, extent: Extent) -> Job:
 
 
 def describe_trained_share(job: Job, model: nn.Module) -> str | None:
-    """How much of a model, which may be an outline, is trained, in words; None where it is next to all of it."""
+    """The trained share of a model, which may be on the meta device, as text; None where it is (nearly) all."""
     whole = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = ""
@@ -81,12 +90,12 @@ def describe_trained_share(job: Job, model: nn.Module) -> str | None:
 
 
 class GradualUnfreezing:
-    """The part of a model that is frozen at first; made of the model as it is at the end.
+    """The part of a model that is frozen at first; made from the model with nothing frozen yet.
 
     Args:
         model: its parameters may be this process's parts of them.
         freeze: with durations in updates.
-        is_alone: no other process waits for gradients.
+        is_alone: there are no other processes that wait for gradients.
 
     Raises:
         BadJob: durations are not in updates yet.
@@ -98,14 +107,14 @@ class GradualUnfreezing:
                 raise BadJob(f"Job(freeze=…): {pattern!r} is frozen for {duration}, and nobody counted its updates",
                              remedy="Give it in updates; `stoker train` counts epochs and samples itself.")  # fmt: skip
         self._is_alone = is_alone
-        self._releases = [(p, at) for p, at in _releases(model, freeze) if p.requires_grad and at]
-        known = {id(parameter): at for parameter, at in self._releases}
+        self._releases = [(p, release) for p, release in _releases(model, freeze) if p.requires_grad and release]
+        known = {id(parameter): release for parameter, release in self._releases}
         self._norms = [
             (norm, max(known[id(parameter)] for parameter in parameters))
             for norm, parameters in (_governed(model) if freeze.statistics == "kept" else ())
             if norm.training and all(id(parameter) in known for parameter in parameters)
         ]
-        self._dates = sorted({at for _, at in self._releases})
+        self._dates = sorted({release for _, release in self._releases})
         self._num_thawed: int | None = None
         self._frozen: list[nn.Parameter] = []
 
@@ -113,7 +122,7 @@ class GradualUnfreezing:
     def of(
         cls, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_alone: bool
     ) -> GradualUnfreezing | None:
-        """What `job` freezes for a time, `optimizer` made ready for it; None where it is nothing."""
+        """The temporary freezes of `job`, with `optimizer` made ready for them; None if it has none."""
         if not _is_gradual(job.freeze):
             return None
         thawing = cls(model, job.freeze, is_alone=is_alone)
@@ -121,7 +130,7 @@ class GradualUnfreezing:
         return thawing
 
     def at(self, update: int) -> bool:
-        """Let the model be as it is in update number `update` (from 0); whether something froze or thawed."""
+        """Freeze and thaw for update number `update` (from 0); whether anything changed."""
         num_thawed = sum(date <= update for date in self._dates)
         if num_thawed == self._num_thawed:
             return False
@@ -135,26 +144,23 @@ class GradualUnfreezing:
         return True
 
     def forget_gradients(self) -> None:
-        """Drop what the processes together found for parameters that are frozen now."""
+        """Drop the gradients that several processes computed for parameters that are frozen now."""
         if not self._is_alone:
             for parameter in self._frozen:
                 parameter.grad = None
 
     def divide(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let what thaws together be a group of `optimizer`: the kernel of a fused SGD takes momenta of all or none."""
-        if type(optimizer) is torch.optim.SGD:
-            optimizer.param_groups[:] = [
-                {**group, "params": parameters}
-                for group in optimizer.param_groups
-                for parameters in self._together(group["params"])
-            ]
-
-    def _together(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Make parameters that thaw together a group of `optimizer`: a fused SGD's kernel takes all momenta or none."""
+        if type(optimizer) is not torch.optim.SGD:
+            return
         known = {id(parameter): release for parameter, release in self._releases}
-        found: dict[float, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            found.setdefault(known.get(id(parameter), 0.0), []).append(parameter)
-        return [found[release] for release in sorted(found)]
+        groups: list[dict[str, Any]] = []
+        for group in optimizer.param_groups:
+            together: dict[float, list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                together.setdefault(known.get(id(parameter), 0.0), []).append(parameter)
+            groups += [{**group, "params": together[release]} for release in sorted(together)]
+        optimizer.param_groups[:] = groups
 
 
 def _is_gradual(freeze: object) -> TypeGuard[Freeze]:
@@ -163,10 +169,10 @@ def _is_gradual(freeze: object) -> TypeGuard[Freeze]:
 
 def _releases(model: nn.Module, freeze: Freeze) -> list[tuple[nn.Parameter, float]]:
     """Each parameter with the update that thaws it; of several names that share one, the latest counts."""
-    found: dict[nn.Parameter, float] = {}
+    releases: dict[nn.Parameter, float] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[parameter] = max(found.get(parameter, 0.0), freeze.release(name))
-    return list(found.items())
+        releases[parameter] = max(releases.get(parameter, 0.0), freeze.release(name))
+    return list(releases.items())
 
 
 def _governed(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
@@ -180,14 +186,3 @@ def _governed(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]
             parameters = list(modules[name].parameters())
         if parameters:
             yield norm, parameters
-
-
-def _require_matches(model: nn.Module, freeze: Freeze) -> None:
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    for pattern in (*freeze.durations, *freeze.but):
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            few = [*names[: _NAMED_AT_MOST - 1], names[-1]] if len(names) > _NAMED_AT_MOST else names
-            raise BadJob(
-                f"Job(freeze=…): {pattern!r} matches none of the {len(names)} parameters of {type(model).__name__}",
-                remedy=f"Patterns are of whole names, such as 'encoder.*'. {nearest(pattern, few)}",
-            )

@@ -1,21 +1,17 @@
-"""A list of operations that PyTorch's own interpreter carries out in one call, instead of Python in many.
+"""A graph of operations carried out by PyTorch's own interpreter in one call, instead of by Python in many.
 
-What: a graph of ATen operations, as capture notes it, is written as a TorchScript graph: operation by operation, the
-same overloads with the same arguments, nothing fused or left out. Use when: operations are short, so that calling each
-from Python (2 to 4 µs more than from C++) takes a share of the time. Costs: milliseconds, once. Does not combine with:
-operations that are not ATen's, or arguments that TorchScript has no constants for; such a graph is None, and is called
-from Python as before. Source: `torch/csrc/jit/runtime/interpreter.cpp`, behind `torch._C.Graph`, which is not public:
-where that is gone nothing is interpreted. `torch.jit` itself, with its tracer and its optimiser, is deprecated and not
-used.
+What: a graph of ATen operations, as `capture` records it, is written as a TorchScript graph: operation by operation,
+the same overloads with the same arguments, nothing fused or left out. Use when: operations are short, so that calling
+each from Python (2 to 4 µs more than from C++) takes a share of the time. Costs: milliseconds, once. Does not combine
+with: operations that are not ATen's, or arguments that TorchScript has no constants for; such a graph is called from
+Python as before. Source: `torch/csrc/jit/runtime/interpreter.cpp`, behind `torch._C.Graph`, which is not public: where
+that is gone nothing is interpreted. `torch.jit` itself, with its tracer and its optimiser, is deprecated and not used.
 
-Operations called without autograd's part in each call.
-
-What: within the block, operations go past the layer that would note them for a backward pass; what they give requires
-no gradient, what they write to counts its version up as ever. Use when: many short operations follow each other:
-`torch.no_grad` lets each of them ask that layer, 5 % of a pass of a small MLP (docs/log.md, 2026-11-22).
-Costs: nothing. Does not combine with: anything that is to be differentiated.
-Source: `at::AutoDispatchBelowAutograd` in `ATen/core/LegacyTypeDispatch.h`. Its binding is not public: where it is gone
-this is `torch.no_grad`, which gives the same.
+`below_autograd`: within it, operations skip the layer that would record them for a backward pass; results require no
+gradient, and in-place changes are still counted. `torch.no_grad` lets each operation ask that layer, 5 % of a pass of a
+small MLP (docs/log.md, 2026-11-22). Does not combine with: anything that is to be differentiated. Source:
+`at::AutoDispatchBelowAutograd` in `ATen/core/LegacyTypeDispatch.h`. Its binding is not public: where it is gone this is
+`torch.no_grad`, which gives the same.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -40,14 +36,14 @@ _IS_THERE = all(hasattr(_native, name) for name in _NEEDED)
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3,
 }  # fmt: skip
-"""TorchScript's numbers of them. Source: `c10/core/MemoryFormat.h`."""
+"""TorchScript's numbers of memory formats. Source: `c10/core/MemoryFormat.h`."""
 
 
 def interpreted(graph: GraphModule) -> Repeat | None:
-    """What `graph.forward` does below autograd, in one call; None where it cannot be told to the interpreter.
+    """`graph.forward` below autograd, in one call; None where TorchScript cannot express it.
 
-    The graph's outputs must be tensors. Gradients may stay enabled, and must for oneDNN's LSTM: what its backward pass
-    reads it keeps only then.
+    The graph's outputs must be tensors. Gradients may stay enabled, and must for oneDNN's LSTM, which otherwise keeps
+    nothing for its backward pass.
     """
     if not _IS_THERE:
         return None
@@ -66,7 +62,7 @@ def interpreted(graph: GraphModule) -> Repeat | None:
                 outputs: tuple[torch.Tensor, ...] = function(*inputs, *kept)
         except RuntimeError as problem:
             if not ran_out_of_memory(problem):
-                called(*inputs)  # fails likewise, under the error's own class and in its own words
+                called(*inputs)  # fails in the same way, with the error's own class and message
             raise
         finally:
             _native._set_graph_executor_optimize(is_optimising)  # noqa: SLF001 - as above
@@ -91,17 +87,17 @@ class _NotExpressible(Exception):
 
 
 class _Script:
-    """A graph's operations told to TorchScript, one after the other.
+    """A graph's operations in TorchScript, one after the other.
 
-    `kept` are the tensors that the graph holds itself, such as weights. They go in as inputs behind its own, so that
-    they stay what they are wherever they lie.
+    `kept` are the tensors that the graph holds itself, such as weights. They become inputs after its own, so that their
+    memory is shared and not copied.
     """
 
     def __init__(self, graph: GraphModule) -> None:
         self._source = graph
         self._graph = _native.Graph()
         self._values: dict[Node, tuple[Any, ...]] = {}
-        """What each node gives: several values where its operation returns several."""
+        """The values of each node: several where its operation returns several."""
         self.kept: list[torch.Tensor] = []
 
     def function(self) -> Callable[..., Any]:
@@ -111,14 +107,16 @@ class _Script:
             _NotExpressible, RuntimeError, TypeError: it has no form in TorchScript.
         """
         for node in self._source.graph.nodes:
-            if node.op == "output":
-                self._returned(node.args[0])
-            else:
-                self._values[node] = self._told(node)
+            if node.op != "output":
+                self._values[node] = self._values_of(node)
+                continue
+            values = [self._values[output][0] for output in node.args[0]]
+            types = _native.TupleType([value.type() for value in values])
+            self._graph.registerOutput(self._inserted("prim::TupleConstruct", values, [types]).output())
         function: Callable[..., Any] = _native._create_function_from_graph("repeat", self._graph)  # noqa: SLF001
         return function
 
-    def _told(self, node: Node) -> tuple[Any, ...]:
+    def _values_of(self, node: Node) -> tuple[Any, ...]:
         if node.op == "placeholder":
             return (self._graph.addInput(),)
         if node.op == "get_attr":
@@ -128,67 +126,55 @@ class _Script:
             self.kept.append(tensor)
             return (self._graph.addInput(),)
         if node.target is operator.getitem:
-            return (self._picked(*node.args),)
+            source, index = cast("tuple[Node, Any]", node.args)
+            values = self._values[source]  # one of several results, or an entry of a list
+            if len(values) > 1:
+                return (values[index],)
+            items = [*values, self._constant(index)]
+            return (self._inserted("aten::__getitem__", items, [_native.TensorType.get()]).output(),)
         if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - has no public name
             return self._called(node.target, node)
         raise _NotExpressible(f"{node.target} is no operation of ATen's")
 
     def _called(self, overload: Any, node: Node) -> tuple[Any, ...]:
-        """An operation with all of its arguments, those too that were left at their defaults."""
+        """An operation with all of its arguments, including those left at their defaults."""
         schema = overload._schema  # noqa: SLF001 - has no public name
-        given = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
-        arguments = [self._argument(given.get(one.name, one.default_value), one.type) for one in schema.arguments]
-        call = self._inserted(schema.name, arguments, [one.type for one in schema.returns])
-        if call.schema() not in _meant(overload):
+        given = dict(zip((formal.name for formal in schema.arguments), node.args, strict=False)) | node.kwargs
+        arguments = [
+            self._argument(given.get(formal.name, formal.default_value), formal.type) for formal in schema.arguments
+        ]
+        call = self._inserted(schema.name, arguments, [result.type for result in schema.returns])
+        # Of a tensor overload that for a number is accepted too: PyTorch makes a tensor of it, and calls this one.
+        packet, name = overload.overloadpacket, overload._overloadname  # noqa: SLF001 - has no public name
+        names = ("Tensor", "Scalar") if name == "Tensor" else (name,)
+        accepted = {str(getattr(packet, each)._schema) for each in names if each in packet.overloads()}  # noqa: SLF001 - as above
+        if call.schema() not in accepted:
             raise _NotExpressible(f"{schema} is taken for {call.schema()}")
         return tuple(call.outputs())
 
-    def _argument(self, given: Any, wanted: Any) -> Any:
-        """A value for an argument of that type: another node's, or a constant."""
-        if wanted.kind() == "OptionalType":
-            return self._constant(None) if given is None else self._argument(given, wanted.getElementType())
+    def _argument(self, given: Any, expected: Any) -> Any:
+        """A value for an argument of the expected type: another node's, or a constant."""
+        if expected.kind() == "OptionalType":
+            return self._constant(None) if given is None else self._argument(given, expected.getElementType())
         if isinstance(given, Node):
             (value,) = self._values[given]
             return value
-        if isinstance(given, list | tuple):
-            return self._listed(given, wanted)
-        return self._constant(float(given) if wanted.kind() == "FloatType" else given)
-
-    def _listed(self, given: Sequence[Any], wanted: Any) -> Any:
-        """Plain numbers as one constant, which is made once; anything else put together at each call."""
-        if given and all(isinstance(one, int | float) for one in given):
-            return self._constant(list(given))
-        items = [self._argument(one, wanted.getElementType()) for one in given]
-        return self._inserted("prim::ListConstruct", items, [wanted]).output()
+        if not isinstance(given, list | tuple):
+            return self._constant(float(given) if expected.kind() == "FloatType" else given)
+        if given and all(isinstance(item, int | float) for item in given):
+            return self._constant(list(given))  # made once; any other list is put together at each call
+        items = [self._argument(item, expected.getElementType()) for item in given]
+        return self._inserted("prim::ListConstruct", items, [expected]).output()
 
     def _constant(self, value: Any) -> Any:
         return self._graph.insertConstant(_MEMORY_FORMATS[value] if isinstance(value, torch.memory_format) else value)
 
-    def _picked(self, node: Any, at: Any) -> Any:
-        """One of several results, or an entry of a list."""
-        values = self._values[node]
-        if len(values) > 1:
-            return values[at]
-        return self._inserted("aten::__getitem__", [*values, self._constant(at)], [_native.TensorType.get()]).output()
-
-    def _returned(self, outputs: Sequence[Any]) -> None:
-        values = [self._values[one][0] for one in outputs]
-        types = _native.TupleType([value.type() for value in values])
-        self._graph.registerOutput(self._inserted("prim::TupleConstruct", values, [types]).output())
-
     def _inserted(self, name: str, values: Sequence[Any], types: Sequence[Any]) -> Any:
         """An operation at the graph's end, with results of these types."""
         node = self._graph.insertNode(self._graph.create(name, list(values), len(types)))
-        for value, its in zip(node.outputs(), types, strict=True):
-            value.setType(its)
+        for value, value_type in zip(node.outputs(), types, strict=True):
+            value.setType(value_type)
         return node
-
-
-def _meant(overload: Any) -> set[str]:
-    """The overload, and the one for a number where this has a tensor: PyTorch makes a tensor of it, and calls this."""
-    packet, name = overload.overloadpacket, overload._overloadname  # noqa: SLF001 - has no public name
-    names = ("Tensor", "Scalar") if name == "Tensor" else (name,)
-    return {str(getattr(packet, one)._schema) for one in names if one in packet.overloads()}  # noqa: SLF001 - as above
 
 
 below_autograd: Callable[[], AbstractContextManager[Any]] = getattr(

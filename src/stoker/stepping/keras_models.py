@@ -2,15 +2,15 @@
 
 What: a Keras model is a module of PyTorch where `KERAS_BACKEND=torch`, but not a plain one: sublayers are not
 registered, moving statistics and the state of seed generators are parameters, it cannot be copied with its tensors
-shared, and it has to be told on every call whether it is in training. Here its trainable variables are parameters, its
-other ones buffers, by the names that Keras gives them (`dense/kernel`); before each pass its variables are made to hold
-them, so that copies of the module share the layers and have their own tensors.
+shared, and every call has to say whether it is in training. Here its trainable variables are parameters, its other ones
+buffers, by the names that Keras gives them (`dense/kernel`); before each pass its variables are made to hold them, so
+that copies of the module share the layers and have their own tensors.
 Use when: always, for a Keras model in a Job. Costs: a few microseconds a pass.
 Does not combine with: float64 proofs (layers convert their inputs to their own type, so that fp32 is compared); batch
 norms that `Job(freeze=…)` would freeze, which do not know of it: set `layer.trainable = False`, as in Keras. Batch
-norms are not seen for what they are: such a model is trained a whole coupling group at a time.
+norms are not recognised: such a model is trained a whole coupling group at a time.
 Source: `keras/src/backend/torch/{layer,core}.py` of Keras 3.15: `Variable._value` is the tensor a variable holds. The
-counters of automatic names lie in a private module: where it is gone, a model that is made twice in one process needs
+counters of automatic names are in a private module: where it is gone, a model that is made twice in one process needs
 layers with names of their own.
 """
 
@@ -62,7 +62,8 @@ class KerasModel(nn.Module):
     def keras_norms(self) -> list[str]:
         """Names of its layers that keep moving statistics, and are trained."""
         norm = keras.layers.BatchNormalization
-        return [one.name for one in self._layers.model._flatten_layers() if isinstance(one, norm) and one.trainable]  # noqa: SLF001 - layers of layers have no public list
+        layers = self._layers.model._flatten_layers()  # noqa: SLF001 - layers of layers have no public list
+        return [layer.name for layer in layers if isinstance(layer, norm) and layer.trainable]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the Keras model returns, in the mode of this module."""

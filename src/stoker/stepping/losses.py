@@ -1,12 +1,9 @@
-"""Losses and metrics as sums and counts, whatever form the user gave them in.
+"""Losses and metrics of a job as sums and counts, from any form the user gave them in; losses of mixed samples.
 
-Losses that compare every sample with every target because PyTorch stretched one of the two over the other.
-
-What: an output [B, 1] against a target [B] gives [B, B]. A loss of one's own that returns it is known by its shape; one
-that returns their sum or mean, by being the same for targets in another order. Use when: the function is the user's;
-named losses look at shapes themselves. Costs: a comparison of shapes; sums and means are looked at once, before
-training. Does not see: a loss of the form (model, batch), whose outputs nobody else has.
-A loss that is meant to compare all pairs says so: `loss_scope="batch"`.
+A loss of the user's own that compares every sample with every target, because PyTorch broadcast an output [B, 1]
+against a target [B] to [B, B], is refused: one that returns values by their shape, one that returns their sum or mean
+because it is the same for targets in another order. Named losses check shapes themselves. Not seen: a loss of the form
+(model, batch). A loss that is meant to compare all pairs says so: `loss_scope="batch"`.
 Source: PyTorch, "Broadcasting semantics", https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
 
@@ -33,7 +30,6 @@ from stoker.loading.fields import Content, Fields
 from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.foreign_models import OwnLoss, in_full_precision, scores
-from stoker.stepping.mixed_loss import Entries, entries_of, mixed_loss
 from stoker.stepping.step_failures import ran_out_of_memory
 
 IGNORED_TARGET = -100
@@ -45,25 +41,28 @@ _SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squee
 """Operations, by the beginnings of their names in a graph, that leave values as they are."""
 _WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 Compared = Callable[[], tuple[Any, Any]]
-"""Gives the scores and the target of a batch, by a pass through the model if there was none with them yet.
+"""Returns the scores and the target of a batch, after a pass through the model if none has given them yet.
 
-Raises what the model raises if it cannot be called with the job's inputs; a `loss(model, batch)` may call it otherwise.
+Raises what the model raises if it cannot be called with the job's inputs.
 """
 
 Observer = Callable[[Compared, Content], None]
-"""Sees a batch that is evaluated, which is the model's input, and may ask for what was made of it."""
+"""Called with each evaluated batch, and with a function that returns its scores and target."""
+
+Entries = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""From output and target to the loss of each entry [B, ...], 0 where it is not counted, and whether it is (0 or 1)."""
 
 LossForm = Literal["sum and count", "value per sample", "scalar"]
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """A loss or metric: what it is called, and whether its function takes the model or the output.
+    """A loss or metric by name. Its function takes (model, batch) if `takes_model`, else (output, target).
 
-    `takes_scores`: of an output that has its scores under a name, it is given those.
+    With `takes_scores` it is given the logits of an output that has them under a name.
     """
 
     name: str
@@ -79,7 +78,7 @@ class TrainingObjective:
     is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples. The loss
     "own" is what the model returns as its mean loss.
     Losses that are modules are copied; their own tensors, such as class weights, go to `device` and `dtype`.
-    `in_chunks` takes the place of `token_cross_entropy` wherever nobody else needs the logits.
+    `in_chunks` replaces `token_cross_entropy` wherever nothing else needs the logits.
 
     Raises:
         BadJob: the loss is a module with parameters of its own to train, or a method of one; or samples are mixed and
@@ -139,18 +138,14 @@ class TrainingObjective:
         return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
 
     def form(self, model: Callable[..., Any], content: Content) -> LossForm:
-        """What the loss function returns for a batch; a scalar must be probed before it may be accumulated."""
+        """The form of the loss function's result; a scalar must be probed before it may be accumulated."""
         value = self._loss_value(model, content)
         if isinstance(value, Loss):
             return "sum and count"
         return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
     def require_by_sample(self, model: Callable[..., Any], content: Content) -> None:
-        """Refuse a loss of one's own that compares every sample with every target without saying so; asked once.
-
-        Raises:
-            BadJob: it does.
-        """
+        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
         loss = self._measured("loss")
         if loss is None or loss.takes_model or loss.function is _own_loss or self._is_of_batch:
             return
@@ -159,18 +154,34 @@ class TrainingObjective:
             require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
 
     def run(self, model: Callable[..., Any], content: Content) -> None:
-        """Pass a batch through the model as the loss does; nothing comes of it but what the model notes for itself."""
+        """Pass a batch through the model as the loss does, for what the model records itself."""
         loss = self._measured("loss")
         own = loss.function if loss is not None and loss.takes_model else None
         self._without_graph(lambda: self._output(model, content) if own is None else own(model, content))
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
-        found = self._without_graph(lambda: self._measures(model, content, size))
-        return {name: Loss(value.sum.detach(), value.count) for name, value in found.items()}
 
-    def _without_graph(self, compute: Callable[[], Found]) -> Found:
-        """What `compute` gives where no graph is kept; with one where a loss or a model takes derivatives itself."""
+        def compute() -> dict[str, Loss]:
+            if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
+                return {"loss": self._chunked(self._in_chunks, model, content)}
+            output = self._needed_output(model, content) if self._needs_output else None
+            if self._observer is not None:
+                self._observer(functools.partial(self._compared, model, output, content), content)
+            values = {measure.name: self._value(measure, model, output, content) for measure in self._all}
+            for name, value in values.items():
+                if name != "loss" and size > 1 and isinstance(value, torch.Tensor) and value.dim() == 0:
+                    raise BadJob(
+                        f"metric {name} returned a scalar, which cannot be added up over batches",
+                        remedy="Return one value per sample, or stoker.Loss(sum, count).",
+                    )
+            return {name: self._as_sum(value, size, name) for name, value in values.items()}
+
+        losses = self._without_graph(compute)
+        return {name: Loss(loss.sum.detach(), loss.count) for name, loss in losses.items()}
+
+    def _without_graph(self, compute: Callable[[], Result]) -> Result:
+        """The result of `compute`, without a graph unless a loss or a model takes derivatives itself."""
         if torch.is_grad_enabled() or not self._differentiates:
             try:
                 return compute()
@@ -180,21 +191,6 @@ class TrainingObjective:
             self._differentiates = True
         with torch.enable_grad():
             return compute()
-
-    def _measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
-        if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
-            return {"loss": self._chunked(self._in_chunks, model, content)}
-        output = self._needed_output(model, content) if self._needs_output else None
-        if self._observer is not None:
-            self._observer(functools.partial(self._compared, model, output, content), content)
-        values = {one.name: self._value(one, model, output, content) for one in self._all}
-        for name, value in values.items():
-            if name != "loss" and size > 1 and isinstance(value, torch.Tensor) and value.dim() == 0:
-                raise BadJob(
-                    f"metric {name} returned a scalar, which cannot be added up over batches",
-                    remedy="Return one value per sample, or stoker.Loss(sum, count).",
-                )
-        return {name: self._as_sum(value, size, name) for name, value in values.items()}
 
     def _measure(self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> _Measure:
         given = given.metric if isinstance(given, Named) else given
@@ -212,11 +208,11 @@ class TrainingObjective:
         return _Measure(name, function, takes_model=False, takes_scores=True)
 
     def _output(self, model: Callable[..., Any], content: Content) -> Any:
-        """What the model returns; given its labels as well where it computes its loss itself."""
+        """The model's output; it is given its labels as well where it computes its loss itself."""
         return self.fields.call(model, content) if self._own is None else self._own.call(model, content)
 
     def _needed_output(self, model: Callable[..., Any], content: Content) -> Any:
-        """As `_output`; where only a metric needs it, an error is told as of that."""
+        """As `_output`; where only a metric needs it, the error names that metric."""
         try:
             return self._output(model, content)
         except Exception as error:
@@ -249,7 +245,7 @@ class TrainingObjective:
         return next((measure for measure in self._all if measure.name == name), None)
 
     def _loss_value(self, model: Callable[..., Any], content: Content) -> Any:
-        """What the loss function returns."""
+        """The loss function's result."""
         loss = self._measured("loss")
         if loss is None:
             raise BadJob("the job has a step of its own and no loss", remedy="Give Job(loss=…) as well.")
@@ -257,7 +253,7 @@ class TrainingObjective:
         return self._value(loss, model, output, content)
 
     def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content) -> Any:
-        """What the measure's function returns."""
+        """The result of the measure's function."""
         if measure.takes_model:
             return measure.function(model, content)
         if self._own is not None and measure.function is _own_loss:
@@ -282,13 +278,15 @@ class TrainingObjective:
         return value
 
     def _compared(self, model: Callable[..., Any], output: Any, content: Content) -> tuple[Any, Any]:
-        """Scores and target as a named metric compares them; `output` is the model's where there is one already."""
+        """Scores and target as a named metric compares them; `output` is the model's if it has been computed."""
         output = output if self._needs_output else self._output(model, content)
         target = self.fields.target_of(content)
         if self._own is None or target is None:
-            return _without_history(in_full_precision(scores(output))), target
-        found, target = self._own.aligned(model, output, target)
-        return _without_history(in_full_precision(found)), target
+            compared = scores(output)
+        else:
+            compared, target = self._own.aligned(model, output, target)
+        compared = in_full_precision(compared)
+        return (compared.detach() if isinstance(compared, torch.Tensor) else compared), target
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
@@ -304,10 +302,6 @@ class TrainingObjective:
         )
 
 
-def _without_history(output: Any) -> Any:
-    return output.detach() if isinstance(output, torch.Tensor) else output
-
-
 def _needs_graph(error: BaseException | None) -> bool:
     """Whether a derivative was asked for of what had no graph."""
     seen = 0
@@ -319,7 +313,7 @@ def _needs_graph(error: BaseException | None) -> bool:
 
 
 def measure_name(measure: str | Callable[..., Any]) -> str:
-    """What a loss or metric is called in results."""
+    """The name of a loss or metric in results."""
     return metric_name(measure)
 
 
@@ -334,10 +328,10 @@ def without_values() -> Iterator[None]:
 
 
 def normalised_twice(loss: object, output: Any) -> str | None:
-    """What to tell of a loss that normalises scores itself and is given probabilities; None where it is not.
+    """A notice for a loss that normalises scores itself and is given probabilities; None if it is not.
 
-    Told by the operation that made `output`, which has its graph. A logarithm of probabilities does no harm: that of
-    its softmax is the same again.
+    Decided by the operation that made `output`, which has its graph. Logarithms of probabilities do no harm: their
+    log-softmax is the same again.
     """
     of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
     of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
@@ -357,7 +351,7 @@ def normalised_twice(loss: object, output: Any) -> str | None:
 
 
 def require_scalar(loss: Loss, name: str) -> Loss:
-    """The loss, whose sum must be a scalar tensor; asked once of a job, not at every update."""
+    """The loss, whose sum must be a scalar tensor."""
     if getattr(loss.sum, "shape", None) != ():
         raise BadJob(
             f"{name} returned stoker.Loss(sum, count) with a sum of {_shape(loss.sum)}, wanted a scalar tensor"
@@ -366,7 +360,7 @@ def require_scalar(loss: Loss, name: str) -> Loss:
 
 
 def _require_nothing_to_train(loss: object) -> None:
-    """Refuse a loss that is, or is a method of, a module with weights to train: theirs would stay as they were made."""
+    """Refuse a loss that is, or is a method of, a module with weights to train: they would never be updated."""
     owner = loss.__self__ if inspect.ismethod(loss) else loss
     trained = [name for name, p in owner.named_parameters() if p.requires_grad] if isinstance(owner, nn.Module) else []
     if trained:
@@ -380,7 +374,7 @@ def _require_nothing_to_train(loss: object) -> None:
 
 
 def takes_model(function: Callable[..., Any]) -> bool:
-    """Whether a loss or metric is of the form (model, batch), told by its first parameter's name."""
+    """Whether a loss or metric has the form (model, batch), decided by its first parameter's name."""
     try:
         parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # built in: no signature to read
@@ -402,7 +396,7 @@ def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: 
 
 
 def _num_valid(target: torch.Tensor) -> torch.Tensor | int:
-    """Targets that are not ignored; a number where that is known without waiting for a device."""
+    """Number of targets that are not ignored; an int where that is known without waiting for a device."""
     if target.device.type == "cpu" and target.numel() and not _WITHOUT_VALUES.get() and int(target.min()) >= 0:
         return target.numel()
     return (target != IGNORED_TARGET).sum()
@@ -467,7 +461,7 @@ METRICS: dict[str, Callable[..., Any]] = {
 
 
 def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:
-    """PyTorch would stretch one over the other, and compare every sample with every target."""
+    """PyTorch would broadcast one to the other, and compare every sample with every target."""
     if output.shape != target.shape:
         raise ValueError("output and target differ in shape")
 
@@ -479,7 +473,7 @@ def _require_classes(output: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
-    """What to say where a loss or metric that compares two tensors is given something else."""
+    """The error for a loss or metric that compares two tensors and is given something else."""
     if not isinstance(output, torch.Tensor):
         has = f" with the entries {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
         return BadJob(
@@ -496,7 +490,7 @@ def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
 
 
 def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
-    """What is wrong between output and target, with their shapes, or the label that is out of range; and a remedy."""
+    """How output and target do not match, with their shapes or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
     is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
     if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
@@ -504,8 +498,10 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str,
         labels = target[target != IGNORED_TARGET]
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
-            words = f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
-            return words, None
+            return (
+                f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})",
+                None,
+            )
     if _WANTS_CLASSES.search(str(error)) and isinstance(target, torch.Tensor):
         kind = str(target.dtype).removeprefix("torch.")
         return (
@@ -519,52 +515,101 @@ def _shape(value: Any) -> str:
     return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
+def mixed_loss(entries: Entries, output: Any, target: MixedTarget) -> Loss:
+    """Sum and count of share * loss(output, first target) + (1 - share) * loss(output, second target).
+
+    Entries that are not counted, such as labels of -100, count in the same proportion, so that sum and count add up
+    over micro-batches and processes. Source: as `jobs/mixing.py`.
+    """
+    (first, counted), (second, also) = entries(output, target.first), entries(output, target.second)
+    share = target.share.to(first.dtype).view(-1, *[1] * (first.dim() - 1))
+    total = (first * share).sum() + (second * (1 - share)).sum()
+    # An entry that counts in both counts once, without the rounding of share + (1 - share).
+    return Loss(total, (also + share * (counted - also)).sum())
+
+
+def entries_of(job: Job, loss: Callable[..., Any], *, takes_model: bool) -> Entries:
+    """The job's loss entry by entry; `loss` is its function.
+
+    Raises:
+        BadJob: it is of the form (model, batch), which would see two targets.
+    """
+    if takes_model:
+        raise BadJob(
+            "Job(mix=…) mixes the losses of samples, and a loss of the form loss(model, batch) gives one for all",
+            remedy="Give a loss of the form loss(output, target) with one value per sample, or leave mix out.",
+        )
+    if job.loss == "cross_entropy":
+        return functools.partial(_cross_entropy_entries, label_smoothing=job.label_smoothing)
+    if job.loss == "token_cross_entropy":
+        return functools.partial(_token_cross_entropy_entries, label_smoothing=job.label_smoothing)
+
+    def entries(output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        values = loss(output, target)
+        if isinstance(values, torch.Tensor) and values.is_floating_point() and values.dim() > 0:
+            return values, torch.ones_like(values)
+        given = f"a tensor of shape {list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        raise BadJob(
+            f"Job(mix=…) mixes the losses of samples, and the loss gives {given} for a batch",
+            remedy='Return one value per sample (in PyTorch: reduction="none"), or leave mix out.',
+        )
+
+    return entries
+
+
+def _cross_entropy_entries(
+    output: torch.Tensor, target: torch.Tensor, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = F.cross_entropy(output, target, reduction="none", label_smoothing=label_smoothing)
+    if target.is_floating_point():
+        return values, torch.ones_like(values)
+    return values, (target != IGNORED_TARGET).to(values.dtype)
+
+
+def _token_cross_entropy_entries(
+    output: torch.Tensor, target: torch.Tensor, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values, counted = _cross_entropy_entries(output.flatten(0, -2), target.flatten(), label_smoothing)
+    return values.view(target.shape), counted.view(target.shape)
+
+
 _SAME_RELATIVE = 1e-5
 """Means of the same pairs, added up in another order, differ by no more than this [relative]."""
 
 
 def require_by_sample(name: str, value: torch.Tensor, output: Any, target: Any) -> None:
-    """Refuse values that are more than samples and targets together make.
+    """Refuse more values than there are samples or targets.
 
     Raises:
-        BadJob: `value` has the shape that output and target get when each is stretched over the other.
+        BadJob: `value` has the shape that output and target are broadcast to.
     """
     shape = value.shape
     if shape in (getattr(target, "shape", None), getattr(output, "shape", None)):
         return
     if _broadcast_shape(output, target) == shape:
-        found = f"{name} gave {list(shape)} values for {len(output)} samples"
-        raise _crossed(found, output, target)
+        raise _crossed(f"{name} gave {list(shape)} values for {len(output)} samples", output, target)
 
 
 def require_own_targets(name: str, function: Callable[..., Any], output: Any, target: Any) -> None:
-    """Refuse a mean that is the same whichever sample each target belongs to, and is another one in one shape.
-
-    Raises:
-        BadJob: it is so.
-    """
+    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape."""
     if _broadcast_shape(output, target) is None or output.numel() != target.numel():
         return
     flat, others = output.reshape(target.shape), target.roll(1, 0)
     try:
         pairs = ((output, target), (output, others), (flat, target), (flat, others))
-        found = [_number(function(*pair)).detach() for pair in pairs]
-    except Exception:  # noqa: BLE001 - it takes them in no other shapes, and so brings them into one itself
+        losses = [function(*pair) for pair in pairs]
+        values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
+    except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
         return
-    if any(one.dim() for one in found):
+    if any(value.dim() for value in values):
         return
-    is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (found[:2], found[2:]))
+    is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
     if is_same and not is_same_flat:
-        raise _crossed(f"{name} gave {float(found[0]):.6g}, whichever sample each target belongs to", output, target)
-
-
-def _number(value: Any) -> torch.Tensor:
-    """A loss, or the sum of one that comes with its count."""
-    return torch.as_tensor(value.sum if isinstance(value, Loss) else value)
+        raise _crossed(f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to", output, target)
 
 
 def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:
-    """The shape of both stretched over each other, where this sets samples beside other samples; else None."""
+    """The shape that both are broadcast to, where that pairs samples with other samples; else None."""
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)) or output.dim() == target.dim():
         return None
     try:
@@ -574,9 +619,9 @@ def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:
     return None if both in (output.shape, target.shape) else both
 
 
-def _crossed(found: str, output: torch.Tensor, target: torch.Tensor) -> BadJob:
+def _crossed(what: str, output: torch.Tensor, target: torch.Tensor) -> BadJob:
     return BadJob(
-        f"{found}: an output {list(output.shape)} against a target {list(target.shape)} compares every sample with "
+        f"{what}: an output {list(output.shape)} against a target {list(target.shape)} compares every sample with "
         "every target",
         remedy='Give both one shape, as by output.squeeze(1); a loss of all pairs says so: loss_scope="batch".',
     )

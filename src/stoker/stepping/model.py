@@ -1,16 +1,11 @@
-"""Making a job's model, and telling two models apart.
-
-A job's model without its weights: what it is made of, in no memory.
-
-Training and evaluation mode of modules; a frozen part of a model keeps the mode that it was given.
-"""
+"""A job's model: built with its initial weights or on the meta device, placed, digested, switched between modes."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -26,11 +21,11 @@ from stoker.stepping.frozen_parameters import freeze_for_good
 
 
 def build_model(job: Job) -> nn.Module:
-    """The job's model with its initial weights, made anew or a copy of the module given; its mode by `to_training`.
+    """The job's model with its initial weights, newly made or a copy of the given module; its mode by `to_training`.
 
     Raises:
-        BadJob: the function does not return a module, or the module has nothing to train, or lacks sizes; or what it
-            is to start from or leave frozen is not there.
+        BadJob: the function does not return a module, the module has nothing to train or lacks sizes, or its initial
+            weights or frozen parameters do not exist.
     """
     if isinstance(job.model, nn.Module):
         model = copy.deepcopy(job.model)
@@ -62,9 +57,8 @@ def require_sizes(model: nn.Module) -> None:
     Raises:
         BadJob: it has one.
     """
-    if lazy := [
-        name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
-    ]:
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+    if lazy:
         raise BadJob(
             f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
             remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
@@ -106,7 +100,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Scalars in all parameters, tied ones once."""
+    """Number of scalars in all parameters, tied ones once [1]."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -117,13 +111,13 @@ def is_double(model: nn.Module) -> bool:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the tensors' elements."""
+    """Size of the tensors' elements [bytes]."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Tensors that a model makes on its way are of `dtype` within the block."""
+    """Within the context, tensors that a model creates have `dtype`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -133,46 +127,46 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def meta_model(job: Job) -> nn.Module:
-    """The job's model with its parameters on PyTorch's meta device, or the module given; frozen as the job says.
+    """The job's model with its parameters on PyTorch's meta device, or the given module; frozen as the job says.
 
-    A function that cannot make its model there, because it looks at values, makes the real one.
+    A function that cannot make its model there, because it reads values, makes the real one.
 
     Raises:
-        BadJob: what the job freezes is not there.
-        Exception: what the function raises when it makes the real one.
+        BadJob: a parameter that the job freezes does not exist.
+        Exception: whatever the function raises when it makes the real one.
     """
-    if not isinstance(job.freeze, Freeze):
-        return _meta_model_unfrozen(job)
-    model = _meta_model_unfrozen(job)
-    return freeze_for_good(_on_meta(model) if model is job.model else model, job.freeze)
+    if not isinstance(job.model, nn.Module):
+        model = _made_on_meta(job.model)
+    elif isinstance(job.freeze, Freeze):  # a copy on the meta device, which takes no memory
+        memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in job.model.buffers()}
+        for parameter in job.model.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        model = copy.deepcopy(job.model, memo)
+    else:
+        model = job.model
+    return freeze_for_good(model, job.freeze) if isinstance(job.freeze, Freeze) else model
 
 
-def _meta_model_unfrozen(job: Job) -> nn.Module:
-    if isinstance(job.model, nn.Module):
-        return job.model
+def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        # Looking at values fails in many ways, `.numpy()` by a TypeError; whether the job is wrong, the real one tells.
+        # Reading values fails in many ways, `.numpy()` by a TypeError; if the job is wrong, the real one fails too.
         with contextlib.suppress(Exception), torch.device("meta"):
-            return adopt_model(job.model())
-        return adopt_model(job.model())
-
-
-def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of a user's module on the meta device, made in no memory."""
-    memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    return copy.deepcopy(model, memo)
+            return adopt_model(make())
+        return adopt_model(make())
 
 
 def to_training(model: nn.Module) -> nn.Module:
-    """`model` in training mode, in place, but for what was put into evaluation mode within a frozen part.
+    """`model` in training mode, in place, except modules in evaluation mode within a frozen part.
 
     A part is frozen if it has parameters and none of them requires a gradient. In evaluation mode its batch norms
-    normalise by their running statistics, which then do not move, and its dropout is off: what is usually meant by a
-    frozen backbone, and stays as the user set it. Anywhere else evaluation mode is what loading left, and is undone.
+    normalise by their running statistics, which then do not move, and its dropout is off: a frozen backbone as it is
+    usually meant, kept as the user set it. Anywhere else evaluation mode is left over from loading, and is undone.
     """
-    kept = [part for frozen in _frozen_parts(model) for part in frozen.modules() if not part.training]
+    kept: list[nn.Module] = []
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            kept += [part for part in module.modules() if not part.training]
     model.train()
     for part in kept:
         part.training = False
@@ -181,7 +175,7 @@ def to_training(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Within the block `model` is in evaluation mode; afterwards each module is in the mode that it was in."""
+    """Within the context `model` is in evaluation mode; afterwards each module is in its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -189,10 +183,3 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
-
-
-def _frozen_parts(model: nn.Module) -> Iterator[nn.Module]:
-    for module in model.modules():
-        parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            yield module

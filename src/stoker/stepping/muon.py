@@ -34,8 +34,8 @@ They do not converge to 1: singular values end in about 0.7 to 1.2, after five s
 """
 _LEAST_NORM = 1e-7
 _MOST_TOGETHER = 2**22
-"""Scalars of matrices that are multiplied together: products of larger ones keep a device busy alone, and all of a
-model's at once would take its memory several times over.
+"""Largest number of scalars in matrices that are multiplied together: larger products occupy a device by themselves,
+and all of a model's at once would take several times its memory.
 """
 
 
@@ -43,7 +43,7 @@ Named = dict[str, nn.Parameter]
 
 
 def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
-    """What is trained of `model`, by name: the hidden matrices, and everything else; see `stoker.Muon`.
+    """The trained parameters of `model`, by name: the hidden matrices, and all others; see `stoker.Muon`.
 
     Raises:
         BadJob: there is no hidden matrix, or a pattern of `beside` matches nothing.
@@ -53,8 +53,13 @@ def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
         if not fnmatch.filter(trained, pattern):
             raise BadJob(f"Muon(beside=…): {pattern!r} matches no parameter that is trained")
     left = {name for pattern in settings.beside for name in fnmatch.filter(trained, pattern)}
-    beside = _embeddings_and_output(model)
-    hidden = [name for name, p in trained.items() if p.dim() >= 2 and id(p) not in beside and name not in left]
+    # Left out too: embeddings, and the last trained matrix of any other module, the output layer's.
+    embeddings, others = list[nn.Parameter](), list[nn.Parameter]()
+    for part in model.modules():
+        own = embeddings if isinstance(part, nn.Embedding | nn.EmbeddingBag) else others
+        own += (p for p in part.parameters(recurse=False) if p.requires_grad and p.dim() >= 2)
+    outer = {id(parameter) for parameter in (*embeddings, *others[-1:])}
+    hidden = [name for name, p in trained.items() if p.dim() >= 2 and id(p) not in outer and name not in left]
     if not hidden:
         raise BadJob(
             f"Muon has nothing to do: {type(model).__name__} has no hidden matrix, only "
@@ -63,15 +68,6 @@ def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
         )
     matrices = {name: trained[name] for name in hidden}
     return matrices, {name: p for name, p in trained.items() if name not in matrices}
-
-
-def _embeddings_and_output(model: nn.Module) -> set[int]:
-    """The ids of embeddings' weights, and of the last trained matrix of any other module: of a tied one both in one."""
-    embeddings, others = list[nn.Parameter](), list[nn.Parameter]()
-    for part in model.modules():
-        own = embeddings if isinstance(part, nn.Embedding | nn.EmbeddingBag) else others
-        own += (p for p in part.parameters(recurse=False) if p.requires_grad and p.dim() >= 2)
-    return {id(parameter) for parameter in (*embeddings, *others[-1:])}
 
 
 class MuonOptimizer(torch.optim.Optimizer):
@@ -108,16 +104,15 @@ class MuonOptimizer(torch.optim.Optimizer):
         self._rest = None
         self._num_own = len(groups)
         self._steps, self._adjust, self._products_in = steps, adjust, products_in
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
-                    "normalize": normalize}  # fmt: skip
-        super().__init__([dict(group) for group in groups], defaults)
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        super().__init__([dict(group) for group in groups], defaults | {"normalize": normalize})
         self._rest = rest
         if rest is not None:
             self.param_groups.extend(rest.param_groups)
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of: what PyTorch's optimisers are, and what is added here."""
+        """The state of PyTorch's optimisers, and the attributes added here."""
         own = ("_rest", "_num_own", "_steps", "_adjust", "_products_in")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
@@ -142,32 +137,31 @@ class MuonOptimizer(torch.optim.Optimizer):
         return loss
 
     def _share(self) -> None:
-        """Let the rest's optimiser work on the groups and the state of this one, which are what is saved."""
+        """Let the rest's optimiser work on the groups and the state of this one, which are saved."""
         if self._rest is not None:
             self._rest.__setstate__({"state": self.state, "param_groups": self.param_groups[self._num_own :]})
 
     def _move(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        momenta = [self._momentum_of(parameter) for parameter in parameters]
+        for parameter in parameters:
+            if "momentum" not in self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, gradients)
-        if group["normalize"]:
-            _normalize(parameters)
+        if group["normalize"]:  # to the norm sqrt(rows)
+            norms: Any = torch._foreach_norm(parameters)  # noqa: SLF001 - PyTorch's own for lists of tensors
+            torch._foreach_div_(norms, [math.sqrt(len(parameter)) for parameter in parameters])
+            torch._foreach_clamp_min_(norms, _LEAST_NORM)
+            torch._foreach_div_(parameters, norms)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for places in _together(parameters):
-            ahead = [momenta[at] for at in places]
+        for indices in _together(parameters):
+            ahead = [momenta[index] for index in indices]
             if group["nesterov"]:
-                ahead = [gradients[at].add(momenta[at], alpha=group["momentum"]) for at in places]
+                ahead = [gradients[index].add(momenta[index], alpha=group["momentum"]) for index in indices]
             directions = orthogonalized(ahead, self._steps, self._products_in, self._adjust)
-            torch._foreach_add_([parameters[at] for at in places], directions, alpha=-group["lr"])
-
-    def _momentum_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum: torch.Tensor = state["momentum"]
-        return momentum
+            torch._foreach_add_([parameters[index] for index in indices], directions, alpha=-group["lr"])
 
 
 def orthogonalized(
@@ -183,26 +177,31 @@ def orthogonalized(
         products_in: dtype of the products; None is that of the matrices.
         adjust: a factor by shape; see `Muon`.
     """
-    found: list[torch.Tensor] = list(matrices)
-    for places in _together(matrices):
-        rows, columns = _sides(matrices[places[0]])
-        stacked_NRC = torch.stack([matrices[at].reshape(rows, columns) for at in places]).to(products_in)
+    orthogonal: list[torch.Tensor] = list(matrices)
+    for indices in _together(matrices):
+        rows, columns = _sides(matrices[indices[0]])
+        factor = 1.0
+        if adjust == "original":
+            factor = math.sqrt(max(1.0, rows / columns))
+        elif adjust == "match_rms_adamw":
+            factor = 0.2 * math.sqrt(max(rows, columns))
+        stacked_NRC = torch.stack([matrices[index].reshape(rows, columns) for index in indices]).to(products_in)
         is_tall = rows > columns
         x_NRC = _newton_schulz(stacked_NRC.mT if is_tall else stacked_NRC, steps)
-        x_NRC = (x_NRC.mT if is_tall else x_NRC).to(matrices[places[0]].dtype) * _factor(adjust, rows, columns)
-        for at, x_RC in zip(places, x_NRC, strict=True):
-            found[at] = x_RC.reshape(matrices[at].shape)
-    return found
+        x_NRC = (x_NRC.mT if is_tall else x_NRC).to(matrices[indices[0]].dtype) * factor
+        for index, x_RC in zip(indices, x_NRC, strict=True):
+            orthogonal[index] = x_RC.reshape(matrices[index].shape)
+    return orthogonal
 
 
 def _together(matrices: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Places of matrices of one shape, as many as may lie in memory once more."""
-    alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for at, matrix in enumerate(matrices):
-        alike[_sides(matrix)].append(at)
-    for (rows, columns), places in alike.items():
+    """Indices of matrices of one shape, at most _MOST_TOGETHER scalars at a time."""
+    by_sides: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, matrix in enumerate(matrices):
+        by_sides[_sides(matrix)].append(index)
+    for (rows, columns), indices in by_sides.items():
         count = max(1, _MOST_TOGETHER // max(1, rows * columns))
-        yield from (places[start : start + count] for start in range(0, len(places), count))
+        yield from (indices[start : start + count] for start in range(0, len(indices), count))
 
 
 def _sides(matrix: torch.Tensor) -> tuple[int, int]:
@@ -218,17 +217,3 @@ def _newton_schulz(x_NRC: torch.Tensor, steps: int) -> torch.Tensor:
         polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=_B, alpha=_C)
         x_NRC = torch.baddbmm(x_NRC, polynomial_NRR, x_NRC, beta=_A)
     return x_NRC
-
-
-def _factor(adjust: str, rows: int, columns: int) -> float:
-    if adjust == "original":
-        return math.sqrt(max(1.0, rows / columns))
-    return 0.2 * math.sqrt(max(rows, columns)) if adjust == "match_rms_adamw" else 1.0
-
-
-def _normalize(parameters: list[torch.Tensor]) -> None:
-    """Scale each to the norm sqrt(rows), whatever it was."""
-    norms: Any = torch._foreach_norm(parameters)  # noqa: SLF001 - PyTorch's own for lists of tensors
-    torch._foreach_div_(norms, [math.sqrt(len(parameter)) for parameter in parameters])
-    torch._foreach_clamp_min_(norms, _LEAST_NORM)
-    torch._foreach_div_(parameters, norms)

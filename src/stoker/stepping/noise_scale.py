@@ -28,7 +28,7 @@ from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.step import Step
 
 BLOCKS = 8
-"""Sums of gradients that are kept apart, for the jackknife."""
+"""Number of separate sums of gradients, for the jackknife."""
 
 _T_OF_8_IN_10 = 1.415
 """Half-width of an 80 % interval in standard errors, with BLOCKS - 1 = 7 degrees of freedom (Student's t)."""
@@ -54,8 +54,10 @@ class NoiseMeter:
         block = self.num_groups % BLOCKS
         square = _dot(gradient, gradient)
         if not math.isfinite(square):
-            raise RunFailed(f"the gradient of {self.group} samples is not finite",
-                            remedy="Look at the data, the loss and the learning rate.")  # fmt: skip
+            raise RunFailed(
+                f"the gradient of {self.group} samples is not finite",
+                remedy="Look at the data, the loss and the learning rate.",
+            )
         if block == len(self._sums):
             self._sums.append([tensor.detach().clone() for tensor in gradient])
         else:
@@ -73,13 +75,17 @@ class NoiseMeter:
 
         Needs `can_tell`.
         """
-        products = [[_dot(one, other) for other in self._sums[: at + 1]] for at, one in enumerate(self._sums)]
+        products = [[_dot(a, b) for b in self._sums[: block + 1]] for block, a in enumerate(self._sums)]
         signal, variance = self._moments(products, leaving_out=None)
         inverse = signal / variance if variance > 0 else math.inf
         parts = [self._moments(products, leaving_out=block) for block in range(BLOCKS)]
-        inverses = [one / other if other > 0 else math.inf for one, other in parts]
-        error = _jackknife_error(inverses) if all(map(math.isfinite, inverses)) else 0.0
-        value, low, high = (_reciprocal(inverse + sign * _T_OF_8_IN_10 * error) for sign in (0.0, 1.0, -1.0))
+        inverses = [part_signal / noise if noise > 0 else math.inf for part_signal, noise in parts]
+        error = 0.0
+        if all(map(math.isfinite, inverses)):  # the jackknife's standard error
+            mean = sum(inverses) / BLOCKS
+            error = math.sqrt((BLOCKS - 1) / BLOCKS * sum((each - mean) ** 2 for each in inverses))
+        bounds = (inverse + sign * _T_OF_8_IN_10 * error for sign in (0.0, 1.0, -1.0))
+        value, low, high = (1 / bound if bound > 0 else math.inf for bound in bounds)
         scale = NoiseScale(
             scale=Estimate(value=value, low=low, high=high, unit="samples", basis="measured here"),
             squared_gradient=signal,
@@ -125,10 +131,10 @@ def measure_noise(
         meter.add([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         step.model.zero_grad(set_to_none=True)
         if meter.num_groups == check_at:
-            found, error = meter.read(trained_samples)
+            scale, error = meter.read(trained_samples)
             check_at *= 2
             if error <= PRECISE_ENOUGH or check_at * group > most:
-                return found
+                return scale
     raise RunFailed(f"{meter.num_groups} groups of {group} samples are too few to measure the gradient's noise")
 
 
@@ -137,14 +143,3 @@ def _dot(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
     pairs = ((as_real(a.detach()), as_real(b.detach())) for a, b in zip(one, other, strict=True))
     products = [(a.double() * b.double()).sum() for a, b in pairs]
     return float(torch.stack(products).sum())
-
-
-def _jackknife_error(values: Sequence[float]) -> float:
-    """The standard error of an estimate, from its values with one block left out."""
-    n = len(values)
-    mean = sum(values) / n
-    return math.sqrt((n - 1) / n * sum((value - mean) ** 2 for value in values))
-
-
-def _reciprocal(inverse: float) -> float:
-    return 1 / inverse if inverse > 0 else math.inf

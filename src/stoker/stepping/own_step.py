@@ -1,14 +1,14 @@
 """A job's own step: an update that the user wrote, for what is not one loss and one optimiser.
 
 What: `step(model, optimizers, batch)` makes a whole update of one optimiser batch and returns its losses.
-Use when: generators against discriminators, actors beside critics, several losses in turns.
+Use when: generators and discriminators, actors and critics, several losses in turns.
 Costs: the step is atomic. It is never cut into micro-batches, nor repeated in pieces; where it does not fit the device,
-no plan does. What it changes it has changed, also where its loss is not finite.
+no plan does. Its changes stay, even where its loss is not finite.
 Does not combine with: what Stoker otherwise does between loss and update (`clip_norm`, `penalty`, `label_smoothing`,
 `coupling_group`), which such a step does itself.
 
 Random draws are keyed by seed and update, gradients are forgotten after every update, and the state of model and
-optimisers is all that lives on, so that a run that is resumed is equal to one never stopped.
+optimisers is all that is kept, so that a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
-    """What `Job(optimizer=…)` makes of a model with a step of its own.
+    """The optimisers that `Job(optimizer=…)` makes for a model with a step of its own.
 
     Raises:
         BadJob: it makes something else than optimisers of the model's parameters.
@@ -112,13 +112,13 @@ def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
     given = cast("Callable[[Any], Any]", job.optimizer)(model)
     parts = list(given.values()) if isinstance(given, Mapping) else given
     parts = list(parts) if isinstance(parts, list | tuple) else [parts]
-    wanted = "wanted a torch.optim.Optimizer, or a list or dict of them"
+    expected = "wanted a torch.optim.Optimizer, or a list or dict of them"
     if not parts:
-        raise BadJob(f"Job(optimizer=…) made no optimiser, {wanted}")
+        raise BadJob(f"Job(optimizer=…) made no optimiser, {expected}")
     own = set(map(id, model.parameters()))
     for part in parts:
         if not isinstance(part, torch.optim.Optimizer):
-            raise BadJob(f"Job(optimizer=…) made a {type(part).__name__}, {wanted}")
+            raise BadJob(f"Job(optimizer=…) made a {type(part).__name__}, {expected}")
         if any(id(p) not in own for group in part.param_groups for p in group["params"]):
             raise BadJob(
                 f"{type(part).__name__} steps parameters that are not the model's, which no checkpoint would hold",
@@ -135,7 +135,7 @@ class OwnStep:
         model: what it trains.
         optimizer: made for that model; it is handed to the step as the job's function gave it.
         plan: how it is executed; the whole batch at once.
-        conditions: what the step runs under, such as autocast.
+        conditions: the context that the step runs in, such as autocast.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class OwnStep:
         self._parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
         self._is_checked = False
         self.values: dict[str, torch.Tensor] = {}
-        """What the last step returned, by name; scalars."""
+        """The scalars that the last step returned, by name."""
 
     def update(self, content: Content, update: int) -> torch.Tensor:
         """Make the update; the loss it returned (of a dict the entry `loss`, or the first), a detached scalar.
@@ -183,12 +183,12 @@ class OwnStep:
         tensors = [*self._model.parameters(), *self._model.buffers()]
         before = [tensor.detach().clone() for tensor in tensors]
         state = copy.deepcopy(self._optimizer.state_dict())
-        found: dict[nn.Parameter, torch.Tensor] = {}
+        gradients: dict[nn.Parameter, torch.Tensor] = {}
 
         def keep(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             for parameter in _parameters_of(part):
                 if parameter.grad is not None:
-                    found.setdefault(parameter, parameter.grad.detach().clone())
+                    gradients.setdefault(parameter, parameter.grad.detach().clone())
 
         with ExitStack() as hooks:
             for part in self._parts:
@@ -199,13 +199,13 @@ class OwnStep:
                 tensor.copy_(value)
         self._optimizer.load_state_dict(state)
         for parameter in self._model.parameters():
-            parameter.grad = found.get(parameter)
+            parameter.grad = gradients.get(parameter)
         return loss
 
     def _run(self, content: Content) -> torch.Tensor:
         with products_in(self._precision, self._device), self._conditions():
             if torch.is_autocast_enabled(self._device.type):
-                # What autocast keeps of a weight would outlive a step of the optimiser within the update.
+                # Autocast's cached weights would outlive a step of the optimiser within the update.
                 torch.set_autocast_cache_enabled(False)
             try:
                 returned = self._function(self._model, self._given, content)
@@ -215,7 +215,7 @@ class OwnStep:
         return self.values.get("loss", next(iter(self.values.values())))
 
     def _run_first(self, content: Content) -> torch.Tensor:
-        """The first update that can train anything, made under watch."""
+        """The first update that can train anything, and its checks."""
         trained = [p for p in self._model.parameters() if p.requires_grad]
         before = [parameter.detach().clone() for parameter in trained]
         stepped: list[torch.optim.Optimizer] = []
@@ -224,13 +224,19 @@ class OwnStep:
             stepped.append(part)
             parameters = _parameters_of(part)
             if all(parameter.grad is None for parameter in parameters):
-                raise _without_gradients(type(part).__name__, self._names(parameters))
+                raise BadJob(
+                    f"in the first update {type(part).__name__} makes a step, and none of its parameters has a "
+                    f"gradient: {self._names(parameters)}",
+                    remedy="In the job's own step, call backward() on a loss of these parameters before the "
+                    "optimiser's step(); zero_grad() belongs before backward(), and what comes before a detach() has "
+                    "no part in the loss.",
+                )
 
         with ExitStack() as hooks:
             for part in self._parts:
                 hooks.callback(part.register_step_post_hook(watch).remove)
             loss = self._run(content)
-        # Counted, not compared: a traced step is told that one element is another.
+        # Counted, not compared: in a traced step any comparison of values holds.
         if not any(int((now != then).sum()) for now, then in zip(trained, before, strict=True)):
             how = f"stepped {len(stepped)} optimisers" if stepped else "stepped no optimiser"
             raise BadJob(
@@ -241,17 +247,17 @@ class OwnStep:
         return loss
 
     def _names(self, parameters: list[nn.Parameter]) -> str:
-        wanted = set(map(id, parameters))
-        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in wanted]
+        ids = set(map(id, parameters))
+        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in ids]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return ", ".join(names[:_NAMED]) + more
 
 
 def _values(returned: Any) -> dict[str, torch.Tensor]:
-    """What a step returned as named, detached scalars.
+    """The result of a step as named, detached scalars.
 
     Raises:
-        BadJob: it is no loss, or one of its values is no scalar.
+        BadJob: it is not a loss, or one of its values is not a scalar.
     """
     if isinstance(returned, Loss):
         returned = returned.sum / returned.count
@@ -268,14 +274,6 @@ def _values(returned: Any) -> dict[str, torch.Tensor]:
     if not values:
         raise BadJob("the job's own step returned an empty dict", remedy='Return its losses: {"loss": …}.')
     return values
-
-
-def _without_gradients(optimizer: str, names: str) -> BadJob:
-    return BadJob(
-        f"in the first update {optimizer} makes a step, and none of its parameters has a gradient: {names}",
-        remedy="In the job's own step, call backward() on a loss of these parameters before the optimiser's step(); "
-        "zero_grad() belongs before backward(), and what comes before a detach() has no part in the loss.",
-    )
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

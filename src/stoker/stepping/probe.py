@@ -1,10 +1,8 @@
-"""Some of a job's samples at hand, from which the probe puts batches together row by row.
+"""The probe: losses of chosen batches on throw-away copies of a job's model, compared with each other.
 
-The probe: losses of chosen batches on throw-away copies of a job's model, compared with each other.
-
-Everything is computed on the CPU in float64, where rounding lies nine orders below any coupling that matters; in fp32
-where the model insists. Weights are the initial ones and, because layers that begin as zero hide what lies behind them,
-the initial ones with noise added.
+Everything is computed on the CPU in float64, where rounding is nine orders below any coupling that matters; in fp32
+where the model insists. Weights are the initial ones and, because layers that begin as zero hide what comes before
+them, the initial ones with noise added. Batches are put together row by row from a pool of the job's samples.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class HalvesAndSubstitutes:
 
 @dataclass(frozen=True)
 class ProbeSamples:
-    """Samples that were fetched and collated together, still raw; `pipeline` makes batches of them ready."""
+    """Samples that were fetched and collated together, still raw; `pipeline` prepares batches of them."""
 
     content: Content
     indices: Indices
@@ -67,10 +65,10 @@ class ProbeSamples:
         return Batch(take(self.content, chosen.tolist(), len(self)), self.indices[chosen], 0, self.pipeline)
 
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
-        """Rows for ever new comparisons of halves of these sizes.
+        """Rows for an endless series of comparisons of halves of these sizes.
 
-        The first sets the samples that differ most against each other, such as those with most and least padding. In
-        every second one the others are copies of one sample, which overflow a capacity that samples seldom reach.
+        The first compares the samples that differ most, such as those with most and least padding. In every second one
+        the substitutes are copies of one sample, which overflow a capacity that samples seldom reach.
         """
         turn = 0
         while True:
@@ -78,7 +76,7 @@ class ProbeSamples:
             if turn % 2:
                 picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
             elif turn == 0:
-                low, high = self._unlike()
+                low, high = self._extremes()
                 picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
             for place in (0, 1):
                 if np.array_equal(picked[place], picked[place + 2]):
@@ -90,7 +88,7 @@ class ProbeSamples:
         order = KeyedPermutation(len(self), key_of(RandomStream.PROBE, seed, turn, place))
         return order(np.arange(size, dtype=np.int64) % len(self))
 
-    def _unlike(self) -> tuple[Indices, Indices]:
+    def _extremes(self) -> tuple[Indices, Indices]:
         """Rows that hold an entry's lowest and highest values least and most often, such as padding."""
         low: list[int] = []
         high: list[int] = []
@@ -116,9 +114,10 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype) -> ProbeSample
     """
     order = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.PROBE, job.seed))
     try:
-        bytes_each = _num_bytes(samples.fetch(order(np.arange(1, dtype=np.int64)), 0))
+        sizes: list[int] = []
+        map_tensors(samples.fetch(order(np.arange(1, dtype=np.int64)), 0), lambda tensor: sizes.append(tensor.nbytes))
         most = min(samples.num_at_hand, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
-        indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, bytes_each))), dtype=np.int64))
+        indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, sum(sizes)))), dtype=np.int64))
         content = samples.fetch(indices, 0)
         map_tensors(content, _require_computable)
     except BadSample as problem:
@@ -137,14 +136,8 @@ def _require_computable(tensor: torch.Tensor) -> None:
         )
 
 
-def _num_bytes(content: Content) -> int:
-    found: list[int] = []
-    map_tensors(content, lambda tensor: found.append(tensor.nbytes))
-    return sum(found)
-
-
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Differences up to this [relative to the losses compared] are taken for rounding, by the coarsest type in use."""
+"""Largest difference [relative to the losses compared] that counts as rounding, by the coarsest type in use."""
 _HALF, _ROUNDS = 4, 8
 _HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
 _SLOW_S, _VERY_SLOW_S = 0.1, 2.0
@@ -170,12 +163,12 @@ class Value:
 
     @property
     def mean(self) -> float:
-        """Sum over count; NaN where nothing was counted."""
+        """Mean loss, the sum over the count [1]; NaN where nothing was counted."""
         return self.sum / self.count if self.count else math.nan
 
 
 def gap(one: Value, other: Value, *scale: Value) -> float:
-    """The larger of the differences of sums and of counts, relative to the largest of `scale`; NaN if not finite."""
+    """The larger of the differences of sums and of counts, relative to the largest of `scale` [1]; NaN: not finite."""
     sums = abs(one.sum - other.sum) / max(1e-12, *(abs(value.sum) for value in scale))
     counts = abs(one.count - other.count) / max(1e-12, *(abs(value.count) for value in scale))
     return float(np.maximum(sums, counts))
@@ -183,7 +176,7 @@ def gap(one: Value, other: Value, *scale: Value) -> float:
 
 @dataclass(frozen=True)
 class Draws:
-    """How many numbers a pass drew: by operation of PyTorch, and where it left Python's and NumPy's generators."""
+    """Number of draws of a pass by operation of PyTorch, and the states of Python's and NumPy's generators after it."""
 
     elements: Mapping[str, int]
     generators: tuple[object, ...]
@@ -197,7 +190,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class CarriedPythonState:
-    """Python state that one pass hands to the next: where it is, in words, and what of it no checkpoint holds."""
+    """Python state that one pass hands to the next: its places as text, and those that no checkpoint holds."""
 
     places: Mapping[tuple[str, str], str] = field(default_factory=dict)
     unsaved: tuple[str, ...] = ()
@@ -205,7 +198,7 @@ class CarriedPythonState:
 
 @dataclass(frozen=True)
 class CouplingProbe:
-    """A job's model and samples, ready to be asked for losses; halves of its batches have `sizes` samples."""
+    """A job's model and samples, ready to compute losses; halves of its batches have `sizes` samples."""
 
     job: Job
     samples: Samples
@@ -222,13 +215,13 @@ class CouplingProbe:
     first: Value | None = None
     """The loss of the first round's samples, once it is known."""
     drew: Draws | None = None
-    """What that pass drew."""
+    """The draws of that pass."""
     leaves_no_trace: bool = False
     """Whether a pass was seen to change nothing in the model, so that the next one needs no fresh copy."""
     notice: str | None = None
-    """What is probably a mistake in how the model's output meets the loss."""
+    """A probable mistake in how the model's output fits the loss."""
     few: tuple[int, float] = (0, 0.0)
-    """A number of samples, and what one loss of them takes [s of CPU]."""
+    """A number of samples, and the CPU time of one loss of them [s]."""
     carried: CarriedPythonState = field(default_factory=CarriedPythonState)
 
     @property
@@ -237,7 +230,7 @@ class CouplingProbe:
         return self.models[0]
 
     def describe(self) -> str:
-        """How much was looked at: `8 rounds of 8 samples, float64`."""
+        """The amount of probing: `8 rounds of 8 samples, float64`."""
         return f"{self.rounds} rounds of {sum(self.sizes)} samples, {str(self.dtype).removeprefix('torch.')}"
 
     def quads(self) -> Iterator[Where]:
@@ -255,7 +248,7 @@ class CouplingProbe:
         return model if self.leaves_no_trace else fresh(model)
 
     def value_of(self, model: nn.Module, batch: Batch, start: int, stop: int, *, seed: int = 0) -> Value:
-        """The loss of samples start..stop of `batch` on `model` itself, which keeps what the pass leaves in it."""
+        """The loss of samples start..stop of `batch` on `model` itself, which keeps the changes of the pass."""
         with torch.set_grad_enabled(self.differentiates):
             total, count = self._loss(model, batch, start, stop, seed)
         return Value(float(total.detach()), count)
@@ -264,11 +257,11 @@ class CouplingProbe:
         """The loss of samples start..stop of `batch` and the gradient of its sum, by trainable parameter."""
         total, count = self._loss(model, batch, start, stop, seed=0)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
-        return Value(float(total.detach()), count), [gradient.detach() for gradient in found]
+        gradients = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
+        return Value(float(total.detach()), count), [gradient.detach() for gradient in gradients]
 
     def mixed_difference(self, model: nn.Module, quad: HalvesAndSubstitutes) -> float:
-        """f(A, B) + f(A', B') - f(A', B) - f(A, B') relative to the largest of the four; NaN where one is not finite.
+        """f(A, B) + f(A', B') - f(A', B) - f(A, B') relative to the largest of the four [1]; NaN if one is not finite.
 
         With f the sum, and likewise the count, of a batch of two halves. It vanishes for all halves only where each
         adds its own share. All four have one shape and one seed, so that dropout draws the same masks in each.
@@ -291,11 +284,10 @@ class CouplingProbe:
         return largest, where
 
     def repeated(self) -> tuple[bool, CouplingProbe]:
-        """Whether the same batch, seed and state give the same loss again; and the probe with what passes carry on.
+        """Whether the same batch, seed and state give the same loss again; and the probe with its carried Python state.
 
-        Python state is carried on where a pass changes it to the same from the same state, and where from the changed
-        state the same batch changes it again, or has another loss. What is only noted, such as the last activations or
-        a time, is not.
+        State is carried if a pass changes it in the same way from the same state, and if from the changed state the
+        same batch changes it again, or has another loss. Mere records, such as the last activations or a time, are not.
         """
         model, quad = next(self.quads())
         batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
@@ -306,7 +298,7 @@ class CouplingProbe:
         after = python_state(copy_, loss)
         if not (changed := after.changed_since(before)):
             buffers = zip(copy_.buffers(), model.buffers(), strict=True)
-            is_traceless = copy_ is not model and all(torch.equal(mine, initial) for mine, initial in buffers)
+            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in buffers)
             return is_same, replace(self, leaves_no_trace=is_traceless)
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
@@ -321,29 +313,29 @@ class CouplingProbe:
         steady = (changed - not_copied) - at_twin.changed_since(after)
         each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
         carried = each_time | (steady if is_moving else steady & again.changed_since(after))
-        words = {place: after.in_words(place) for place in sorted(carried)}
-        unsaved = tuple(word for place, word in words.items() if not after.is_plain(place))
-        return is_same, replace(self, carried=CarriedPythonState(words, unsaved))
+        texts = {place: after.in_words(place) for place in sorted(carried)}
+        unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
+        return is_same, replace(self, carried=CarriedPythonState(texts, unsaved))
 
     def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
-        """The first Python state that is carried on and differs between two models, or lies outside them; in words."""
+        """The first carried Python state that differs between two models, or is outside them, as text."""
         if not self.carried.places:
             return None
         changed = python_state(one).changed_since(python_state(other))
-        return next((words for place, words in self.carried.places.items()
-                     if place in changed or is_shared(place[0])), None)  # fmt: skip
+        places = self.carried.places.items()
+        return next((text for place, text in places if place in changed or is_shared(place[0])), None)
 
     def is_same_with(self, *, seed: int, first: Value | None = None) -> bool:
-        """Whether a batch's loss under seed 0, which is `first` if that is known, is the same under `seed`."""
+        """Whether a batch's loss under seed 0 (`first`, if known) is the same under `seed`."""
         model, quad = next(self.quads())
         one = self.value(model, quad.first, quad.second) if first is None else first
         return not gap(one, self.value(model, quad.first, quad.second, seed=seed), one) > self.tolerance
 
     def shared_draw(self) -> str | None:
-        """What draws at random once for all samples of a batch, and moves their loss; None where nothing is seen to.
+        """A random draw that all samples of a batch share and that moves their loss, as text; None if there is none.
 
-        Draws for each sample grow with the batch. Of those that do not, PyTorch's are set to either end of what they
-        can give, and Python's and NumPy's are drawn again; layers that draw for a chance of nothing pass.
+        Draws for each sample grow with the batch. Of those that do not, PyTorch's are set to either end of their range,
+        and Python's and NumPy's are drawn again; layers that draw with probability 0 pass.
         """
         if self.drew is None or not (self.drawn or self.drew.are_pythons):
             return None
@@ -355,12 +347,12 @@ class CouplingProbe:
             few, many, fewer = many, 2 * many, None
         if fewer is not None and not _unscaled(fewer, self.drew, few, many):
             return None
-        one = quad.first[:1]  # copies of one sample draw alike, whatever the numbers depend on
-        drew = [self._draws(model, np.repeat(one, count)) for count in (few, many)]
+        row = quad.first[:1]  # copies of one sample draw equally often, whatever the number depends on
+        drew = [self._draws(model, np.repeat(row, count)) for count in (few, many)]
         operations = _unscaled(drew[0], drew[1], few, many)
         moving = [name for name in operations if name != _PYTHONS and self._is_moved_by(name, quad.first)]
         if moving:
-            return f"a random draw that a batch shares ({moving[0]}{self._drawing(model, one, few, many, moving[0])})"
+            return f"a random draw that a batch shares ({moving[0]}{self._drawing(model, row, few, many, moving[0])})"
         with RandomDraws(silenced=True):
             if _PYTHONS in operations and not all(self.is_same_with(seed=seed) for seed in range(1, _SEEDS)):
                 return "a random draw from Python's or NumPy's generator that a batch shares"
@@ -372,7 +364,7 @@ class CouplingProbe:
         return Draws(dict(draws.elements), _python_generators())
 
     def _is_moved_by(self, operation: str, rows: Indices) -> bool:
-        """Whether the loss depends on what an operation draws."""
+        """Whether the loss depends on the draws of an operation."""
         if operation.removesuffix("_").removesuffix("_like") not in HAS_ENDS:
             return True
         model = self.model
@@ -382,7 +374,7 @@ class CouplingProbe:
                 values.append(self.value(model, rows))
         return not all(gap(plain, value, plain) <= self.tolerance for value in values)
 
-    def _drawing(self, model: nn.Module, one: Indices, few: int, many: int, operation: str) -> str:
+    def _drawing(self, model: nn.Module, row: Indices, few: int, many: int, operation: str) -> str:
         """` in Drop '1'`: the innermost module that draws so; empty where it is the loss."""
         counts: list[dict[str, int]] = []
         for count in (few, many):
@@ -396,7 +388,7 @@ class CouplingProbe:
                         module.register_forward_hook(_noting(drawn, name, draws.elements, operation, 1)),
                     )
                 ]
-                self.value_of(copied, self.pool.batch(np.repeat(one, count)), 0, count)
+                self.value_of(copied, self.pool.batch(np.repeat(row, count)), 0, count)
             for handle in handles:
                 handle.remove()
             counts.append(drawn)
@@ -408,18 +400,14 @@ class CouplingProbe:
         return f" in {kind} {innermost!r}" if innermost else f" in {kind}"
 
     def form(self) -> LossForm:
-        """What the loss function returns."""
+        """The form of the loss function's result."""
         quad = next(self.quads())[1]
         batch = self.pool.batch(quad.first, quad.second)
         with torch.set_grad_enabled(self.differentiates), default_dtype(self.dtype):
             return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
 
     def require_by_sample(self) -> None:
-        """Refuse a loss of one's own that compares every sample with every target, and does not say so.
-
-        Raises:
-            BadJob: it does.
-        """
+        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
         if isinstance(self.job.loss, str):
             return  # named losses look at shapes themselves
         model, quad = next(self.quads())
@@ -430,7 +418,7 @@ class CouplingProbe:
 
     def with_frozen(self, modules: list[nn.Module]) -> CouplingProbe:
         """The same probe with these modules of `model` in evaluation mode."""
-        names = {name for name, module in self.model.named_modules() if any(module is one for one in modules)}
+        names = {name for name, module in self.model.named_modules() if any(module is norm for norm in modules)}
         return replace(self, models=(_frozen(self.models[0], names), _frozen(self.models[1], names)), first=None)
 
     def _loss(self, model: nn.Module, batch: Batch, start: int, stop: int, seed: int) -> tuple[torch.Tensor, float]:
@@ -442,22 +430,22 @@ class CouplingProbe:
 
 
 def working_probe(job: Job, samples: Samples) -> CouplingProbe:
-    """A probe of as many samples as are quick; in fp32, or of the real batch, where the model insists.
+    """A probe of as many samples as are fast; in fp32, or of the real batch, where the model insists.
 
     Raises:
-        BadJob: the samples or the loss cannot be used. Whatever the model raises at every attempt is passed on.
+        BadJob: the samples or the loss cannot be used. An error of the model at every attempt is passed on.
     """
     model = build_model(job)
     few = (min(_HALF_IF_SLOW, job.batch // 2),) * 2
     real = (job.batch // 2, job.batch - job.batch // 2)
     for dtype, sizes in ((torch.float64, few), (torch.float32, few), (torch.float64, real)):
         with contextlib.suppress(Exception):  # the last attempt, below, shows what is wrong
-            return _calibrated(_quick(_probe(job, samples, model, dtype, sizes), model))
+            return _calibrated(_sized_by_speed(_probe(job, samples, model, dtype, sizes), model))
     return _calibrated(_warm(_probe(job, samples, model, torch.float32, real))[0])
 
 
-def _quick(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
-    """The probe with more samples and rounds where one loss is quick, in fp32 where it takes very long."""
+def _sized_by_speed(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
+    """The probe with more samples and rounds where one loss is fast, in fp32 where it is very slow."""
     probe, seconds = _warm(probe)
     half = min(_HALF, probe.job.batch // 2)
     if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
@@ -469,7 +457,7 @@ def _quick(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
 
 
 def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
-    """The probe with a graph if its loss needs one, and how long one loss takes, not counting the first call [s]."""
+    """The probe with a graph if its loss needs one, and the time of one loss after the first call [s]."""
     model, quad = next(probe.quads())
     with_graph = replace(probe, differentiates=True)
     watched, outputs = fresh(model), list[Any]()
@@ -482,7 +470,7 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
         started, cpu_started_s = time.perf_counter(), time.process_time()
         try:
             again = tried.value(model, quad.first, quad.second)
-        except Exception:  # "does not require grad", from wherever the loss asks for a derivative
+        except Exception:  # "does not require grad", wherever the loss takes a derivative
             if tried is with_graph:
                 raise
             continue
@@ -502,23 +490,22 @@ def fresh(model: nn.Module) -> nn.Module:
 
 def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, sizes: tuple[int, int]) -> CouplingProbe:
     """A probe of copies of `model`, which has the job's initial weights."""
-    initial, noisy = (in_dtype(_copied(model, job), dtype) for _ in range(2))
+
+    def copied() -> nn.Module:
+        try:
+            return copy.deepcopy(model)
+        except Exception:  # noqa: BLE001 - as in `fresh`
+            return build_model(job)
+
+    initial, noisy = (in_dtype(copied(), dtype) for _ in range(2))
     _add_noise(noisy, key_of(RandomStream.PROBE, job.seed))
     pool = probe_samples(job, samples, dtype)
-    return CouplingProbe(
-        job, samples, TrainingObjective(job, dtype=dtype), pool, (noisy, initial), dtype, sizes, _ROUNDS
-    )
-
-
-def _copied(model: nn.Module, job: Job) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception:  # noqa: BLE001 - as in `fresh`
-        return build_model(job)
+    objective = TrainingObjective(job, dtype=dtype)
+    return CouplingProbe(job, samples, objective, pool, (noisy, initial), dtype, sizes, _ROUNDS)
 
 
 def _calibrated(probe: CouplingProbe) -> CouplingProbe:
-    """The probe with its tolerance and what draws at random; with the initial weights alone if noise breaks it."""
+    """The probe with its tolerance and its random draws; with the initial weights alone if noise breaks the loss."""
     _, quad = next(probe.quads())
     with RandomDraws() as draws:
         value: Value | None = probe.value(probe.model, quad.first, quad.second)
@@ -532,19 +519,19 @@ def _calibrated(probe: CouplingProbe) -> CouplingProbe:
 
 
 def _python_generators() -> tuple[object, ...]:
-    """Where Python's and NumPy's generators are."""
+    """The states of Python's and NumPy's generators."""
     numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
     return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
 def _unscaled(fewer: Draws, more: Draws, few: int, many: int) -> list[str]:
-    """What drew numbers that did not grow from `few` samples to `many` as these did."""
-    found = [name for name, number in fewer.elements.items() if number * many != more.elements.get(name, 0) * few]
-    return [*found, _PYTHONS] if fewer.generators == more.generators and fewer.are_pythons else found
+    """Names of the draws whose number did not grow in proportion from `few` samples to `many`."""
+    names = [name for name, number in fewer.elements.items() if number * many != more.elements.get(name, 0) * few]
+    return [*names, _PYTHONS] if fewer.generators == more.generators and fewer.are_pythons else names
 
 
 def _noting(drawn: dict[str, int], name: str, elements: Mapping[str, int], operation: str, sign: int) -> Any:
-    """A hook that adds up what is drawn within a module: taken off before it, added after."""
+    """A hook that counts the draws within a module: subtracts the total before it, and adds the total after it."""
 
     def hook(*_: Any) -> None:
         drawn[name] = drawn.get(name, 0) + sign * elements.get(operation, 0)

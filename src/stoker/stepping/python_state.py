@@ -1,12 +1,12 @@
-"""What a model and its loss keep in Python between passes: counters, factors, lists of numbers.
+"""Values that a model and its loss keep in Python between passes: counters, factors, lists of numbers.
 
 What: attributes of modules, of a loss that is an object, and of objects of the user's own classes that these hold
 (three levels deep); variables outside `forward` and the loss that their code names. Plain values (numbers, texts, None,
-and lists, tuples, dicts, sets and deques of them) that training changed are kept in checkpoints and put back; tensors
-and arrays in attributes can only be noticed.
+and lists, tuples, dicts, sets and deques of them) that training changed are kept in checkpoints and restored; changes
+of tensors and arrays in attributes are only detected.
 Use when: a step is made, saved and restored, and when a job is probed. Costs: a walk over the modules for each
 checkpoint, nothing in an update.
-Does not see: collections of more than 10,000 items, modules that are not registered, iterators, objects of C.
+Not seen: collections of more than 10,000 items, modules that are not registered, iterators, objects of C.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozens
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What is compared of a tensor or an array: its shape and two sums over its elements, as texts."""
+    """The fingerprint of a tensor or an array: its shape and two sums over its elements, as texts."""
 
     shape: tuple[int, ...]
     sums: tuple[str, str]
@@ -47,7 +47,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Where values are kept: an object, or the variables outside a function."""
+    """A place that keeps values: an object, or the variables outside a function."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ class PythonState:
     kinds: dict[str, str]
 
     def changed_since(self, before: PythonState) -> set[tuple[str, str]]:
-        """The places whose values are others than before, or new."""
+        """The places whose values have changed or are new."""
         return {
             place
             for place, value in self.values.items()
@@ -75,22 +75,22 @@ class PythonState:
         return _is_plain(self.values[place])
 
     def in_words(self, place: tuple[str, str]) -> str:
-        """What a user calls that place: `the attribute 'calls' of Net`."""
+        """The place as a user calls it: `the attribute 'calls' of Net`."""
         return f"the {'variable' if is_outside(place) else 'attribute'} {place[1]!r} of {self.kinds[place[0]]}"
 
 
 def is_outside(place: tuple[str, str]) -> bool:
-    """Whether a place lies outside the model and the loss: a variable of a function's surroundings."""
+    """Whether a place is outside the model and the loss: a variable of a function's surroundings."""
     return place[0].endswith("()")
 
 
 def is_shared(holder: str) -> bool:
-    """Whether copies of a model share what is kept there: it is the loss's, or lies outside both."""
+    """Whether copies of a model share the values there: they are the loss's, or outside both."""
     return holder.endswith("()") or holder.startswith("loss:")
 
 
 def python_state(model: nn.Module, loss: object = None, *, with_tensors: bool = True) -> PythonState:
-    """What `model` and `loss` keep in Python now; without tensors and arrays if nobody asks for them."""
+    """The values that `model` and `loss` keep in Python now, optionally without tensors and arrays."""
     values: dict[tuple[str, str], Any] = {}
     kinds: dict[str, str] = {}
     for holder in _holders(model, loss):
@@ -101,22 +101,22 @@ def python_state(model: nn.Module, loss: object = None, *, with_tensors: bool = 
 
 
 def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[str, JSON]:
-    """The plain values that are others than `before`, for a checkpoint: by holder, then by name."""
+    """The plain values that differ from `before`, for a checkpoint: by holder, then by name."""
     now = python_state(model, loss, with_tensors=False)
-    found: dict[str, JSON] = {}
+    changes: dict[str, JSON] = {}
     for holder, key in sorted(now.changed_since(before)):
         if now.is_plain((holder, key)):
-            found.setdefault(holder, {})[key] = now.values[holder, key]
-    return found
+            changes.setdefault(holder, {})[key] = now.values[holder, key]
+    return changes
 
 
 def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
-    """Put values of `plain_changes` back; holders that are no longer there are left out."""
+    """Restore values of `plain_changes`; holders that no longer exist are skipped."""
     for holder in list(_holders(model, loss)) if kept else ():
         for key, form in kept.get(holder.name, {}).items():
             value, current = _value(form), holder.values.get(key)
             if isinstance(current, list | dict | set | deque) and type(current) is type(value):
-                current.clear()  # in place, for whoever else holds it
+                current.clear()  # in place, since others may hold it
                 _ = current.extend(value) if isinstance(current, list | deque) else current.update(value)
             else:
                 holder.put(key, value)
@@ -124,7 +124,7 @@ def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
-    """After the block plain values outside copies of the model, as of a loss or a global, are as before."""
+    """Restores plain values outside copies of the model, as of a loss or a global, at the end."""
     before = python_state(model, loss, with_tensors=False)
     try:
         yield
@@ -148,7 +148,7 @@ def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
     for name, value in roots:
         yield from _within(name, value, seen, _DEPTH)
     kinds = dict.fromkeys(type(value) for _, value in roots)
-    functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - it is wanted, not asked for
+    functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - the function itself is needed
     functions.append(loss.func if isinstance(loss, functools.partial) else loss)
     for function in functions:
         if isinstance(function, types.FunctionType) and _is_own_code(function.__module__):
@@ -156,7 +156,7 @@ def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
 
 
 def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[_Holder]:
-    """An object, and what it holds of the user's."""
+    """An object, and the user's objects that it holds."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -185,24 +185,21 @@ def _outside(function: types.FunctionType) -> _Holder:
 
 
 def _is_users(value: object) -> bool:
-    """Whether it is an object, with attributes, of a class of the user's."""
+    """Whether it is an object, with attributes, of a user's class."""
     is_other = isinstance(value, type | types.FunctionType | types.ModuleType | torch.Tensor | np.ndarray)
     return not is_other and hasattr(value, "__dict__") and _is_own_code(type(value).__module__)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_own_code(module: str | None) -> bool:
-    """Whether a module of that name is the user's: neither Python's, nor Stoker's, nor installed."""
+    """Whether a module of that name is the user's: neither the standard library's, nor Stoker's, nor installed."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     is_known = (module or "").split(".")[0] in _NOT_USERS
     return not (is_known or (file is not None and is_installed(Path(file))))
 
 
 def _form(value: Any, *, with_tensors: bool) -> Any:
-    """A value that can be compared later, whatever becomes of this one; plain ones as JSON writes them.
-
-    A collection is its type's name and its items.
-    """
+    """An immutable form of a value for later comparison; plain ones as in JSON, collections as (type, items)."""
     if isinstance(value, float) and not math.isfinite(value):
         return ("float", [str(value)])
     if value is None or isinstance(value, bool | int | float | str):
@@ -210,7 +207,7 @@ def _form(value: Any, *, with_tensors: bool) -> Any:
     if isinstance(value, np.bool_ | np.integer | np.floating):
         return _form(value.item(), with_tensors=with_tensors)
     if isinstance(value, torch.Tensor | np.ndarray):
-        return _form_of_tensor(value) if with_tensors else _OPAQUE
+        return _fingerprint(value) if with_tensors else _OPAQUE
     kind = type(value).__name__
     if type(value) is not _COLLECTIONS.get(kind) or len(value) > _MOST_ITEMS:
         return _OPAQUE
@@ -222,8 +219,8 @@ def _form(value: Any, *, with_tensors: bool) -> Any:
     return (kind, [[key, _form(item, with_tensors=with_tensors)] for key, item in value.items()])
 
 
-def _form_of_tensor(tensor: Any) -> Any:
-    """Sums over a tensor or an array; nothing of an activation that is only kept to be looked at, with its graph."""
+def _fingerprint(tensor: Any) -> Any:
+    """Sums over a tensor or an array; opaque for an activation that is kept with its graph."""
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.kind not in "biufc" or tensor.dtype.itemsize > 16 or tensor.size > _MOST_ELEMENTS:
             return _OPAQUE
@@ -243,7 +240,7 @@ def _is_plain(form: Any) -> bool:
 
 
 def _value(form: Any) -> Any:
-    """What a plain form, read from JSON, stands for."""
+    """The value of a plain form that was read from JSON."""
     if not isinstance(form, list | tuple):
         return form
     kind, items = form

@@ -1,17 +1,15 @@
-"""Random draws inside a model or a loss: seen operation by operation, and silenced for proofs.
+"""Random draws inside a model or a loss: observed, silenced for proofs, and kept separate between processes.
 
-What: PyTorch's dispatcher names every operation that draws from a seeded generator; here those are noted, and where
-asked for replaced by what they draw on average (a Bernoulli draw by its probability, so that dropout drops nothing).
+`RandomDraws`. What: PyTorch's dispatcher names every operation that draws from a seeded generator; those are recorded,
+and where asked for replaced by their average (a Bernoulli draw by its probability, so that dropout drops nothing).
 Use when: ways of cutting a batch are compared with each other. Costs: 5 to 10 µs an operation.
-Does not combine with: draws from Python's `random` or NumPy, which pass unseen; operations that `_AVERAGES` lacks.
-Source: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending all torch API with modes". The class lies
+Does not combine with: draws from Python's `random` or NumPy, which are not seen; operations that `_AVERAGES` lacks.
+Source: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending all torch API with modes". The class is
 in a private module: where it is gone nothing is seen or silenced, and proofs say that the model draws at random.
 
-Random draws of processes that work on different parts of one sample: each has its own.
-
-Generators are seeded before every micro-batch, alike in all processes that hold the same samples. Where they work on
-different heads, tokens or layers, the same draws would fall on different things: dropout would then drop the same
-places in each of them, which is another law than one process's. There draws are keyed by the process as well.
+`OwnDraws`, `seed_stage_draws`. Generators are seeded before every micro-batch, with equal seeds in all processes that
+hold the same samples. Where they work on different heads, tokens or layers, equal draws would drop the same positions
+in each of them, which is another distribution than one process's. There draws are keyed by the process as well.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ except ImportError:
 
 
 class RandomDraws(TorchDispatchMode):
-    """Within its block, notes which operations draw at random, and how coarse the arithmetic gets.
+    """Records which operations draw at random within it, and how coarse the arithmetic gets.
 
     `drawn` are the names of the operations that drew, `elements` how many numbers each drew in all (not counting
     dropout inside attention and recurrent layers); `coarsest` is the largest rounding step of any result [relative].
-    With `silenced`, draws are replaced by constants. Instead, `pushed` sets those of the operations named to one `end`
-    of what they can draw, 0 or 1; see `HAS_ENDS`.
+    With `silenced`, draws are replaced by constants. `pushed` instead sets the draws of the named operations to one
+    `end` of their range, 0 or 1; see `HAS_ENDS`.
     """
 
     def __init__(self, *, silenced: bool = False, pushed: Collection[str] = (), end: int = 0) -> None:
@@ -54,20 +52,24 @@ class RandomDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation of PyTorch."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return self._random(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
-        return result
-
-    def _random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor) and result.is_floating_point():
+                self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
+            return result
         name = func.overloadpacket.__name__
         parameters = func._schema.arguments  # noqa: SLF001 - the only place where an operation's parameters are named
         given = {parameter.name: parameter.default_value for parameter in parameters}
         given |= dict(zip(given, args, strict=False)) | kwargs
         if share := next((key for key in ("dropout_p", "dropout") if key in given), None):
-            return self._with_dropout_inside(func, name, given, share)
+            if given[share]:  # attention or a recurrent layer that drops a share of its values itself
+                self.drawn.add(name)
+            if self.silenced:
+                given[share] = 0.0
+            by_position = [given[parameter.name] for parameter in parameters if not parameter.kwarg_only]
+            by_name = {parameter.name: given[parameter.name] for parameter in parameters if parameter.kwarg_only}
+            return func(*by_position, **by_name)
         self.drawn.add(name)
         if self.silenced and name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
@@ -84,17 +86,6 @@ class RandomDraws(TorchDispatchMode):
             _ = result.copy_(value) if isinstance(value, torch.Tensor) else result.fill_(value)
         return result
 
-    def _with_dropout_inside(self, func: Any, name: str, given: dict[str, Any], share: str) -> Any:
-        """Run attention or a recurrent layer that drops a share of its values itself."""
-        if given[share]:
-            self.drawn.add(name)
-        if self.silenced:
-            given[share] = 0.0
-        parameters = func._schema.arguments  # noqa: SLF001 - likewise
-        by_place = [given[parameter.name] for parameter in parameters if not parameter.kwarg_only]
-        by_name = {parameter.name: given[parameter.name] for parameter in parameters if parameter.kwarg_only}
-        return func(*by_place, **by_name)
-
 
 _AVERAGES: dict[str, Callable[[dict[str, Any]], float | torch.Tensor]] = {
     "bernoulli": lambda given: given["p"] if "p" in given else given["self"],
@@ -108,7 +99,7 @@ _AVERAGES: dict[str, Callable[[dict[str, Any]], float | torch.Tensor]] = {
     "randperm": lambda given: torch.arange(given["n"]),
     "uniform": lambda given: (given["from"] + given["to"]) / 2,
 }
-"""What stands for a draw, from the operation's arguments: the average, or the first choice where there is none."""
+"""The constant in place of a draw, from the operation's arguments: the average, or the first choice if it has none."""
 _STEP = 2.0**-24
 HAS_ENDS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
     "bernoulli": lambda given: (torch.as_tensor(_chance(given)) >= 1, torch.as_tensor(_chance(given)) > 0),
@@ -116,8 +107,8 @@ HAS_ENDS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
     "randint": lambda given: (given.get("low", 0), given["high"] - 1),
     "uniform": lambda given: (given["from"] + _STEP, given["to"] - _STEP * abs(given["to"])),
 }
-"""The ends of what can be drawn. A draw that is compared with a chance, as where layers are left out, moves something
-at one of them, or never."""
+"""The ends of the range of a draw. A draw that is compared with a probability, as where layers are left out, has an
+effect at one of them, or never."""
 
 
 def _chance(given: dict[str, Any]) -> Any:
@@ -131,23 +122,23 @@ def may_draw(module: nn.Module) -> bool:
     """Whether a module drops anything: a layer in it does, or it has an attribute called dropout above zero."""
     return any(
         isinstance(value, int | float) and value > 0
-        for one in module.modules()
-        for name, value in vars(one).items()
-        if (name == "p" and isinstance(one, DROPOUTS)) or "dropout" in name
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if (name == "p" and isinstance(part, DROPOUTS)) or "dropout" in name
     )
 
 
 def seed_stage_draws(place: int, device: torch.device) -> None:
-    """Key all further draws of a micro-batch by `place` too."""
+    """Key all further draws of a micro-batch by the stage `place` too."""
     seed_torch(extended(torch.initial_seed(), place), device)
 
 
 class OwnDraws:
-    """Other generators than the process's, between `begin` and `end`; outside of them these run on as they did.
+    """Separate generator states between `begin` and `end`; afterwards the process's own continue.
 
     Args:
-        place: of the process among those that pass the same samples.
-        number: of this object in its process.
+        place: rank of the process among those that pass the same samples.
+        number: number of this object in its process.
         device: the process's.
     """
 
@@ -156,13 +147,13 @@ class OwnDraws:
         self._kept: list[torch.Tensor] | None = None
 
     def begin(self) -> None:
-        """Set generators aside, if they are not yet."""
+        """Save the generators' states, if they are not saved yet, and seed them."""
         if self._kept is None:
-            self._kept = [one.get_state() for one in torch_generators(self._device)]
+            self._kept = [generator.get_state() for generator in torch_generators(self._device)]
             seed_torch(extended(torch.initial_seed(), self._place, self._number), self._device)
 
     def end(self) -> None:
-        """Put them back, if they are set aside."""
+        """Restore the saved states, if any."""
         if self._kept is not None:
             kept, self._kept = self._kept, None
             for generator, state in zip(torch_generators(self._device), kept, strict=True):
@@ -175,6 +166,6 @@ class OwnDraws:
 
 
 def torch_generators(device: torch.device) -> list[torch.Generator]:
-    """PyTorch's own for the CPU, and the device's."""
+    """PyTorch's generators of the CPU and the device."""
     own = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     return [torch.default_generator, *own]

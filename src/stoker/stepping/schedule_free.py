@@ -1,7 +1,7 @@
 """Schedule-free SGD and AdamW: an average of the weights in place of a rate that falls.
 
 What: gradients are taken at y, between the weights z that move by them and their average x. The model holds y, the
-    optimiser z, and x = y + (1 - 1/beta) (z - y) is computed where it is wanted: for evaluation and checkpoints.
+    optimiser z, and x = y + (1 - 1/beta) (z - y) is computed for evaluation and checkpoints.
 Use when: the length of the run is not known beforehand, or no schedule shall be chosen.
 Costs: one tensor of state for each weight (SGD), two (AdamW): as much as with momentum. x is a copy of the weights for
     as long as an evaluation, or the copy for a checkpoint, takes.
@@ -33,7 +33,7 @@ class ScheduleFreeOptimizer(torch.optim.Optimizer):
         lr: learning rate; a warm-up may change it between updates.
         beta: how far y is on the way from z to x.
         weight_decay: decoupled, at y.
-        beta2: decay of the second moment; None: gradients are taken as they are (SGD).
+        beta2: decay of the second moment; None: gradients are not normalised (SGD).
         eps: added to the root of the second moment.
     """
 
@@ -65,8 +65,8 @@ class ScheduleFreeOptimizer(torch.optim.Optimizer):
         return loss
 
     def _of_one_age(self, group: Group) -> list[list[torch.Tensor]]:
-        """The group's parameters that have gradients, together with those of as many steps."""
-        alike: dict[tuple[int, float, float], list[torch.Tensor]] = {}
+        """The group's parameters that have gradients, by their counts of steps and weights."""
+        by_age: dict[tuple[int, float, float], list[torch.Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
@@ -75,18 +75,24 @@ class ScheduleFreeOptimizer(torch.optim.Optimizer):
                 state |= {"step": 0, "largest_rate": 0.0, "sum_of_weights": 0.0, "z": parameter.detach().clone()}
                 if group["beta2"] is not None:
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-            alike.setdefault((state["step"], state["largest_rate"], state["sum_of_weights"]), []).append(parameter)
-        return list(alike.values())
+            by_age.setdefault((state["step"], state["largest_rate"], state["sum_of_weights"]), []).append(parameter)
+        return list(by_age.values())
 
     def _move(self, group: Group, parameters: list[torch.Tensor]) -> None:
         states = [self.state[parameter] for parameter in parameters]
-        share = _counted(states, float(group["lr"]))
+        largest = max(float(group["lr"]), states[0]["largest_rate"])
+        weight = largest**2
+        total = states[0]["sum_of_weights"] + weight
+        share = float(weight / total) if total else 0.0  # of this update in the average
+        for state in states:
+            state["step"] += 1
+            state["largest_rate"], state["sum_of_weights"] = largest, total
         y, z = all_local(parameters), all_local(state["z"] for state in states)
         direction = all_local(p.grad for p in parameters if p.grad is not None)
         if group["beta2"] is not None:
             direction = _normalized(group, direction, states)
         if group["weight_decay"]:
-            direction = [one.clone() for one in direction]  # a gradient may be looked at after the step
+            direction = [gradient.clone() for gradient in direction]  # gradients may be read after the step
             torch._foreach_add_(direction, y, alpha=group["weight_decay"])
         torch._foreach_lerp_(y, z, share)
         torch._foreach_add_(y, direction, alpha=group["lr"] * (group["beta"] * (1 - share) - 1))
@@ -94,9 +100,9 @@ class ScheduleFreeOptimizer(torch.optim.Optimizer):
 
 
 class ScheduleFreeAverage:
-    """The average x of a schedule-free optimiser, computed anew each time it is asked for.
+    """The average x of a schedule-free optimiser, computed at each access.
 
-    `statistics` are running statistics at x, by name; until there are any, the model's are taken.
+    `statistics` are running statistics at x, by name; the model's are used until they are set.
     """
 
     is_apart = False
@@ -110,48 +116,36 @@ class ScheduleFreeAverage:
     @torch.no_grad()
     def weights(self) -> dict[str, torch.Tensor]:
         """The averaged weights and all buffers, by name; new tensors."""
-        found = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        weights = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         beta_of = {id(p): group["beta"] for group in self._optimizer.param_groups for p in group["params"]}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             state = self._optimizer.state.get(parameter, {})
             if "z" in state:
-                local(found[name]).lerp_(local(state["z"]), 1 - 1 / beta_of[id(parameter)])
-        return found | {name: tensor.clone() for name, tensor in self.statistics.items()}
+                local(weights[name]).lerp_(local(state["z"]), 1 - 1 / beta_of[id(parameter)])
+        return weights | {name: tensor.clone() for name, tensor in self.statistics.items()}
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether running statistics have to be found for it: it never is the model that they were gathered of."""
+        """Whether running statistics have to be measured at x: always, the model's were gathered at y."""
         return True
 
     def update(self, update: int) -> None:
-        """Nothing: y and z are all there is."""
+        """Does nothing: y and z are the whole state."""
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take over saved running statistics; y and z are the model's and the optimiser's."""
+        """Restore running statistics; y and z are the model's and the optimiser's."""
         norms = set(map(id, batch_norms(self._model)))
-        meant = {
+        names = {
             f"{name}.{key}" if name else key
             for name, module in self._model.named_modules(remove_duplicate=False)
             if id(module) in norms
             for key, _ in module.named_buffers(recurse=False)
         }
-        self.statistics = {name: weights[name].detach().clone() for name in meant if name in weights}
-
-
-def _counted(states: Sequence[dict[str, Any]], rate: float) -> float:
-    """Count one more update in each of these states, which are alike; its share of the average."""
-    first = states[0]
-    largest = max(rate, first["largest_rate"])
-    weight = largest**2
-    total = first["sum_of_weights"] + weight
-    for state in states:
-        state["step"] += 1
-        state["largest_rate"], state["sum_of_weights"] = largest, total
-    return float(weight / total) if total else 0.0
+        self.statistics = {name: weights[name].detach().clone() for name in names if name in weights}
 
 
 def _normalized(group: Group, gradients: list[torch.Tensor], states: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
-    """The gradients over the root of their second moment, which is corrected for having begun at 0."""
+    """The gradients over the root of their second moment, which is bias-corrected."""
     moments, beta2 = all_local(state["exp_avg_sq"] for state in states), group["beta2"]
     torch._foreach_mul_(moments, beta2)
     torch._foreach_addcmul_(moments, gradients, gradients, value=1 - beta2)

@@ -1,6 +1,6 @@
-"""The one place that makes a training step: (Job, Plan) -> Step.
+"""The training step, made here only: (Job, Plan) -> Step.
 
-An update goes: accumulate, divide by the global count, check finite, clip the global norm once, step, average.
+An update: accumulate, divide by the global count, check finite, clip the global norm once, step, average.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ class Step:
     Args:
         job: what is learned.
         plan: how it is executed; must be legal under `coupling`.
-        coupling: what the probe found of the job.
+        coupling: the coupling of the job's samples.
         dtype: weights and inputs in this dtype (float64, for proofs); None leaves the job's own.
-        dropout: False silences dropout, and all else that PyTorch draws inside the model and the loss, for proofs.
-        model: a module to use in place of a fresh one.
+        dropout: False silences dropout, and all other draws of PyTorch inside the model and the loss, for proofs.
+        model: a module to use in place of a newly built one.
         world: the processes that train together, as the plan's layout says.
 
     Raises:
         BadJob: the plan would change what is learned, or asks for what the model or the device does not have.
-        DoesNotFit: the plan is compiled, and there is no compiler here.
+        DoesNotFit: the plan is compiled, and this machine has no compiler.
     """
 
     repeats_captured = True
-    """Off while a profile looks at ordinary passes."""
+    """Off while ordinary passes are profiled."""
     _penalty: torch.Tensor | float = 0.0
-    """The job's penalty where gradients were taken last."""
+    """The job's penalty at the last gradients."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Step:
         self.objective = TrainingObjective(job, device=self.device, dtype=dtype, in_chunks=chunked)
         self.average = average_of(job, self.model, self.optimizer, coupling, plan)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.rate_factor = 1.0  # beside the schedule's: what a plateau made of the rates
-        self.gradient_norm: torch.Tensor | None = None  # of the last update that looked, before clipping
+        self.rate_factor = 1.0  # in addition to the schedule's: set by reductions on a plateau
+        self.gradient_norm: torch.Tensor | None = None  # of the last update that measured it, before clipping
         self.looks_at_norm = False
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         optimised = set(map(id, self._parameters))
@@ -159,7 +159,7 @@ class Step:
         if self.own is not None:
             loss = self.own.update(self._whole(batch, update), update)
         elif self.outer is not None and not samples_here(batch):
-            loss = self.outer.last_loss  # of a ragged batch nothing is this site's
+            loss = self.outer.last_loss  # this site has no sample of a ragged batch
         elif self._needs_closure:
             loss = self._step_with_closure(batch, update)
         else:
@@ -167,10 +167,10 @@ class Step:
             self._check_and_clip(loss, update)
             self.is_moving = True
             self._update()
-            # What a user's own optimiser keeps is not touched.
+            # The state of a user's own optimiser is not touched.
             if update % FLUSH_EVERY == FLUSH_EVERY - 1 and isinstance(self.job.optimizer, Optimizer):
                 flush_denormals(self.optimizer)
-        self._forget_gradients()
+        self.forget_gradients()
         if self.average is not None:
             self.average.update(update)
         if self.outer is not None:
@@ -180,15 +180,15 @@ class Step:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every process holds all of the state: not where each learns by itself between exchanges."""
+        """Whether every process holds the same whole state: not where sites update on their own between exchanges."""
         return self.plan.layout.is_replicated and self.job.sync is None
 
     def settle(self) -> None:
-        """End training: where sites make updates of their own, they come together for the last time.
+        """End training: sites that make updates of their own exchange for the last time.
 
         Raises:
             RuntimeError: another site does not answer, or is gone.
-            RunFailed: what a site learned is not finite.
+            RunFailed: a site's weights are not finite.
         """
         if self.outer is not None:
             self.outer.settle()
@@ -197,7 +197,8 @@ class Step:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if self.own is not None:
             return self.own.gradients(self._whole(batch, update))
-        self._thaw(update)
+        if self._thawing is not None and self._thawing.at(update) and self._captured is not None:
+            self._captured = self._capture()
         try:
             with products_in(self.plan.precision, self.device):
                 return self._gradients(batch, update)
@@ -208,11 +209,14 @@ class Step:
                 raise
             raise RunFailed(
                 "the plan is compiled, and the loss takes derivatives of what the model computes, which compiled "
-                "passes do not allow", remedy="Use a plan with compile false.",
-            ) from problem  # fmt: skip
+                "passes do not allow",
+                remedy="Use a plan with compile false.",
+            ) from problem
 
     def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
-        mean = self._repeated(batch, update)
+        mean: torch.Tensor | None = None
+        if self._captured is not None and self.repeats_captured and batch.size == self.plan.micro_batch:
+            mean = self._captured(self._whole(batch, update), update)
         if mean is None:
             mean = self._passed(batch, update)
         if self.job.penalty is not None:
@@ -221,30 +225,28 @@ class Step:
             self._thawing.forget_gradients()
         return mean.detach()
 
-    def _thaw(self, update: int) -> None:
-        """Let what is trained in this update require gradients, and nothing else."""
-        if self._thawing is not None and self._thawing.at(update) and self._captured is not None:
-            self._captured = self._capture()
-
     def _capture(self) -> CapturedPass:
-        """A pass to be captured, of what is trained now."""
+        """A pass to be captured, over the parameters that are trained now."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         return CapturedPass(lambda content: self._loss(content, self.plan.micro_batch), self.model, trained)
 
     def _passed(self, batch: Batch, update: int) -> torch.Tensor:
-        """The mean loss by autograd, over as many micro-batches as it takes."""
-        if self.world is not ALONE or batch.size > self.plan.micro_batch:
-            return self._accumulated(batch, update)
-        whole = self._loss_of_part(batch, 0, batch.size, update)
-        whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
-        return whole.sum.detach() / whole.count
+        """The mean loss by autograd, its gradient left in the parameters, over as many micro-batches as it takes."""
+        if self.world is ALONE and batch.size <= self.plan.micro_batch:
+            whole = self._loss(self._whole(batch, update), batch.size)
+            whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
+            return whole.sum.detach() / whole.count
 
-    def _repeated(self, batch: Batch, update: int) -> torch.Tensor | None:
-        """The mean loss by the captured pass; None where there is none for such a batch."""
-        if self._captured is None or not self.repeats_captured or batch.size != self.plan.micro_batch:
-            return None
-        self._seed(update, 0)
-        return self._captured(batch.cut(0, batch.size), update)
+        def loss_of(part: Pass) -> Loss:
+            self._seed(update, part.first)  # before the cut: a user's augmentation may draw
+            if self._synced is not None:
+                self._synced.counts = part.counts
+            return noted(self._loss(batch.cut(part.start, part.stop), part.size), self.world)
+
+        loss = self._spread.accumulate(batch.passes(self.plan.micro_batch), loss_of)
+        # Divided once, by the count of the whole batch.
+        torch._foreach_div_(all_local([p.grad for p in self._parameters if p.grad is not None]), loss.count)
+        return torch.as_tensor(loss.sum / loss.count)
 
     def _reciprocal(self, loss: Loss) -> torch.Tensor:
         """1 / count, as a scalar like the sum; kept, since counts that are plain numbers recur."""
@@ -257,21 +259,13 @@ class Step:
             )
         return kept
 
-    def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:
-        """The mean loss over micro-batches, its gradient left in the parameters, divided once by the whole count."""
-        passes = batch.passes(self.plan.micro_batch)
-        loss = self._spread.accumulate(passes, lambda one: noted(self._loss_of_pass(batch, one, update), self.world))
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        torch._foreach_div_(all_local(gradients), loss.count)
-        return torch.as_tensor(loss.sum / loss.count)
-
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
         """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""
         self._seed(update, first)
         return self._loss(content, size)
 
     def cut_to(self, micro_batch: int) -> None:
-        """From the next update on, pass at most so many samples through the model at once; no more than until now.
+        """From the next update on, pass at most that many samples through the model at once; no more than before.
 
         Raises:
             BadJob: that would change what is learned.
@@ -279,11 +273,11 @@ class Step:
         plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
         require_legal(self.job, plan, self.coupling)
         self.plan = plan
-        self._captured = None  # noted for as many samples as the plan had
+        self._captured = None  # recorded for the earlier number of samples
 
     @contextlib.contextmanager
     def ordinary(self) -> Iterator[None]:
-        """Within the block nothing is captured: every pass goes through the model's own modules."""
+        """Within the context nothing is captured: every pass goes through the model's own modules."""
         captured, self._captured = self._captured, None
         try:
             yield
@@ -291,28 +285,32 @@ class Step:
             self._captured = captured
 
     def check(self) -> None:
-        """Look once more at what may have gone wrong unseen, before what was learned is kept.
+        """Check for silent errors before a checkpoint.
 
         Raises:
-            RunFailed: the captured pass is no longer what an ordinary one is.
+            RunFailed: the captured pass no longer equals an ordinary one.
         """
         if self._captured is not None:
             with products_in(self.plan.precision, self.device):
                 self._captured.check()
 
     def forget_constants(self) -> None:
-        """Drop what is kept only to be used again: an update of other micro-batches has others."""
+        """Drop cached constants, which updates of other micro-batches do not reuse."""
         self._reciprocals.clear()
 
     def forget_gradients(self) -> None:
-        """Drop what an update that came to nothing left in the parameters."""
-        self._forget_gradients()
+        """Drop all gradients: as the optimiser's `zero_grad`, in a tenth of its time.
+
+        Those of parameters that a user's optimiser leaves out too: they would grow from update to update.
+        """
+        for parameter in self._with_gradients:
+            parameter.grad = None
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[Callable[[Content, int], dict[str, Loss]]]:
         """A function from (batch, size) to its measures, with the averaged weights if there are any.
 
-        Generators are forked: what evaluation draws, training does not miss.
+        Generators are forked: evaluation's draws do not change training's.
         """
         devices, states = [self.device.index or 0] if self.device.type == "cuda" else [], generator_states()
         with (
@@ -335,61 +333,49 @@ class Step:
                 restore_generators(states)
 
     def python_changes(self) -> dict[str, JSON]:
-        """The plain values in attributes of the model and the loss that are others than when this step was made."""
+        """The plain values in attributes of the model and the loss that have changed since this step was made."""
         return plain_changes(self.model, self.objective.loss_object, self._python)
 
     def put_python(self, kept: Mapping[str, JSON]) -> None:
-        """Put back what `python_changes` gave."""
+        """Restore the values of `python_changes`."""
         put_plain(self.model, self.objective.loss_object, kept)
 
     def split(self) -> Split:
-        """What of each batch this process takes."""
+        """This process's part of each batch."""
         return self.world.split(self.coupling) if self.outer is None else self.outer.split()
 
     def kept_weights(self) -> dict[str, torch.Tensor]:
-        """The weights worth keeping: the average's, those that sites share, or the model's."""
+        """The weights to save: the average's, those that sites share, or the model's."""
         if self.outer is not None:
             return self.outer.weights()
         return self.average.weights if self.average is not None else self.model.state_dict()
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """The model's weights and buffers, put together over all processes, each of which has to ask.
+        """The model's weights and buffers, put together over all processes; collective.
 
-        Of sites that make updates of their own these are the shared ones, as of the last exchange.
+        For sites that make updates of their own these are the shared ones, as of the last exchange.
         """
         if self.outer is not None:
             return self.outer.weights()
         return self._spread.whole(self.model.state_dict())
 
     def begin_at_weights(self) -> None:
-        """Let what is kept beside the model's weights, an average or those that sites share, begin at them."""
+        """Initialise an average, or the weights that sites share, with the model's weights."""
         if self.average is not None:
             self.average.load(self.model.state_dict())
         if self.outer is not None:
             self.outer.begin_at_weights()
 
     def set_rates(self, progress: float) -> float:
-        """Set the learning rates for `progress`; returns that of the first group."""
-        apart = 1.0 if self.outer is None else self.outer.rate_factor
-        factor = factor_at(self.job.schedule, progress) * self.rate_factor * apart
+        """Set the learning rates for `progress`; returns the rate of the first group [1]."""
+        of_site = 1.0 if self.outer is None else self.outer.rate_factor
+        factor = factor_at(self.job.schedule, progress) * self.rate_factor * of_site
         for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def _loss_of_part(self, batch: Batch, start: int, stop: int, update: int) -> Loss:
-        """As `loss_of`; generators are seeded first, since a user's augmentation may draw from them."""
-        self._seed(update, start)
-        return self._loss(batch.cut(start, stop), stop - start)
-
-    def _loss_of_pass(self, batch: Batch, one: Pass, update: int) -> Loss:
-        """The loss of what this process takes of a batch in one pass."""
-        self._seed(update, one.first)
-        if self._synced is not None:
-            self._synced.counts = one.counts
-        return self._loss(batch.cut(one.start, one.stop), one.size)
-
     def _whole(self, batch: Batch, update: int) -> Content:
-        """A batch for a step of the job's own, which takes it in one piece."""
+        """The whole batch; generators are seeded first, since a user's augmentation may draw from them."""
         self._seed(update, 0)
         return batch.cut(0, batch.size)
 
@@ -399,28 +385,17 @@ class Step:
     def _loss(self, content: Content, size: int) -> Loss:
         if self._groups is not None:
             self._groups.micro_batch = size
-        with self._precision(), self._shapes(size):
+        # A compiled model is compiled for the plan's micro-batch alone.
+        is_compiled = not self.plan.compile or size == self.plan.micro_batch
+        with self._precision(), contextlib.nullcontext() if is_compiled else uncompiled():
             return self.objective.loss(self._spread.model, content, size)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
 
-    def _shapes(self, size: int) -> contextlib.AbstractContextManager[Any]:
-        """A compiled model is compiled for the plan's micro-batch alone."""
-        is_compiled_for_it = not self.plan.compile or size == self.plan.micro_batch
-        return contextlib.nullcontext() if is_compiled_for_it else uncompiled()
-
-    def _forget_gradients(self) -> None:
-        """As the optimiser's `zero_grad`, in a tenth of its time.
-
-        Those of parameters that a user's optimiser leaves out are forgotten too: they would grow from update to update.
-        """
-        for parameter in self._with_gradients:
-            parameter.grad = None
-
     def _check_and_clip(self, loss: torch.Tensor, update: int) -> None:
         skips = self.job.on_non_finite == "skip"
-        is_watched = skips or self.device.type == "cpu"  # a GPU is not waited for without need
+        is_watched = skips or self.device.type == "cpu"  # a GPU is waited for only if needed
         if is_watched and not math.isfinite(loss):
             raise not_finite("loss", float(loss), update)
         if self.job.clip_norm is not None:
@@ -428,7 +403,7 @@ class Step:
         elif skips:
             norm = self._spread.clip(self._parameters, math.inf)
         else:
-            if self.looks_at_norm and self.is_replicated:  # where each has all, it is no word to the others
+            if self.looks_at_norm and self.is_replicated:  # where each process has it all, no message is needed
                 self.gradient_norm = norm_of(self._parameters)
             return
         if self.looks_at_norm:
@@ -440,17 +415,17 @@ class Step:
         losses: list[torch.Tensor] = []
 
         def closure() -> torch.Tensor:
-            self._forget_gradients()
+            self.forget_gradients()
             losses.append(self.gradients(batch, update))
             self._check_and_clip(losses[-1], update)
-            return losses[-1] + self._penalty  # what the gradient is of: a line search compares both
+            return losses[-1] + self._penalty  # the value that the gradient belongs to: a line search compares both
 
         self.optimizer.step(closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
         return losses[0]
 
     @contextlib.contextmanager
     def with_kept_weights(self) -> Iterator[None]:
-        """Within the block, the weights worth keeping in the model's place."""
+        """Within the context, the model has the weights that are saved."""
         if self.average is None and self.outer is None:
             yield
             return

@@ -1,14 +1,8 @@
-"""A loss, a gradient or a weight that is infinite or not a number: the error by which recovery tells it from others.
-
-Memory that could not be had: how it is recognised, and how much there is.
-
-Which held-out set was evaluated when something went wrong: else the mistake is looked for in the training data.
-"""
+"""Errors of a step: numbers that are not finite, memory that ran out, and the held-out set under evaluation."""
 
 from __future__ import annotations
 
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +15,7 @@ from stoker.errors import BadJob, RunFailed
 
 
 class NotFinite(RunFailed):
-    """Training met a number that is not finite."""
+    """A loss, a gradient or a weight is infinite or not a number."""
 
 
 def not_finite(what: str, value: float, update: int) -> NotFinite:
@@ -36,17 +30,17 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is of memory that could not be had, on a GPU, by Python, or by PyTorch on a CPU."""
+    """Whether `error` is a failed allocation, on a GPU, by Python, or by PyTorch on a CPU."""
     # PyTorch 2.13 has a class of its own for GPUs only; on a CPU it is a RuntimeError which names the allocator.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that nobody holds now [bytes]; None where the system does not tell.
+    """Free memory [bytes]; None where the system does not report it.
 
-    On a GPU the driver's figure; what PyTorch's allocator holds and does not use is not in it. On a CPU what the kernel
-    could give without swapping (`MemAvailable`), and no more than the limits of this process leave it: its control
-    group's, and that on its address space (`ulimit -v`).
+    On a GPU the driver's figure, without the unused memory that PyTorch's allocator holds. On a CPU the memory that is
+    available without swapping (`MemAvailable`), at most what the limits of this process leave it: its control group's,
+    and that on its address space (`ulimit -v`).
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -55,21 +49,16 @@ def free_bytes(device: torch.device) -> int | None:
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
         return None
-    left = min(attached_cpu().memory_bytes - resident_bytes(), _address_space_left())
+    left = attached_cpu().memory_bytes - resident_bytes()
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        left = min(left, address_space - pages * resource.getpagesize())
     return min(available, max(0, left))
 
 
-def _address_space_left() -> int:
-    """What the limit on this process's address space leaves it [bytes]; very much where there is none."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    return limit - pages * resource.getpagesize()
-
-
 def reachable_bytes(device: torch.device) -> int | None:
-    """Memory that this process holds or could get now [bytes]; None where the system does not tell."""
+    """Memory that this process holds or could allocate now [bytes]; None where the system does not report it."""
     free = free_bytes(device)
     if free is None:
         return None
@@ -81,7 +70,7 @@ _BEGINS = "evaluating "
 
 @contextmanager
 def evaluating(split: str) -> Iterator[None]:
-    """Within the block errors name the set: Stoker's own in their message, others in a note for `set_in_words`."""
+    """Makes errors name the set: Stoker's own in their message, others in a note for `held_out_set_in_words`."""
     try:
         yield
     except (BadJob, RunFailed) as problem:
@@ -93,6 +82,6 @@ def evaluating(split: str) -> Iterator[None]:
 
 
 def held_out_set_in_words(problem: BaseException) -> str:
-    """` evaluating test=…`, if that is where an error came from; else nothing."""
+    """` evaluating test=…`, if the error occurred in an evaluation; else an empty text."""
     notes = getattr(problem, "__notes__", ())
     return next((f" {note}" for note in notes if note.startswith(_BEGINS)), "")

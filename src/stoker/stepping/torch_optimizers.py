@@ -1,18 +1,14 @@
-"""From optimiser settings to PyTorch's optimisers.
+"""From optimiser settings to PyTorch's optimisers; their implementations, learning rates and denormal moments.
 
-First moments that have become too small to be normal numbers, set to 0 now and then.
-
-What: an exponential average that gets no gradient any more, as of a pixel at the border, shrinks until it is denormal
-(fp32: below 1.2e-38), where rounding keeps it for good. Adam's and SGD's are set to 0 then, every 128 updates. Use
-when: on a CPU; several compute with denormals through microcode, and one value in a hundred made AdamW's step a third
-slower on an Intel Xeon (docs/log.md, 2026-11-23). Costs: reading and writing them once in 128 updates. Changes: a
-moment by less than 1.2e-38, of which no weight hears. Second moments stay: what is divided by their roots would hear of
-it where epsilon is tiny; and so does Muon's momentum, which it divides by its norm. Keyed by the number of the update,
-so that a run that was interrupted and one that was not do the same; flushing in the CPU's own registers is a thread's
-affair, and depends on how many there are.
+Denormal moments. What: an exponential average without further gradients, as of a pixel at the border, shrinks until it
+is denormal (fp32: below 1.2e-38), where rounding keeps it for good. First moments of Adam and SGD are set to 0 then,
+every 128 updates. Use when: on a CPU; several compute with denormals through microcode, and one value in a hundred made
+AdamW's step a third slower on an Intel Xeon (docs/log.md, 2026-11-23). Costs: reading and writing them once in 128
+updates. Changes: a moment by less than 1.2e-38, which no weight shows. Second moments stay: with a tiny epsilon the
+division by their roots would show it; and so does Muon's momentum, which is divided by its norm. Keyed by the number of
+the update, so that interrupted and uninterrupted runs are equal; flushing in the CPU's own registers is a setting of
+each thread, and depends on their number.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html.
-
-What a schedule makes of the learning rates, looked at before it is used.
 """
 
 from __future__ import annotations
@@ -61,9 +57,9 @@ _CLASSES: dict[type[Optimizer], type[torch.optim.Optimizer]] = {
     ScheduleFreeAdamW: schedule_free.ScheduleFreeOptimizer,
 }
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
-"""Those that PyTorch has one kernel for; of Muon that is its rest."""
+"""Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
-"""Those with one implementation, over lists of tensors."""
+"""Optimisers with one implementation, over lists of tensors."""
 
 
 def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
@@ -76,21 +72,28 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
-            _require_real(
-                type(job.optimizer).__name__,
-                trainable,
-                "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
-            )
+            remedy = "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart."
+            _require_real(type(job.optimizer).__name__, trainable, remedy)
         elif plan.optimizer_implementation == "fused":
             _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')
         chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
-            return _build_muon(job.optimizer, model, plan, chosen)
+            matrices, others = muon.divided(model, job.optimizer)
+            groups, rest = parameter_groups(job.optimizer, matrices), job.optimizer.rest
+            rest_optimizer = None
+            if others:
+                rest_optimizer = _CLASSES[type(rest)](parameter_groups(rest, others), **rest.settings(), **chosen)
+            # In reduced precision the plan reduces the products; momenta and weights keep their dtype.
+            is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
+            products_in = torch.bfloat16 if is_bf16 else None
+            return muon.MuonOptimizer(groups, rest_optimizer, products_in=products_in, **job.optimizer.settings())
         groups = parameter_groups(job.optimizer, trainable)
         return _CLASSES[type(job.optimizer)](groups, **job.optimizer.settings(), **chosen)
     if job.optimizer is None:
-        raise BadJob(f"the job's recipe {job.recipe!r} has not set its optimiser yet",
-                     remedy="Pass it through stoker.recipes.resolved(job) first.")  # fmt: skip
+        raise BadJob(
+            f"the job's recipe {job.recipe!r} has not set its optimiser yet",
+            remedy="Pass it through stoker.recipes.resolved(job) first.",
+        )
     if job.step is not None:
         return own_optimizers(job, model)
     optimizer = job.optimizer(list(trainable.values()))
@@ -100,37 +103,28 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
 
 
 def _require_real(what: str, named: dict[str, nn.Parameter], remedy: str) -> None:
-    """Refuse complex weights: squares and transposes are taken as of real ones, and fused kernels lack them."""
+    """Refuse complex weights: squares and transposes assume real ones, and fused kernels lack them."""
     if complex_ones := [name for name, parameter in named.items() if parameter.is_complex()]:
         raise BadJob(f"{what} is for real weights, and {complex_ones[0]} is complex", remedy=remedy)
 
 
 def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
-    """What PyTorch's optimisers are told of the plan's implementation.
+    """Arguments of PyTorch's optimisers for the plan's implementation.
 
     Raises:
         BadJob: this optimiser has no such implementation.
     """
-    wanted, name = plan.optimizer_implementation, type(settings).__name__
-    if wanted == "default":
+    implementation, name = plan.optimizer_implementation, type(settings).__name__
+    if implementation == "default":
         return {}
-    if isinstance(settings, _OURS) or (wanted == "fused" and not isinstance(settings, _FUSED)):
-        raise BadJob(f"the plan asks for a {wanted} implementation, and {name} has none",
-                     remedy='Set optimizer_implementation of the plan to "default".')  # fmt: skip
-    # Lists of tensors cannot hold DTensors beside plain ones: there each parameter has its turn.
+    if isinstance(settings, _OURS) or (implementation == "fused" and not isinstance(settings, _FUSED)):
+        raise BadJob(
+            f"the plan asks for a {implementation} implementation, and {name} has none",
+            remedy='Set optimizer_implementation of the plan to "default".',
+        )
+    # Lists of tensors cannot mix DTensors with plain ones: there each parameter is updated by itself.
     is_spread = plan.layout.shards * plan.layout.tensor > 1
-    return {} if wanted == "foreach" and is_spread else {wanted: True}
-
-
-def _build_muon(settings: Muon, model: nn.Module, plan: Plan, chosen: dict[str, Any]) -> torch.optim.Optimizer:
-    """Muon for the model's hidden matrices, its `rest` in the implementation `chosen` for all else that is trained."""
-    matrices, others = muon.divided(model, settings)
-    rest = settings.rest
-    groups = parameter_groups(settings, matrices)
-    beside = _CLASSES[type(rest)](parameter_groups(rest, others), **rest.settings(), **chosen) if others else None
-    # In reduced precision the products are what the plan reduces; momenta and weights stay as they are.
-    is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
-    return muon.MuonOptimizer(groups, beside, products_in=torch.bfloat16 if is_bf16 else None, **settings.settings())
+    return {} if implementation == "foreach" and is_spread else {implementation: True}
 
 
 def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -158,21 +152,18 @@ def group_of(settings: Optimizer, name: str, parameter: nn.Parameter) -> Group |
     Raises:
         BadJob: a predicate raises.
     """
-    return next((group for group in settings.groups if _belongs(group, name, parameter)), None)
-
-
-def _belongs(group: Group, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter matches a group's pattern, or its predicate says so."""
-    if isinstance(group, str):
-        return fnmatch.fnmatchcase(name, group)
-    try:
-        return bool(group(name, parameter))
-    except Exception as error:
-        raise BadJob(
-            f"optimiser group {group_name(group)} raised {type(error).__name__} for {name}: {error}",
-            remedy="It may look at the name, the shape, the dtype and other attributes of a parameter, and not at its "
-            "values: planning may make the optimiser without any.",
-        ) from error
+    for group in settings.groups:
+        try:
+            belongs = fnmatch.fnmatchcase(name, group) if isinstance(group, str) else group(name, parameter)
+        except Exception as error:
+            raise BadJob(
+                f"optimiser group {group_name(group)} raised {type(error).__name__} for {name}: {error}",
+                remedy="It may look at the name, the shape, the dtype and other attributes of a parameter, and not at "
+                "its values: planning may make the optimiser without any.",
+            ) from error
+        if belongs:
+            return group
+    return None
 
 
 def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:
@@ -197,21 +188,24 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 def use_implementation(
     optimizer: torch.optim.Optimizer, implementation: Literal["default", "foreach", "fused"]
 ) -> str | None:
-    """Let an optimiser that is there already compute by another of PyTorch's implementations, from its next step on.
+    """Switch an existing optimiser to another of PyTorch's implementations, from its next step on.
 
-    Its settings stay, and its state, which goes where its parameters are and is laid out like them.
+    Its settings and state stay; the state moves to the device of its parameters and gets their strides.
 
     Returns:
-        None where it is done; else why not, and the implementation has not changed.
+        None if it was switched; else the reason why not.
     """
     chosen = {"default": {}, "foreach": {"foreach": True, "fused": False}, "fused": {"foreach": False, "fused": True}}
     problem = None if implementation == "default" else _has_none(optimizer, implementation)
     for group in optimizer.param_groups:
         group.update({} if problem else chosen[implementation])
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # moves what is there to where the implementation wants it
+        optimizer.load_state_dict(optimizer.state_dict())  # moves the state to where the implementation expects it
         for parameter, values in optimizer.state.items():
-            values.update({name: _laid_out_like(parameter, value) for name, value in values.items()})
+            for name, value in values.items():
+                is_per_element = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if is_per_element and value.stride() != parameter.stride():
+                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     return problem
 
 
@@ -226,13 +220,6 @@ def _has_none(optimizer: torch.optim.Optimizer, implementation: str) -> str | No
     if not all(p.is_floating_point() for group in groups for p in group["params"]):
         return f"{name} has parameters that are not real numbers, for which there is no {implementation} implementation"
     return None
-
-
-def _laid_out_like(parameter: torch.Tensor, value: Any) -> Any:
-    """`value` with the strides of its parameter, where it has an element for each of the parameter's."""
-    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 FLUSH_EVERY = 128
@@ -254,10 +241,10 @@ def flush_denormals(optimizer: torch.optim.Optimizer) -> None:
 
 
 def factor_at(schedule: Callable[[float], float], progress: float) -> float:
-    """The factor of the learning rates at `progress`, the share of the run in [0, 1].
+    """The factor of the learning rates at `progress`, the share of the run in [0, 1] [1].
 
     Raises:
-        BadJob: it is negative, which climbs the loss, or no number.
+        BadJob: it is negative, which climbs the loss, or not finite.
     """
     factor = schedule(progress)
     if not 0 <= factor < math.inf:

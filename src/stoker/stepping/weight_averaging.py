@@ -1,7 +1,4 @@
-"""Averages of a model's weights: the exponential moving one, and the one in which points of a run count alike.
-
-Which average of its weights a job keeps, if any.
-"""
+"""Averages of a model's weights: exponential (EMA), of points of a run (SWA), and the choice among them for a job."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from stoker.stepping.schedule_free import ScheduleFreeAverage, ScheduleFreeOptim
 
 
 class ExponentialAverage:
-    """A second set of weights that follows the model's, and lies where they lie; see `stoker.jobs.EMA`."""
+    """A second set of weights that follows the model's, on the same devices; see `stoker.jobs.EMA`."""
 
     is_apart = True
     """It takes memory of its own."""
@@ -28,23 +25,23 @@ class ExponentialAverage:
         self._live = model.state_dict(keep_vars=True)
         self.weights = {name: tensor.detach().clone() for name, tensor in self._live.items()}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # a module may have two names
-        self._averaged = [name for name, one in self.weights.items() if _has_a_mean(one) and name not in buffers]
+        self._averaged = [name for name, held in self.weights.items() if _has_a_mean(held) and name not in buffers]
         self._copied = [name for name in self.weights if name not in self._averaged]
 
     @torch.no_grad()
     def update(self, update: int) -> None:
         """Move towards the model's weights after update number `update` (from 0)."""
         decay = min(self.settings.decay, (1 + update) / (10 + update))
-        mine = [self.weights[name] for name in self._averaged]
-        theirs = [self._live[name].detach() for name in self._averaged]
-        torch._foreach_lerp_(all_local(mine), all_local(theirs), 1 - decay)
+        averages = [self.weights[name] for name in self._averaged]
+        live = [self._live[name].detach() for name in self._averaged]
+        torch._foreach_lerp_(all_local(averages), all_local(live), 1 - decay)
         buffers = dict(self._model.named_buffers(remove_duplicate=False))  # a model may replace the tensor of a buffer
         for name in self._copied:
             self.weights[name].copy_(buffers.get(name, self._live[name]))
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take over saved averages."""
+        """Restore saved averages."""
         for name, tensor in weights.items():
             self.weights[name].copy_(tensor)
 
@@ -52,8 +49,8 @@ class ExponentialAverage:
 class EqualAverage:
     """The mean of the weights at some points of a run; see `stoker.SWA`. Until the first, the model's own weights.
 
-    `count` says how many weights it is the mean of; whoever restores it sets that too. `statistics` are running
-    statistics of batch norms at the mean, by name; until there are any, the model's are taken.
+    `count` is the number of averaged points; restoring sets it too. `statistics` are running statistics of batch norms
+    at the mean, by name; the model's are used until they are set.
     """
 
     is_apart = True
@@ -67,18 +64,18 @@ class EqualAverage:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The mean, with the model's buffers as they were at the last point, and its own statistics."""
+        """The mean, with the model's buffers of the last point, and its own statistics."""
         if not self.count:
             return self._model.state_dict()
         return self._mean | self.statistics
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether it is another model than the one that running statistics were gathered of."""
+        """Whether running statistics have to be measured at the mean, which differs from the model."""
         return self.count > 0
 
     def update(self, update: int) -> None:
-        """Nothing: the points are chosen by whoever knows how long the run is."""
+        """Does nothing: the caller of `take` chooses the points."""
 
     @torch.no_grad()
     def take(self) -> None:
@@ -86,20 +83,20 @@ class EqualAverage:
         self.count += 1
         live = self._model.state_dict()
         averaged = [name for name, mean in self._mean.items() if name in self._trained and _has_a_mean(mean)]
-        mine = all_local(self._mean[name] for name in averaged)
-        torch._foreach_lerp_(mine, all_local(live[name].detach() for name in averaged), 1 / self.count)
+        means = all_local(self._mean[name] for name in averaged)
+        torch._foreach_lerp_(means, all_local(live[name].detach() for name in averaged), 1 / self.count)
         for name in self._mean.keys() - set(averaged):
             self._mean[name].copy_(live[name])
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take over a saved mean."""
+        """Restore a saved mean."""
         for name, tensor in weights.items():
             self._mean[name].copy_(tensor)
 
 
 def _has_a_mean(tensor: torch.Tensor) -> bool:
-    """Whether it holds real or complex numbers, and not whole ones."""
+    """Whether it holds real or complex numbers, not integers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -109,10 +106,10 @@ KeptAverage = ExponentialAverage | EqualAverage | ScheduleFreeAverage
 def average_of(
     job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, coupling: Coupling, plan: Plan
 ) -> KeptAverage | None:
-    """The second set of weights that is evaluated and kept in place of the model's; None where there is none.
+    """Averaged weights (EMA, SWA or schedule-free) to evaluate and save instead of the model's, or None.
 
     Raises:
-        BadJob: running statistics would have to be found for it, and no process holds the model whole.
+        BadJob: they need running statistics of their own, and no process holds the whole model.
     """
     if isinstance(job.ema, EMA):
         return ExponentialAverage(job.ema, model)

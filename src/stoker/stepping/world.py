@@ -1,7 +1,7 @@
 """The processes that train one job together, as one of them sees them.
 
-Standing on `torch.distributed`: gloo between CPUs, NCCL between GPUs, and a device mesh whose axes are those of the
-layout. A world is joined anew whenever somebody leaves or comes, each time under a name of its own in the store.
+Built on `torch.distributed`: gloo between CPUs, NCCL between GPUs, and a device mesh whose axes are those of the
+layout. Whenever a process leaves or joins, a new world is joined, each under its own name in the store.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from stoker.records.codec import JSON
 
 Moment = Literal["computed", "summing", "agreed"]
 """A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
-gradients and losses are the same in all processes."""
+gradients and losses are equal in all processes."""
 
 AXES = ("stages", "replicas", "shards", "tensor")
 """Names of the mesh's dimensions, as in `Layout`."""
 
 SIGNALS = ("stop", "save", "meet")
-"""What a process can tell the others with each update: that it was asked to stop, that a checkpoint is due, that
-somebody waits to be let in."""
+"""Signals of a process to the others with each update: it was asked to stop, a checkpoint is due, a process waits to
+join."""
 
 
 class Signals:
-    """What processes tell each other along with the loss of an update, so that all act on it after the same one."""
+    """Flags that processes exchange along with the loss of an update, so that all act on them after the same one."""
 
     def __init__(self) -> None:
         self._mine = dict.fromkeys(SIGNALS, False)
         self._heard: torch.Tensor | None = None
 
     def tell(self, name: str, *, value: bool) -> None:
-        """Let the others know with the next update."""
+        """Send a signal to the others with the next update."""
         self._mine[name] = value
 
     def heard(self, name: str) -> bool:
-        """Whether any process said so with the last update."""
+        """Whether any process sent that signal with the last update."""
         return self._heard is not None and bool(self._heard[SIGNALS.index(name)] > 0)
 
     def words(self, like: torch.Tensor) -> torch.Tensor:
-        """What this process tells [len(SIGNALS)], to be added up over all."""
+        """This process's signals [len(SIGNALS)], to be summed over all processes."""
         return torch.tensor([float(self._mine[name]) for name in SIGNALS], dtype=like.dtype, device=like.device)
 
     def hear(self, total: torch.Tensor) -> None:
-        """Take in what all told together."""
+        """Receive the sums of all processes' signals."""
         self._heard = total
 
 
 def unmarked(_: Moment) -> None:
-    """Nobody looks where time goes."""
+    """The mark of a world whose time is not profiled."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class World:
     """Process number `rank` of those of `layout`.
 
     `mesh` has the dimensions AXES, and `data` is the group of those that take parts of the same batches; both None in a
-    world of one. `signals` go along with every update. `mark` is told how far each update has come.
+    world of one. `signals` are exchanged with every update. `mark` is called at each `Moment` of an update.
     """
 
     layout: Layout = ONE_PROCESS
@@ -82,30 +82,30 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and tells."""
+        """Whether this is rank 0, which writes and reports."""
         return self.rank == 0
 
     @property
     def device(self) -> torch.device:
-        """Where tensors lie that are exchanged with other processes."""
+        """Device of tensors that are exchanged with other processes."""
         return torch.device("cpu" if self.mesh is None else self.mesh.device_type)
 
     @property
     def data_rank(self) -> int:
-        """Which part of every batch is taken here."""
+        """Index of this process's part of every batch [1]."""
         return self.layout.data_rank(self.rank)
 
     def split(self, coupling: Coupling) -> Split:
-        """What of each batch this process takes: of each group of coupled samples, or of the whole."""
+        """This process's part of each batch: of each group of coupled samples, or of the whole."""
         return Split(self.data_rank, self.layout.data_size, coupling.group)
 
     @property
     def is_all_data(self) -> bool:
-        """Whether those that take parts of a batch are all there are."""
+        """Whether all processes take parts of the batch (no tensor group, no stages)."""
         return self.layout.data_size == self.layout.world_size
 
     def share_signals(self, like: torch.Tensor) -> None:
-        """Tell all processes what each of them has to tell."""
+        """Exchange signals with all processes."""
         total = self.signals.words(like)
         if self.mesh is not None:
             dist.all_reduce(total)
@@ -133,16 +133,16 @@ def join(
     """Meet the other processes of `layout`; `leave` before joining again.
 
     Args:
-        layout: of how many processes, and in which order.
-        rank: of this one, from 0.
-        store: where all of them can be found.
+        layout: number and order of the processes.
+        rank: of this process, from 0.
+        store: the rendezvous of all of them.
         device: this process's.
-        name: of this meeting, which no other one in the store has.
-        patience_s: longest that a process waits for the others within one call [s]; whoever has not come then counts
-            as lost. A process that has ended is noticed at once.
+        name: of this rendezvous, unique in the store.
+        patience_s: longest wait for the others within one call [s]; a process that is later counts as lost. A process
+            that has ended is noticed at once.
 
     Raises:
-        RuntimeError: somebody does not come in time.
+        RuntimeError: a process does not join in time.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     patience = timedelta(seconds=patience_s)
@@ -161,10 +161,10 @@ _GLOO = re.compile(r"\[(enforce fail at )?[^\s\]]*\bgloo/[^\s\]]+:\d+\]")
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an error comes of another process that is gone, or did not come in time.
+    """Whether the cause of an error is another process that is gone, or did not answer in time.
 
-    Decided by what raised it: `torch.distributed` itself, whose errors have a class, or gloo, whose errors are plain
-    RuntimeErrors that begin with a place in its source. Losses and metrics may have wrapped it.
+    Decided by the origin: `torch.distributed` itself, whose errors have a class, or gloo, whose errors are plain
+    RuntimeErrors that begin with a location in its source. Losses and metrics may have wrapped it.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -179,12 +179,12 @@ MOST_JSON_BYTES = 64 * 2**20
 
 
 def gather_bytes(mine: bytes, device: torch.device, *, most_bytes: int = MOST_JSON_BYTES) -> list[bytes]:
-    """What each process of the world gives, by rank; each of them calls this.
+    """The bytes of each process of the world, by rank; collective.
 
-    In the place of PyTorch's `all_gather_object`, which unpickles what other processes send: a pickle runs code.
+    Replaces PyTorch's `all_gather_object`, which unpickles data of other processes: a pickle runs code.
 
     Raises:
-        RunFailed: some process gives more than `most_bytes`; in all of them.
+        RunFailed: some process sends more than `most_bytes`; in all of them.
     """
     size = torch.tensor([len(mine)], device=device)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
@@ -210,15 +210,16 @@ def broadcast_json(value: JSON, source: int, device: torch.device, group: dist.P
     """The JSON value of process `source` of the world, in each process of `group` (None: of the world).
 
     Raises:
-        RunFailed: it is longer than MOST_JSON_BYTES, or no JSON.
+        RunFailed: it is longer than MOST_JSON_BYTES, or not JSON.
     """
     is_source = dist.get_rank() == source
     text = json.dumps(value).encode() if is_source else b""
     size = torch.tensor([len(text)], device=device)
     dist.broadcast(size, src=source, group=group)
     _require_length(source, int(size), MOST_JSON_BYTES)
-    content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if is_source else torch.empty(
-        int(size), dtype=torch.uint8)  # fmt: skip
+    content = torch.empty(int(size), dtype=torch.uint8)
+    if is_source:
+        content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     content = content.to(device)
     dist.broadcast(content, src=source, group=group)
     return value if is_source else _read(source, _bytes_of(content))
@@ -241,17 +242,17 @@ def _read(rank: int, text: bytes) -> JSON:
 
 
 def leave() -> None:
-    """Part from the other processes, whether they are still there or not."""
+    """Leave the process group, whether the other processes still exist or not."""
     if dist.is_initialized():
         dist.destroy_process_group()
         forget_meshes()
 
 
 def forget_meshes() -> None:
-    """Let DTensor forget the meshes that it has seen.
+    """Clear DTensor's cache of sharding decisions.
 
-    It keeps what it worked out for an operation by meshes that are equal: one of a later meeting in which this process
-    has another rank is equal to one before, and tensors would say that they lie where that rank's did.
+    It is keyed by equal meshes: a mesh of a later world in which this process has another rank is equal to an earlier
+    one, and tensors would get the placement of the earlier rank.
     """
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415 - takes time to import

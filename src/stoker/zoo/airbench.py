@@ -1,6 +1,6 @@
 """Airbench: a small convolutional network made to reach its accuracy in as few updates as possible.
 
-Shapes: B images, C input channels, H height, W width, K classes; w_1, w_2, w_3 the widths.
+Shapes: B images, C input channels, H height, W width, K classes; w_1, w_2, w_3 the widths; P = k*k*C values of a patch.
 Layers: a frozen whitening of 2 × 2 patches (C → w_0 = 8*C channels) and GELU; then three times: 3 × 3 convolution
 (w_{i-1} → w_i), pooling by 2, BatchNorm, GELU, 3 × 3 convolution (w_i → w_i), BatchNorm, GELU; maximum over the map; a
 linear layer without bias, times 1/3. BatchNorm shifts, but does not scale.
@@ -12,23 +12,14 @@ after i poolings: 2*4*C*w_0*A_0 + 6*(9*sum(w_{i-1}*w_i*A_{i-1} + w_i^2*A_i) + K*
 add count as two; forward once, backward once for the weights and once for the inputs, which the first one above the
 frozen layer spares. BatchNorm couples the samples of a batch.
 
-Source: K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), https://arxiv.org/abs/2404.00498. There the
-widths are 64, 256, 256, the whitening layer has a bias that is trained for three epochs, and logits are 1/9 of the
-output layer's. Widths and scale here suit 28 × 28 grey images and a few hundred updates.
+The whitening layer gives the principal components of the training images' patches, scaled to unit variance, and their
+negatives. Neighbouring pixels are strongly correlated, its channels are not, so the layers above learn from the first
+update on. `stoker.recipes.whitened(job)` computes its filters from the training data.
 
-A frozen first layer that whitens patches of images.
-
-What: the principal components of the training images' patches, each scaled to unit variance, and their negatives.
-Neighbouring pixels are nearly alike; after this layer channels are uncorrelated, and the layers above learn from the
-first update on.
-Use when: training from scratch, for few epochs. The filters have to be computed from the training data:
-`stoker.recipes.whitened(job)` does that; before that the layer refuses to be used.
-Costs: nothing; no gradient is computed for the layer or for what is below it.
-
-Source: K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), https://arxiv.org/abs/2404.00498, section
-3.1, after D. Page, "How to train your ResNet" (2018), part 8. There the bias is trained for the first epochs; here it
-is left out, so that backward passes end above this layer.
-Shapes: B images, C channels, H height, W width; P = C*k*k numbers in a patch.
+Source: K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), https://arxiv.org/abs/2404.00498; for
+whitening its section 3.1, after D. Page, "How to train your ResNet" (2018), part 8. There the widths are 64, 256, 256,
+the whitening layer has a bias that is trained for three epochs, and logits are 1/9 of the output layer's. Widths and
+scale here suit 28 × 28 grey images and a few hundred updates; backward passes end above the whitening layer.
 """
 
 from __future__ import annotations
@@ -97,16 +88,16 @@ class _Group(nn.Module):
 
 
 def _convolution(channels: int, out_channels: int) -> nn.Conv2d:
-    made = nn.Conv2d(channels, out_channels, kernel_size=3, padding=1, bias=False)
+    convolution = nn.Conv2d(channels, out_channels, kernel_size=3, padding=1, bias=False)
     with torch.no_grad():
-        nn.init.dirac_(made.weight[: min(channels, out_channels)])
-    return made
+        nn.init.dirac_(convolution.weight[: min(channels, out_channels)])
+    return convolution
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(channels, momentum=_STATISTICS_MOMENTUM)
-    made.weight.requires_grad_(False)
-    return made
+    norm = nn.BatchNorm2d(channels, momentum=_STATISTICS_MOMENTUM)
+    norm.weight.requires_grad_(False)
+    return norm
 
 
 _GRID = 2.0**-16
@@ -119,12 +110,12 @@ class Whitening(nn.Conv2d):
     Args:
         in_channels: C.
         kernel_size: k, height and width of a patch.
-        components: how many principal components to keep, the strongest first; None keeps all C*k*k.
+        components: number of principal components to keep, the strongest first; None keeps all C*k*k.
         padding: as of a convolution.
-        eps: added to variances before they are divided by: components weaker than this are left weak.
+        eps: added to variances before the division; components weaker than this stay weak.
 
     Raises:
-        BadJob: there are not so many components.
+        BadJob: `components` exceeds C*k*k.
     """
 
     def __init__(
@@ -182,11 +173,11 @@ def whitening_filters(images_BCHW: npt.NDArray[Any], layer: Whitening) -> npt.ND
     # Row p of `pixels` is pixel p of every patch: its shifted view of all images.
     pixels = [images[:, c, i : H - k + 1 + i, j : W - k + 1 + j].ravel()
               for c in range(C) for i in range(k) for j in range(k)]  # fmt: skip
-    covariance_PP = np.array([[float(one @ other) for other in pixels] for one in pixels]) / pixels[0].size
+    covariance_PP = np.array([[float(row @ column) for column in pixels] for row in pixels]) / pixels[0].size
     variances_P, vectors_PP = np.linalg.eigh(covariance_PP)
     chosen = slice(None, -layer.components - 1, -1)
     filters = (vectors_PP / np.sqrt(np.maximum(variances_P, 0) + layer.eps)).T[chosen]
-    # An eigenvector's sign is anybody's choice: the largest entry is made positive.
+    # The sign of an eigenvector is arbitrary: the largest entry is made positive.
     largest = np.take_along_axis(filters, np.abs(filters).argmax(1, keepdims=True), 1)
     rounded: npt.NDArray[np.float64] = np.round(filters * np.sign(largest) / _GRID) * _GRID
     return rounded.reshape(-1, C, k, k)

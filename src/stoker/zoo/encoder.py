@@ -29,7 +29,7 @@ _SEGMENTS = 2
 class Encoder(nn.Module):
     """input_ids_BT (int64, 0..V-1) to features_BTD; to logits_BK of the whole text if there are classes.
 
-    Tokens that `attention_mask_BT` says 0 of, padding, are seen by none.
+    Tokens with a 0 in `attention_mask_BT` are padding: no token attends to them.
 
     Args:
         layers: L.
@@ -72,7 +72,11 @@ class Encoder(nn.Module):
         self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)}) if pooled else None
         self.dropout = nn.Dropout(dropout)
         self.classifier = None if classes is None else nn.Linear(width, classes)
-        self.apply(_initialise)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_INIT_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [B, K], or features [B, T, D] where there are no classes, of tokens [B, T].
@@ -106,8 +110,8 @@ class _Embeddings(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        places_TD = self.position_embeddings.weight[: input_ids.shape[1]]
-        x_BTD = self.word_embeddings(input_ids) + places_TD + self.token_type_embeddings.weight[0]
+        positions_TD = self.position_embeddings.weight[: input_ids.shape[1]]
+        x_BTD = self.word_embeddings(input_ids) + positions_TD + self.token_type_embeddings.weight[0]
         embedded_BTD: torch.Tensor = self.dropout(self.LayerNorm(x_BTD))
         return embedded_BTD
 
@@ -174,10 +178,3 @@ class _Added(nn.Module):
     def forward(self, x: torch.Tensor, past_BTD: torch.Tensor) -> torch.Tensor:
         out_BTD: torch.Tensor = self.LayerNorm(self.dropout(self.dense(x)) + past_BTD)
         return out_BTD
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=_INIT_STD)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)

@@ -53,7 +53,19 @@ class GPT(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        _check(layers=layers, width=width, heads=heads, context=context, vocab=vocab, dropout=dropout)
+        if min(layers, width, heads, context, vocab) < 1:
+            raise BadJob(
+                f"GPT takes sizes >= 1, got layers {layers}, width {width}, heads {heads}, context {context}, "
+                f"vocab {vocab}"
+            )
+        if width % heads:
+            divisors = ", ".join(str(count) for count in range(1, width + 1) if width % count == 0)
+            raise BadJob(
+                f"GPT's heads must divide its width: {heads} does not divide {width}",
+                remedy=f"Give heads of {divisors}.",
+            )
+        if not 0 <= dropout < 1:
+            raise BadJob(f"GPT takes 0 <= dropout < 1, got {dropout}")
         self.context = context
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(context, width)
@@ -61,7 +73,12 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
-        self._initialise(layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                into_residual = name.endswith(".out")
+                nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(2 * layers) if into_residual else _INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         if tied:
             self.head.weight = self.tokens.weight
 
@@ -80,14 +97,6 @@ class GPT(nn.Module):
             x_BTD = block(x_BTD)
         logits_BTV: torch.Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
-
-    def _initialise(self, layers: int) -> None:
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                into_residual = name.endswith(".out")
-                nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(2 * layers) if into_residual else _INIT_STD)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 class _Block(nn.Module):
@@ -138,18 +147,3 @@ class _FeedForward(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         out_BTD: torch.Tensor = self.out(F.gelu(self.into(x_BTD), approximate="tanh"))
         return out_BTD
-
-
-def _check(*, layers: int, width: int, heads: int, context: int, vocab: int, dropout: float) -> None:
-    """Raise BadJob for sizes that make no model."""
-    if min(layers, width, heads, context, vocab) < 1:
-        raise BadJob(
-            f"GPT takes sizes >= 1, got layers {layers}, width {width}, heads {heads}, context {context}, vocab {vocab}"
-        )
-    if width % heads:
-        fitting = ", ".join(str(count) for count in range(1, width + 1) if width % count == 0)
-        raise BadJob(
-            f"GPT's heads must divide its width: {heads} does not divide {width}", remedy=f"Give heads of {fitting}."
-        )
-    if not 0 <= dropout < 1:
-        raise BadJob(f"GPT takes 0 <= dropout < 1, got {dropout}")

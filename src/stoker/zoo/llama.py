@@ -51,7 +51,18 @@ class Llama(nn.Module):
         theta: float = 500_000.0,
     ) -> None:
         super().__init__()
-        _check(width, heads, kv_heads, smallest=min(layers, hidden, vocab, context))
+        if min(layers, width, heads, kv_heads, hidden, vocab, context) < 1:
+            raise BadJob("Llama takes sizes >= 1: layers, width, heads, kv_heads, hidden, vocab and context")
+        if width % heads or (width // heads) % 2:
+            raise BadJob(
+                f"{heads} heads over a width of {width} have {width / heads:g} components each, wanted an even number",
+                remedy="Give a width that is an even multiple of heads.",
+            )
+        if heads % kv_heads:
+            raise BadJob(
+                f"{kv_heads} key/value heads do not divide {heads} query heads",
+                remedy="Give kv_heads that divide heads.",
+            )
         self.context = context
         self.tokens = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(_Block(width, heads, kv_heads, hidden) for _ in range(layers))
@@ -138,7 +149,7 @@ class _SwiGLU(nn.Module):
 
 
 def rotation_angles(positions: int, head_dim: int, theta: float) -> torch.Tensor:
-    """Angles [T, E] [rad] by which the component pairs (e, e + E/2) turn at each position; both of a pair alike."""
+    """Angles [T, E] [rad] by which the component pairs (e, e + E/2) turn at each position; equal within a pair."""
     rates = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), rates)
     return torch.cat([angles, angles], dim=1)
@@ -148,18 +159,3 @@ def rotated(x_BHTE: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) ->
     """Heads with each position's component pairs turned by its angles."""
     first, second = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos_TE + torch.cat([-second, first], dim=-1) * sin_TE
-
-
-def _check(width: int, heads: int, kv_heads: int, *, smallest: int) -> None:
-    """Raise BadJob for sizes that make no model."""
-    if min(width, heads, kv_heads, smallest) < 1:
-        raise BadJob("Llama takes sizes >= 1: layers, width, heads, kv_heads, hidden, vocab and context")
-    if width % heads or (width // heads) % 2:
-        raise BadJob(
-            f"{heads} heads over a width of {width} have {width / heads:g} components each, wanted an even number",
-            remedy="Give a width that is an even multiple of heads.",
-        )
-    if heads % kv_heads:
-        raise BadJob(
-            f"{kv_heads} key/value heads do not divide {heads} query heads", remedy="Give kv_heads that divide heads."
-        )

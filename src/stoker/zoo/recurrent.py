@@ -69,8 +69,8 @@ class RecurrentLM(nn.Module):
 class RecurrentClassifier(nn.Module):
     """input_ids_BT (int64, 0..V-1) to logits_BK, by the mean of the last layer's states over all tokens.
 
-    Tokens that `attention_mask_BT` says 0 of do not count in the mean; padding comes last, where no other token sees
-    it (read in one direction).
+    Tokens with a 0 in `attention_mask_BT` do not count in the mean. Padding comes last, where no other token sees it
+    (read in one direction).
 
     Args:
         cell: "lstm" or "gru".
@@ -117,12 +117,12 @@ class RecurrentClassifier(nn.Module):
 
 def _layers(cell: Cell, width: int, layers: int, dropout: float, *, both_ways: bool = False) -> nn.RNNBase:
     kind = nn.LSTM if cell == "lstm" else nn.GRU
-    between = dropout if layers > 1 else 0.0  # there is nothing between one layer, and PyTorch warns
+    between = dropout if layers > 1 else 0.0  # PyTorch warns about dropout after a single layer
     return kind(width, width, num_layers=layers, batch_first=True, dropout=between, bidirectional=both_ways)
 
 
 def _check(cell: object, dropout: float, **sizes: int) -> None:
-    """Raise BadJob for what makes no model."""
+    """Raise BadJob for an unknown cell or a size out of range."""
     if cell not in ("lstm", "gru") or min(sizes.values()) < 1 or not 0 <= dropout < 1:
         raise BadJob(f'wanted cell "lstm" or "gru", sizes >= 1 and 0 <= dropout < 1, got {cell!r}, {sizes} and dropout '
                      f"{dropout}")  # fmt: skip

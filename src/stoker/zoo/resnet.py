@@ -1,30 +1,27 @@
-"""ResNet-18, -34, -50, -101 and -152: residual networks of four stages.
+"""Residual networks: ResNet-18, -34, -50, -101 and -152 of four stages, and ResNet-9 for small images.
 
-Shapes: B images, C input channels, H height, W width, K classes; w the width of the first stage.
-Layers: a 7 × 7 convolution of stride 2 and pooling (for small images: one of 3 × 3, no pooling); four stages of blocks,
+Shapes: B images, C input channels, H height, W width, K classes; w the width of the first stage or convolution.
+BatchNorm couples the samples of a batch.
+
+ResNet: a 7 × 7 convolution of stride 2 and pooling (for small images: one of 3 × 3, no pooling); four stages of blocks,
 the map halved and the channels doubled from each to the next; the mean over the map; linear(→ K). A block adds to its
 input two 3 × 3 convolutions (depths 18 and 34), or one of 1 × 1, one of 3 × 3, which strides, and one of 1 × 1 to four
 times the channels. Convolutions have no bias, BatchNorm after each, ReLU between them. Weights have the names of
 torchvision's.
 Parameters of the 1,000 classes at width 64: 11,689,512 (18), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101),
-60,192,808 (152). BatchNorm couples the samples of a batch.
-
+60,192,808 (152).
 Source: K. He et al., "Deep Residual Learning for Image Recognition" (2015), https://arxiv.org/abs/1512.03385. As in
 torchvision, the 3 × 3 convolution of a bottleneck strides, not the first 1 × 1 (Nvidia's "v1.5").
 
-ResNet-9: a small residual CNN that reaches high accuracy on small images in a few epochs.
-
-Shapes: B samples, C input channels, H height, W width, K classes; w the width.
-Layers: conv(C→w); conv(w→2w) and pool; residual(2w); conv(2w→4w) and pool; conv(4w→8w) and pool; residual(8w); maximum
-over the map; linear(8w→K). A conv is 3 × 3 without bias, BatchNorm, ReLU; a residual adds two of them to its input.
+ResNet-9: conv(C→w); conv(w→2w) and pool; residual(2w); conv(2w→4w) and pool; conv(4w→8w) and pool; residual(8w);
+maximum over the map; linear(8w→K). A conv is 3 × 3 without bias, BatchNorm, ReLU; a residual adds two of them to its
+input.
 Parameters: 1602*w^2 + (9*C + 70 + 8*K)*w + K.
 FLOPs to train on one sample, the convolutions and the linear layer alone, with A_0, …, A_3 pixels of the map after 0 to
 3 poolings: 6 * (9 * ((C*w + 2*w^2)*A_0 + 16*w^2*A_1 + 32*w^2*A_2 + 128*w^2*A_3) + 8*w*K) - 18*C*w*A_0. A multiply and
 an add count as two; forward once, backward once for the weights and once for the inputs, which the first conv spares.
-BatchNorm couples the samples of a batch.
-
 Source: D. Page, "How to train your ResNet" (2018), parts 4 to 8. There the width is 64, the second residual block
-follows the last pooling as here, and the logits are scaled by 1/8, which this one leaves out.
+follows the last pooling as here, and the logits are scaled by 1/8, which is left out here.
 """
 
 from __future__ import annotations
@@ -78,8 +75,8 @@ class ResNet(nn.Module):
         channels, stages = width, []
         for number, count in enumerate(_DEPTHS[depth]):
             inner, blocks = width * 2**number, []
-            for at in range(count):
-                blocks.append(block(channels, inner, stride=2 if number and not at else 1))
+            for index in range(count):
+                blocks.append(block(channels, inner, stride=2 if number and not index else 1))
                 channels = blocks[-1].out_channels
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
@@ -98,7 +95,7 @@ class ResNet(nn.Module):
 
 
 class _Basic(nn.Module):
-    """Two 3 × 3 convolutions beside the way past them."""
+    """Two 3 × 3 convolutions with a shortcut."""
 
     def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -115,7 +112,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """A 3 × 3 convolution on a fourth of the channels beside the way past it."""
+    """A 3 × 3 convolution on a fourth of the channels, with a shortcut."""
 
     def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -134,7 +131,7 @@ class _Bottleneck(nn.Module):
 
 
 def _shortcut(channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """The way past a block; None where the input can be added as it is."""
+    """The shortcut's convolution; None where the input is added as it is."""
     if channels == out_channels and stride == 1:
         return None
     return nn.Sequential(_convolution(channels, out_channels, size=1, stride=stride), nn.BatchNorm2d(out_channels))
@@ -154,8 +151,8 @@ class ResNet9(nn.Module):
         width: w, channels after the first convolution.
         in_channels: C.
         classes: K.
-        pools: how many of the three poolings to do, from the first on; each halves height and width, rounding down.
-            Three suit images from 16 pixels, two those of 8. Height and width must be at least 2**pools.
+        pools: number of poolings, from the first on; each halves height and width, rounding down. Three suit images
+            from 16 pixels, two those of 8. Height and width must be at least 2**pools.
 
     Raises:
         BadJob: a size is not positive, or `pools` not in 0..3.

@@ -64,7 +64,13 @@ class VGG16(nn.Module):
             nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout),
             nn.Linear(hidden, classes),
         )  # fmt: skip
-        self.apply(_initialise)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01)
+            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Logits [B, K] of images [B, C, H, W].
@@ -77,12 +83,3 @@ class VGG16(nn.Module):
         maps_BCHW = self.avgpool(self.features(x_BCHW))
         logits_BK: torch.Tensor = self.classifier(maps_BCHW.flatten(1))
         return logits_BK
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.01)
-    if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

@@ -4,7 +4,7 @@ Shapes: B images, C input channels, S pixels of each side, P of a patch's, N = (
 D width, H heads, E = D / H, M width of the MLP, L layers, K classes. Weights have timm's names.
 Parameters: (C*P^2 + 1)*D + D + T*D + L*(4*D^2 + 2*D*M + 9*D + M) + 2*D + (D + 1)*K; 86,567,656 for ViT-B/16.
 FLOPs to train on one image, the matrix products alone: 6*(T*L*(4*D^2 + 2*D*M) + N*C*P^2*D + D*K) + 12*L*D*T^2 less
-2*N*C*P^2*D, since nobody asks for the gradient of the image. A multiply and an add count as two.
+2*N*C*P^2*D, since the gradient of the image is not computed. A multiply and an add count as two.
 
 Source: A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), https://arxiv.org/abs/2010.11929; initialisation
 by normals of deviation 0.02, cut at two deviations, biases and the class token's start as in timm.
@@ -69,7 +69,12 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(_Block(width, heads, hidden, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width, eps=_EPS)
         self.head = nn.Linear(width, classes)
-        self._initialise()
+        nn.init.trunc_normal_(self.pos_embed, std=_INIT_STD, a=-2 * _INIT_STD, b=2 * _INIT_STD)
+        nn.init.normal_(self.cls_token, std=_EPS)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=_INIT_STD, a=-2 * _INIT_STD, b=2 * _INIT_STD)
+                nn.init.zeros_(module.bias)
 
     def forward(self, x_BCSS: torch.Tensor) -> torch.Tensor:
         """Logits [B, K] of images [B, C, S, S].
@@ -86,14 +91,6 @@ class ViT(nn.Module):
             x_BTD = block(x_BTD)
         logits_BK: torch.Tensor = self.head(self.norm(x_BTD)[:, 0])
         return logits_BK
-
-    def _initialise(self) -> None:
-        nn.init.trunc_normal_(self.pos_embed, std=_INIT_STD, a=-2 * _INIT_STD, b=2 * _INIT_STD)
-        nn.init.normal_(self.cls_token, std=_EPS)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=_INIT_STD, a=-2 * _INIT_STD, b=2 * _INIT_STD)
-                nn.init.zeros_(module.bias)
 
 
 class _Block(nn.Module):

@@ -11,7 +11,7 @@ from stoker.stepping.world import World
 
 
 def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Strategy:
-    """The job's model, which is on its device, spread as the plan's layout says.
+    """The job's model, which is on its device, parallelized as the plan's layout says.
 
     With `is_apart` replicas update on their own.
 
@@ -20,11 +20,13 @@ def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apar
     """
     layout = plan.layout
     if layout != world.layout:
-        raise BadJob(f"the plan is for {layout.in_words() or 'one process'}, but "
-                     f"{world.layout.in_words() or 'one process'} are here")  # fmt: skip
+        planned, here = (each.in_words() or "one process" for each in (layout, world.layout))
+        raise BadJob(f"the plan is for {planned}, but {here} are here")
     if is_apart and not layout.is_replicated:
-        raise BadJob(f"sites that come together after an interval are replicas, not {layout.in_words()}",
-                     remedy="Use replicas alone, or a Job without sync.")  # fmt: skip
+        raise BadJob(
+            f"sites that come together after an interval are replicas, not {layout.in_words()}",
+            remedy="Use replicas alone, or a Job without sync.",
+        )
     if is_apart:
         return IndependentReplicas(model)
     if layout.world_size == 1:

@@ -1,19 +1,16 @@
-"""What a layout does for a Step: carry a model's passes and gradients over the processes of a world.
+"""The interface of a layout to a Step: a model's passes and gradients over the processes of a world.
 
-A pass through a model, loss and all, as the forward pass of one module: what layouts put their wrappers around.
-
-Gradients added up over the processes that share a batch, after the backward pass of the last one.
-
-What: what DistributedDataParallel does, for parameters that are divided among other processes as well, which it does
-not take. Use when: replicas are combined with tensor parallel or stages. Costs: one sum over this process's gradients
-an update, in messages of BUCKET_BYTES, which nothing hides. Does not combine with: shards.
+`GradientReducer` does what DistributedDataParallel does, for parameters that are divided among other processes as well,
+which that does not take. Use when: replicas are combined with tensor parallel or stages. Costs: one sum over this
+process's gradients an update, in messages of BUCKET_BYTES, which nothing hides. Does not combine with: shards.
 """
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,65 +26,55 @@ LossOf = Callable[[Pass], Loss]
 """The loss of one pass, through the layout's `model`."""
 
 MeasuresOf = Callable[[Any, Content, int], dict[str, Loss]]
-"""The measures that a model reaches on so many samples."""
+"""The measures of a model on that many samples."""
 
 
-class Strategy(Protocol):
-    """A model spread over the processes of a world.
+class Strategy(abc.ABC):
+    """A model parallelized over the processes of a world.
 
-    Parameters of the module it was made from are this process's: whole ones, or DTensors.
+    Parameters of the module it was made from are this process's: whole ones, or DTensors. Losses and metrics call
+    `model`.
     """
 
-    @property
-    def model(self) -> Callable[..., Any]:
-        """What losses and metrics call."""
-        ...
+    model: Callable[..., Any]
 
+    @abc.abstractmethod
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """Leave the gradient of the sum of losses, over all processes, in the parameters.
 
         A pass that does not count is made, and its loss left out. Returns sum and count over all processes, detached.
         """
-        ...
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """Scale gradients to a global norm of at most `max_norm`; returns the norm before, over all processes."""
-        ...
+        return clip_to_global_norm(parameters, max_norm)
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Named tensors of the model, as `state_dict` gives them here, put together over all processes."""
-        ...
+        return whole_tensors(tensors)
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """What `measure(model, content, size)` finds, with the model's parameters where it looks for them.
+        """The result of `measure(model, content, size)`, with all parameters that the model needs.
 
-        Every process calls it equally often, with its own part of what is evaluated.
+        Every process calls it equally often, with its own part of the evaluated samples.
         """
-        ...
+        return measure(self.model, content, size)
 
 
-class SingleProcess:
-    """A world of one process: everything is here."""
+class SingleProcess(Strategy):
+    """A world of one process, which holds everything."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
-        losses = [backward(loss_of(one)) for one in passes]
+        """As `Strategy.accumulate`."""
+        losses = [backward(loss_of(each)) for each in passes]
         return Loss(torch.as_tensor(sum(loss.sum for loss in losses)), sum(loss.count for loss in losses))
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
+        """As `Strategy.clip`."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`."""
-        return dict(tensors)
-
-    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`."""
-        return measure(self.model, content, size)
 
 
 def backward(loss: Loss, scale: float = 1.0) -> Loss:
@@ -97,10 +84,10 @@ def backward(loss: Loss, scale: float = 1.0) -> Loss:
 
 
 def noted(loss: Loss, world: World) -> Loss:
-    """The loss, with a mark for when its last gradient is ready here and others' are not yet waited for.
+    """The loss, with a mark at the moment when its last gradient is ready here, before waiting for other processes.
 
-    PyTorch calls what is queued within a backward pass at its end, in order; DistributedDataParallel and FSDP2 queue
-    their waiting later than this, in hooks of what the loss was computed from.
+    PyTorch runs callbacks that are queued within a backward pass at its end, in order; DistributedDataParallel and
+    FSDP2 queue their waiting later than this, in hooks of the loss's inputs.
     """
     if world.mark is not unmarked and loss.sum.requires_grad:
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP2 does
@@ -108,22 +95,24 @@ def noted(loss: Loss, world: World) -> Loss:
     return loss
 
 
-def summed(losses: Sequence[Loss], world: World, beside: torch.Tensor | None = None) -> Loss:
+def summed(losses: Sequence[Loss], world: World, extra: torch.Tensor | None = None) -> Loss:
     """Sum and count over all passes that count, of all processes, in float64, in one message with the signals.
 
-    The numbers `beside` (float64) go with them, and are replaced by their sums over all processes.
+    The numbers `extra` (float64) are sent with them, and replaced by their sums over all processes.
     """
     world.mark("summing")
     device = losses[0].sum.device
-    parts = [torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in (one.sum, one.count)])
-             for one in losses]  # fmt: skip
-    own = torch.stack(parts).sum(0)
-    words = world.signals.words(own)
-    total = world.total(torch.cat([own, words] if beside is None else [own, words, beside]))
-    if beside is not None:
-        beside.copy_(total[len(own) + len(words) :])
+    pairs = [
+        [torch.as_tensor(value, dtype=torch.float64, device=device) for value in (loss.sum, loss.count)]
+        for loss in losses
+    ]
+    own = torch.stack([torch.stack(pair) for pair in pairs]).sum(0)
+    signals = world.signals.words(own)
+    total = world.total(torch.cat([own, signals] if extra is None else [own, signals, extra]))
+    if extra is not None:
+        extra.copy_(total[len(own) + len(signals) :])
     if world.is_all_data:
-        world.signals.hear(total[len(own) : len(own) + len(words)])
+        world.signals.hear(total[len(own) : len(own) + len(signals)])
     else:
         world.share_signals(own)
     world.mark("agreed")
@@ -131,10 +120,10 @@ def summed(losses: Sequence[Loss], world: World, beside: torch.Tensor | None = N
 
 
 class WholePass(nn.Module):
-    """Holds a model; its forward pass is the work that it is given.
+    """A pass through the model, loss and all, as the forward pass of one module: layouts wrap this module.
 
-    Within DistributedDataParallel or FSDP2, all that a loss does with the model then lies in the wrapper's one forward
-    pass: calls of submodules, several passes, weights and attributes that it reads. What comes out is the loss alone.
+    Within DistributedDataParallel or FSDP2, everything that a loss does with the model is then in the wrapper's one
+    forward pass: calls of submodules, several passes, weights and attributes that it reads. The output is the loss.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -142,29 +131,31 @@ class WholePass(nn.Module):
         self.model = model
 
     def forward(self, work: Callable[[], Any]) -> Any:
-        """What the work returns."""
+        """The result of `work`."""
         return work()
 
 
 _REDISTRIBUTION = logging.getLogger("torch.distributed.tensor._redistribute")
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradients that go in one message [bytes], as in DistributedDataParallel."""
+"""Gradients in one message [bytes], as in DistributedDataParallel."""
 
 
-class GradientReducer:
-    """See `stoker.stepping.layouts.base.Spread`."""
+class GradientReducer(Strategy):
+    """Gradients summed over the processes that share a batch, after the backward pass of the last one."""
+
+    model: nn.Module
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self.model = model
         self._world = world
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
+        """As `Strategy.accumulate`."""
         losses: list[Loss] = []
-        for one in passes:
-            loss = backward(loss_of(one), 1.0 if one.counts else 0.0)
-            losses.append(loss if one.counts else Loss(torch.zeros_like(loss.sum), 0))
+        for each in passes:
+            loss = backward(loss_of(each), 1.0 if each.counts else 0.0)
+            losses.append(loss if each.counts else Loss(torch.zeros_like(loss.sum), 0))
         self.reduce()
         return summed(losses, self._world)
 
@@ -174,30 +165,15 @@ class GradientReducer:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             sum_over(gradients_of(trained, self._world.data), self._world.data)
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
-        return clip_to_global_norm(parameters, max_norm)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`."""
-        return whole_tensors(tensors)
-
-    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`."""
-        return measure(self.model, content, size)
-
 
 def gradients_of(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """This process's part of the gradient of each parameter that has one anywhere in the group; zeros if not here."""
     has_one = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(has_one, group=group)
-    found: list[torch.Tensor] = []
     for parameter, count in zip(parameters, has_one.tolist(), strict=True):
         if count and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad is not None:
-            found.append(local(parameter.grad))
-    return found
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
@@ -206,11 +182,11 @@ def sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
         flat = torch.cat([tensor.flatten() for tensor in bucket])
         dist.all_reduce(flat, group=group)
         sums = flat.split([tensor.numel() for tensor in bucket])
-        torch._foreach_copy_(list(bucket), [one.view_as(to) for one, to in zip(sums, bucket, strict=True)])
+        torch._foreach_copy_(list(bucket), [total.view_as(to) for total, to in zip(sums, bucket, strict=True)])
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Named tensors, those that are divided put together; each process of their meshes has to ask."""
+    """Named tensors, divided ones put together; collective over the processes of their meshes."""
     return {name: _full(tensor) if is_spread(tensor) else tensor for name, tensor in tensors.items()}
 
 
@@ -226,7 +202,7 @@ def _full(tensor: Any) -> torch.Tensor:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors that follow each other, of one dtype."""
+    """Runs of consecutive tensors of one dtype."""
     bucket: list[torch.Tensor] = []
     held = 0
     for tensor in tensors:

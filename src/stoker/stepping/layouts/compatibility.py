@@ -1,13 +1,9 @@
-"""What may be spread over processes without a change of what is learned, and what may not.
-
-What jobs ask for that tensor groups and stages do not go with. Nothing here needs a process: planning asks too.
-"""
+"""Plans that would change what is learned, or do not go with a job, refused. Needs no process: planning asks too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -44,24 +40,35 @@ def micro_batch_problem(coupling: Coupling, micro_batch: int, batch: int, layout
 
 
 def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
-    """Refuse a plan that would change what is learned, or spreads what is done in one piece.
+    """Refuse a plan that would change what is learned, or divides what must stay whole.
 
     Raises:
         BadJob: the plan and the job do not go together.
     """
-    layout = plan.layout if job.sync is None else ONE_PROCESS  # sites that train apart are each like one process
-    if layout.world_size > 1:
-        _require_spreadable(job, plan)
+    layout = plan.layout if job.sync is None else ONE_PROCESS  # independent sites are each like one process
+    optimizer, where = job.optimizer, f"{layout.world_size} processes ({layout.in_words()})"
+    if layout.world_size > 1 and job.step is not None:
+        raise BadJob(
+            f"the job's own step makes a whole update by itself, and cannot be divided over {where}",
+            remedy=f"{_ALONE}, or give Job(loss=…) in place of step=…",
+        )
+    if layout.world_size > 1 and plan.compile:
+        raise BadJob(
+            f"compiled plans are one process's so far, and this one is for {where}",
+            remedy="Use the plan without compile.",
+        )
+    if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise and layout.shards * layout.tensor > 1:
+        does = "orthogonalises" if isinstance(optimizer, Muon) else "scales"
+        raise BadJob(
+            f"{type(optimizer).__name__} {does} whole matrices, and {layout.in_words()} hold parts of them",
+            remedy="Use replicas, which hold them whole, or another optimiser.",
+        )
     if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch, layout):
         raise BadJob(f"this plan would change what is learned: {problem}")
 
 
 def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
-    """Refuse to spread an optimiser that computes the loss anew within its step.
-
-    Raises:
-        BadJob: it does, and there are several processes.
-    """
+    """Raise BadJob for several processes with an optimiser that recomputes the loss within its step."""
     if layout.world_size > 1 and needs_closure(optimizer):
         raise BadJob(
             f"{type(optimizer).__name__} computes the loss anew within its step, as often as it likes, which "
@@ -71,7 +78,7 @@ def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
 
 
 def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) -> torch.Tensor:
-    """Add the gradient of a penalty on the model's weights, of which there may be parts here; returns the penalty.
+    """Add the gradient of a penalty on the model's weights, which may be DTensors; returns the penalty.
 
     Raises:
         BadJob: it mixes such weights with other tensors.
@@ -90,55 +97,26 @@ def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) 
     return value.detach()
 
 
-def _require_spreadable(job: Job, plan: Plan) -> None:
-    layout = plan.layout
-    where = f"{layout.world_size} processes ({layout.in_words()})"
-    if job.step is not None:
-        raise BadJob(
-            f"the job's own step makes a whole update by itself, and cannot be divided over {where}",
-            remedy=f"{_ALONE}, or give Job(loss=…) in place of step=…",
-        )
-    if plan.compile:
-        raise BadJob(f"compiled plans are one process's so far, and this one is for {where}",
-                     remedy="Use the plan without compile.")  # fmt: skip
-    optimizer = job.optimizer
-    if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise and layout.shards * layout.tensor > 1:
-        does = "orthogonalises" if isinstance(optimizer, Muon) else "scales"
-        raise BadJob(
-            f"{type(optimizer).__name__} {does} whole matrices, and {layout.in_words()} hold parts of them",
-            remedy="Use replicas, which hold them whole, or another optimiser.",
-        )
-
-
-_Term = tuple[bool, str]
-"""Whether it is asked for, and what it is."""
-
-
 def layout_problem(job: Job, layout: Layout) -> str | None:
-    """Why the job's matrices stay whole, or its model in one piece; None where the layout goes with it."""
+    """Why the job does not go with a layout of a tensor group or stages; None where it does."""
     if layout.tensor > 1 and layout.stages > 1:
         return f"a layout has a tensor group or stages, not both, as {layout.in_words()}"
-    terms = _tensor_terms(job) if layout.tensor > 1 else _stage_terms(job) if layout.stages > 1 else ()
-    found = next((what for is_asked, what in terms if is_asked), None)
-    return None if found is None else f"a layout of {layout.in_words()} does not go with {found}"
-
-
-def _tensor_terms(job: Job) -> Iterable[_Term]:
-    yield job.penalty is not None, "Job(penalty=…), which would see parts of matrices"
-    optimizer = job.optimizer
-    needs_all = isinstance(optimizer, Optimizer) and not optimizer.is_elementwise
-    yield needs_all, f"{type(optimizer).__name__}, which needs whole matrices"
-
-
-def _stage_terms(job: Job) -> Iterable[_Term]:
-    of_model = [one for one in (job.loss, *job.metrics) if callable(one) and takes_model(_function(one))]
-    names = ", ".join(map(measure_name, of_model))
-    yield bool(of_model), f"{names}, which takes the model: no stage has all of it"
-    yield job.penalty is not None, "Job(penalty=…): no stage has all weights"
-    stateful = [measure_name(one) for one in job.metrics if is_stateful(one)]
-    yield bool(stateful), f"{', '.join(stateful)}, which sees outputs: only the last stage has them"
-    yield isinstance(job.optimizer, Muon), "Muon, which tells hidden matrices from the others by the whole model"
-
-
-def _function(given: Any) -> Callable[..., Any]:
-    return given.forward if isinstance(given, nn.Module) else given
+    optimizer, conflicts = job.optimizer, list[str]()
+    if layout.tensor > 1:
+        if job.penalty is not None:
+            conflicts.append("Job(penalty=…), which would see parts of matrices")
+        if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise:
+            conflicts.append(f"{type(optimizer).__name__}, which needs whole matrices")
+    elif layout.stages > 1:
+        given = [measure for measure in (job.loss, *job.metrics) if callable(measure)]
+        of_model = [m for m in given if takes_model(m.forward if isinstance(m, nn.Module) else m)]
+        if of_model:
+            names = ", ".join(map(measure_name, of_model))
+            conflicts.append(f"{names}, which takes the model: no stage has all of it")
+        if job.penalty is not None:
+            conflicts.append("Job(penalty=…): no stage has all weights")
+        if stateful := [measure_name(metric) for metric in job.metrics if is_stateful(metric)]:
+            conflicts.append(f"{', '.join(stateful)}, which sees outputs: only the last stage has them")
+        if isinstance(optimizer, Muon):
+            conflicts.append("Muon, which tells hidden matrices from the others by the whole model")
+    return f"a layout of {layout.in_words()} does not go with {conflicts[0]}" if conflicts else None

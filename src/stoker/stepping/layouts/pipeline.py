@@ -7,25 +7,21 @@ stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) tur
 between neighbours each way.
 Does not combine with: losses of the form (model, batch), penalties, Muon, weights tied between stages, tensor parallel;
 compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The
-last is looked for by rehearsals, forward passes without gradients and with other values for what is elsewhere: of all
-micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after new
-shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
-Own sends and turns in the place of `torch.distributed.pipelining`: its stages take micro-batches of one size alone,
-where the last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward
-pass that running statistics and random draws would notice. The orders of turns are its own.
+last is checked by rehearsals, forward passes without gradients and with other values for the weights of other stages:
+of all micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after
+new shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
+Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
+last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward pass that
+changes running statistics and random draws. The orders of turns are its own.
+Each direction has its own process group, so that over NCCL, which orders the sends and receives of a group, a stage
+that sends and one that receives never wait for each other. Sends are waited for only at the end of an update.
 Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDream-2BW", arXiv:2006.09503, section 2
 (1F1B with a flush); https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
-
-What is around a pipeline's stage: how it is spread over the processes that share a batch.
-
-What neighbouring stages send each other: activations one way, their gradients the other way.
-
-Each way has a process group of its own, so that over NCCL, which takes what a group sends and receives in order, a
-stage that sends and one that receives never wait for each other. Sends are not waited for until an update's end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -44,7 +40,7 @@ from stoker.loading.fields import Content
 from stoker.loading.randomness import generator_states, restore_generators
 from stoker.records import Plan, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
-from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf
+from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy
 from stoker.stepping.layouts.compatibility import layout_problem
 from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
 from stoker.stepping.random_draws import torch_generators
@@ -52,21 +48,21 @@ from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import AXES, World, broadcast_json
 
 Turn = tuple[Literal["forward", "backward"], int]
-"""What a stage does next, with which micro-batch."""
+"""The next pass of a stage, and its micro-batch."""
 
 _LEAST = 1e-6
 """Added to the norm that is divided by, as in `torch.nn.utils.clip_grad_norm_`."""
 
 _MOST_FOR_SHAPES = 16
-"""Updates at most that are rehearsed because of new shapes: where lengths vary, every batch has some."""
+"""Largest number of updates rehearsed because of new shapes: where lengths vary, every batch has some."""
 
 _ROUNDING = 10.0
-"""How many times the difference between equal passes another one has to have to count as different."""
+"""Multiple of the difference between equal passes above which another one counts as different."""
 
 
 @dataclass
 class _Flight:
-    """A micro-batch on its way: what came in, and what went out; in the last stage that is its loss."""
+    """A micro-batch between its forward and backward pass: the stage's input and output; in the last stage its loss."""
 
     received: torch.Tensor | None
     out: torch.Tensor
@@ -80,15 +76,28 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     Raises:
         BadJob: it cannot be cut so, or the job asks for what does not go along.
     """
-    _require_pipeline(job, plan)
+    problem = layout_problem(job, plan.layout)
+    if problem is None and plan.compile:  # a stage of few blocks would be compiled with the code around them
+        problem = "the plan compiles the model, of which no stage has all"
+    if problem is not None:
+        raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
     where = cut_into_stages(model, plan.layout.stages)
-    _require_groups(job, model, where)
+    if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
+        for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
+            named = {name: p for name, p in model.named_parameters() if p.requires_grad and where.owners[name] == stage}
+            try:
+                parameter_groups(job.optimizer, named)
+            except BadJob as problem_in_stage:
+                raise BadJob(
+                    f"in stage {stage + 1} of {len(where.spans)}, {problem_in_stage.message}",
+                    remedy="Use patterns that match in every stage, or another layout.",
+                ) from problem_in_stage
     whole = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
     return PipelineParallel(model, where, whole, world)
 
 
-class PipelineParallel:
-    """See `stoker.stepping.layouts.base.Spread`.
+class PipelineParallel(Strategy):
+    """See `stoker.stepping.layouts.base.Strategy`.
 
     Args:
         model: whole, on its device; it loses the weights of other stages.
@@ -107,7 +116,7 @@ class PipelineParallel:
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
         self._onward, self._back = open_channels(world, self._device)
-        self.model = StageModel(model, where, self._stage, self._onward.receive)
+        self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
         self._carrier = stage_data_parallel(model, world)
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
@@ -116,37 +125,47 @@ class PipelineParallel:
         self._left_for_shapes = _MOST_FOR_SHAPES
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
+        """As `Strategy.accumulate`."""
         flights: dict[int, _Flight] = {}
         losses: list[Loss] = []
         self._num_updates += 1
         rehearsed = len(passes) if self._has_new_shapes() else _is_due(self._num_updates)
-        buffers = _copies(self.model.buffers()) if rehearsed else {}
+        buffers = {name: buffer.clone() for name, buffer in self.model.buffers().items()} if rehearsed else {}
         is_spoilt = has_new_shapes = False
         for turn, number in turns(self._world.layout.schedule, self._stage, self._world.layout.stages, len(passes)):
             if turn == "forward":
                 rehearsal = self._rehearsal() if number < rehearsed else None
-                flight = flights[number] = self._forward(passes[number], loss_of)
+                out, loss = self._passed(passes[number], loss_of)
+                if loss is None:
+                    self._onward.send(out, self.model.kind)
+                flight = flights[number] = _Flight(self.model.received, out, loss, passes[number].counts)
                 has_new_shapes = has_new_shapes or self.model.kind not in self._kinds
                 self._kinds.add(self.model.kind)
                 if rehearsal is not None:
                     again = functools.partial(self._seen, passes[number], loss_of)
-                    out = _seen(flight.out, flight.loss)
-                    is_spoilt = rehearsal.differs(out, again, flight.received) or is_spoilt
-                if flight.loss is not None and flight.counts:
-                    losses.append(Loss(flight.loss.sum.detach(), flight.loss.count))
+                    is_spoilt = rehearsal.differs(_seen(out, loss), again, flight.received) or is_spoilt
+                if loss is not None and flight.counts:
+                    losses.append(Loss(loss.sum.detach(), loss.count))
             else:
                 self._backward(flights.pop(number), is_last=number == len(passes) - 1)
         self._onward.settle()
         self._back.settle()
         self._carrier.finish()
         self._world.mark("summing")
-        loss, (num_spoilt, self._new_shapes) = self._total(losses, [float(is_spoilt), float(has_new_shapes)])
-        if rehearsed:  # else a GPU is not waited for
+        own = torch.tensor([0.0, 0.0, is_spoilt, has_new_shapes], dtype=torch.float64, device=self._device)
+        for loss in losses:
+            own[0] += loss.sum
+            own[1] += loss.count
+        total = torch.cat([own, self._world.signals.words(own)])
+        dist.all_reduce(total)
+        self._world.signals.hear(total[len(own) :])
+        self._world.mark("agreed")
+        num_spoilt, self._new_shapes = total[2], total[3]
+        if rehearsed:  # otherwise a GPU is not waited for
             if num_spoilt > 0:
                 raise _unlike(_USED_ELSEWHERE)
             self._require_changed_by_owners(buffers)
-        return loss
+        return Loss(total[0].to(self._dtype), total[1])
 
     def _has_new_shapes(self) -> bool:
         """Whether this is the first update, or some process saw inputs of new shapes in the last one."""
@@ -157,7 +176,7 @@ class PipelineParallel:
         return has_some
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
+        """As `Strategy.clip`."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         square = global_norm(gradients).to(self._device).double().square()
         dist.all_reduce(square, group=self._line)
@@ -167,19 +186,19 @@ class PipelineParallel:
         return norm
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`, of all of the state."""
+        """As `Strategy.whole`, of all of the state."""
         own = self._carrier.whole(tensors)
-        found: dict[str, torch.Tensor] = {}
+        whole: dict[str, torch.Tensor] = {}
         for name, owner in self._where.owners.items():
             shape, dtype = self._whole[name]
             is_here = owner == self._stage
             tensor = own[name].contiguous() if is_here else torch.empty(shape, dtype=dtype, device=self._device)
             dist.broadcast(tensor, src=dist.get_global_rank(self._line, owner), group=self._line)
-            found[name] = tensor
-        return found
+            whole[name] = tensor
+        return whole
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`; the last stage tells the others."""
+        """As `Strategy.measures`; the last stage sends the results to the others."""
         self._num_evaluations += 1
         rehearsal = self._rehearsal() if _is_due(self._num_evaluations) else None
         out, measured = self._measured(content, size, measure)
@@ -194,44 +213,37 @@ class PipelineParallel:
                 raise _unlike(_USED_ELSEWHERE)
         self._carrier.after_evaluation()
         self._onward.settle()
-        return self._told(measured)
+        return self._shared(measured)
 
     def _measured(
         self, content: Content, size: int, measure: MeasuresOf
     ) -> tuple[torch.Tensor, dict[str, Loss] | None]:
-        """What comes out of an evaluation's pass through this stage: activations, or sums and counts of measures."""
-        found: list[dict[str, Loss]] = []
+        """The output of an evaluation's pass through this stage: activations, or sums and counts of measures."""
+        measured: list[dict[str, Loss]] = []
 
         def work() -> torch.Tensor:
             try:
-                found.append(measure(self.model, content, size))
+                measured.append(measure(self.model, content, size))
             except StageEnd as end:
                 return end.activations
-            return torch.stack([number for loss in found[0].values() for number in _numbers(loss)])
+            return torch.stack([number for loss in measured[0].values() for number in _numbers(loss)])
 
         out = self._carrier.forward(work)
-        return out, found[0] if found else None
-
-    def _forward(self, one: Pass, loss_of: LossOf) -> _Flight:
-        """Bring a micro-batch through this stage, and send what comes out."""
-        out, loss = self._passed(one, loss_of)
-        if loss is None:
-            self._onward.send(out, self.model.kind)
-        return _Flight(self.model.received, out, loss, one.counts)
+        return out, measured[0] if measured else None
 
     def _passed(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, Loss | None]:
-        """What comes out of a pass through this stage: activations, or the loss's sum and the loss."""
-        found: list[Loss] = []
+        """The output of a pass through this stage: activations, or the loss's sum and the loss."""
+        losses: list[Loss] = []
 
         def work() -> torch.Tensor:
             try:
-                found.append(loss_of(one))
+                losses.append(loss_of(one))
             except StageEnd as end:
                 return end.activations
-            return found[0].sum
+            return losses[0].sum
 
         out = self._carrier.forward(work)
-        return out, Loss(out, found[0].count) if found else None
+        return out, Loss(out, losses[0].count) if losses else None
 
     def _rehearsal(self) -> _Rehearsal:
         return _Rehearsal(self.model, self._carrier, self._world, self._device)
@@ -240,7 +252,7 @@ class PipelineParallel:
         return _seen(*self._passed(one, loss_of))
 
     def _backward(self, flight: _Flight, *, is_last: bool) -> None:
-        """Bring a micro-batch's gradients back through this stage."""
+        """The backward pass of a micro-batch through this stage."""
         if flight.loss is not None:
             gradient = torch.full_like(flight.out, 1.0 if flight.counts else 0.0)
         else:
@@ -249,29 +261,18 @@ class PipelineParallel:
         if flight.out.requires_grad:
             flight.out.backward(gradient)
         if flight.received is not None:
-            given = flight.received.grad
-            self._back.send_back(torch.zeros_like(flight.received) if given is None else given)
-
-    def _total(self, losses: Sequence[Loss], flags: Sequence[float]) -> tuple[Loss, torch.Tensor]:
-        """Sum and count over all processes, told to all of them with the signals, and the sums of `flags`."""
-        own = torch.tensor([0.0, 0.0, *flags], dtype=torch.float64, device=self._device)
-        for loss in losses:
-            own[0] += loss.sum
-            own[1] += loss.count
-        total = torch.cat([own, self._world.signals.words(own)])
-        dist.all_reduce(total)
-        self._world.signals.hear(total[len(own) :])
-        self._world.mark("agreed")
-        return Loss(total[0].to(self._dtype), total[1]), total[2 : len(own)]
+            input_gradient = flight.received.grad
+            self._back.send_back(torch.zeros_like(flight.received) if input_gradient is None else input_gradient)
 
     def _require_changed_by_owners(self, before: Mapping[str, torch.Tensor]) -> None:
         """Raise BadJob, in all processes, if a buffer was changed by passes, but not in the stage that keeps it."""
         if not before:
             return
-        changed = [not _same(before[name], buffer) and bool(buffer.isfinite().all())
-                   for name, buffer in self.model.buffers().items()]  # fmt: skip
-        owned = [self.model.owns(name) for name in before]
-        flags = [[by_owner and own, by_owner and not own] for by_owner, own in zip(changed, owned, strict=True)]
+        flags: list[list[bool]] = []
+        for name, buffer in self.model.buffers().items():
+            is_changed = not _same(before[name], buffer) and bool(buffer.isfinite().all())
+            is_owned = self.model.owns(name)
+            flags.append([is_changed and is_owned, is_changed and not is_owned])
         total = torch.tensor(flags, dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         for name, (by_owner, by_others) in zip(before, total.tolist(), strict=True):
@@ -280,7 +281,7 @@ class PipelineParallel:
                     f"{name} is registered with one stage, but changed by another, which keeps no state of it"
                 )
 
-    def _told(self, measured: dict[str, Loss] | None) -> dict[str, Loss]:
+    def _shared(self, measured: dict[str, Loss] | None) -> dict[str, Loss]:
         """The last stage's measures, in all stages."""
         last = dist.get_global_rank(self._line, self._line.size() - 1)
         if self._names is None:
@@ -294,23 +295,23 @@ class PipelineParallel:
 
 
 class _Rehearsal:
-    """A pass made again with other values for what other stages hold; made before the pass that counts."""
+    """A pass repeated with other values for the weights of other stages; created before the pass that counts."""
 
     def __init__(self, model: StageModel, carrier: StageDataParallel, world: World, device: torch.device) -> None:
         self._model, self._carrier, self._world, self._device = model, carrier, world, device
         self._generators = torch_generators(device)
-        self._torch_states = [one.get_state() for one in self._generators]
+        self._torch_states = [generator.get_state() for generator in self._generators]
         self._states = generator_states()
         self._kept = model.kept_by_blocks()
 
     def differs(self, out: torch.Tensor, again: Callable[[], torch.Tensor], received: torch.Tensor | None) -> bool:
-        """Whether `again`, the pass made again, gives something else than the pass that gave `out`.
+        """Whether `again`, the repeated pass, gives another output than `out`.
 
         Processes that share a batch make the same passes, and agree on the answer.
         """
         model = self._model
         changed = {key: kept for key, kept in model.kept_by_blocks().items() if kept is not self._kept.get(key)}
-        now = [one.get_state() for one in self._generators], generator_states()
+        now = [generator.get_state() for generator in self._generators], generator_states()
         out = out.detach()
 
         def passed(values: Values) -> torch.Tensor:
@@ -323,10 +324,10 @@ class _Rehearsal:
             other = passed(values)
             if not self._anywhere(not _same(other, out)):
                 continue
-            # Without gradients other kernels may round otherwise, and on a GPU sums may come in any order.
+            # Without gradients other kernels may round differently, and on a GPU the order of sums may vary.
             first, second = passed("nan"), passed("nan")
-            is_apart = _distance(other, first) > _ROUNDING * _distance(first, second)
-            is_different = self._anywhere(is_apart) or is_different
+            is_distant = _distance(other, first) > _ROUNDING * _distance(first, second)
+            is_different = self._anywhere(is_distant) or is_different
         self._set_generators(*now)
         self._carrier.after_evaluation()
         return is_different
@@ -336,13 +337,13 @@ class _Rehearsal:
             generator.set_state(state)
         restore_generators(states)
 
-    def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - a statement put to the others
+    def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - the value is the statement
         total = torch.tensor(float(value), device=self._device)
         return bool(self._world.total(total) > 0)
 
 
 def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:
-    """What comes out of a pass, the count of a loss with it."""
+    """The output of a pass, with the count of a loss."""
     return out if loss is None else torch.stack(_numbers(loss))
 
 
@@ -356,24 +357,20 @@ def _is_due(number: int) -> bool:
     return number == 3 or number & (number - 1) == 0
 
 
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal; what is not a number in both is."""
+    """Whether two tensors are equal; NaN equals NaN."""
     if one.shape != other.shape:
         return False
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference; infinite where only one is a number, or shapes differ."""
+    """The largest absolute difference [1]; infinite where only one is NaN, or shapes differ."""
     if one.shape != other.shape:
         return math.inf
     is_same = (one == other) | (one.isnan() & other.isnan())
-    apart = torch.where(is_same, 0.0, (one - other).abs().double())
-    return float(apart.nan_to_num(math.inf).max()) if apart.numel() else 0.0
+    differences = torch.where(is_same, 0.0, (one - other).abs().double())
+    return float(differences.nan_to_num(math.inf).max()) if differences.numel() else 0.0
 
 
 _USED_ELSEWHERE = (
@@ -392,7 +389,7 @@ def _unlike(why: str) -> BadJob:
 
 
 def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[Turn]:
-    """What a stage (from 0) does in an update, in order; both schedules add gradients up in the same order.
+    """The passes of a stage (from 0) in an update, in order; both schedules add up gradients in the same order.
 
     >>> [f"{turn[0]}{number}" for turn, number in turns("1f1b", 0, 2, 3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
@@ -406,41 +403,19 @@ def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[
             yield "forward", ahead + number
 
 
-def _require_pipeline(job: Job, plan: Plan) -> None:
-    """Raise BadJob for what stages do not go with."""
-    problem = layout_problem(job, plan.layout)
-    if problem is None and plan.compile:  # a stage of few blocks would be compiled with the code around them
-        problem = "the plan compiles the model, of which no stage has all"
-    if problem is not None:
-        raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
-
-
-def _require_groups(job: Job, model: nn.Module, where: PipelineCut) -> None:
-    """Raise BadJob, in all processes, where a group of the optimiser has nothing in some stage."""
-    if not isinstance(job.optimizer, Optimizer) or not job.optimizer.groups:
-        return
-    for stage in range(len(where.spans)):
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad and where.owners[name] == stage}
-        try:
-            parameter_groups(job.optimizer, named)
-        except BadJob as problem:
-            raise BadJob(f"in stage {stage + 1} of {len(where.spans)}, {problem.message}",
-                         remedy="Use patterns that match in every stage, or another layout.") from problem  # fmt: skip
-
-
 StagePass = Callable[[], torch.Tensor]
 """A pass through the stage."""
 
 
 class StageDataParallel(Protocol):
-    """What is around a stage's model: how it is spread over the processes that share a batch."""
+    """The data parallelism of a stage's model: how it is divided among the processes that share a batch."""
 
     def forward(self, work: StagePass) -> torch.Tensor:
-        """What `work` returns, with the parameters where it looks for them."""
+        """The result of `work`, with all parameters that it needs."""
         ...
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Get ready for a backward pass; the last one of an update leaves the sum of gradients, or `finish` does."""
+        """Prepare a backward pass; the last one of an update leaves the sum of gradients, or `finish` does."""
         ...
 
     def finish(self) -> None:
@@ -448,7 +423,7 @@ class StageDataParallel(Protocol):
         ...
 
     def after_evaluation(self) -> None:
-        """Let go of what a pass without a backward one leaves."""
+        """Release the memory of a pass without a backward pass."""
         ...
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -456,33 +431,26 @@ class StageDataParallel(Protocol):
         ...
 
 
-class ReplicatedStage:
-    """A stage whose parameters each process holds whole; see Carrier."""
-
-    def __init__(self, model: nn.Module, world: World) -> None:
-        self._reducer = GradientReducer(model, world)
+class ReplicatedStage(GradientReducer):
+    """A stage whose parameters each process holds whole; see StageDataParallel."""
 
     def forward(self, work: StagePass) -> torch.Tensor:
-        """See Carrier."""
+        """See StageDataParallel."""
         return work()
 
     def before_backward(self, *, is_last: bool) -> None:
-        """See Carrier."""
+        """See StageDataParallel."""
 
     def finish(self) -> None:
-        """See Carrier."""
-        self._reducer.reduce()
+        """See StageDataParallel."""
+        self.reduce()
 
     def after_evaluation(self) -> None:
-        """See Carrier."""
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """See Carrier."""
-        return self._reducer.whole(tensors)
+        """See StageDataParallel."""
 
 
 def stage_data_parallel(model: nn.Module, world: World) -> StageDataParallel:
-    """What goes around `model`, the stage of this process, in place."""
+    """The data parallelism of `model`, the stage of this process, in place."""
     if world.layout.shards == 1:
         return ReplicatedStage(model, world)
     from stoker.stepping.layouts.sharded import ShardedStage  # noqa: PLC0415 - FSDP2 takes long to import
@@ -495,36 +463,41 @@ _MOST_DIMENSIONS = 8
 
 
 class StageChannel:
-    """One way between neighbouring stages: what `send` puts in at one end, `receive` takes out at the other, in order.
+    """One direction between neighbouring stages: tensors arrive in the order in which they are sent.
 
     Args:
         group: the stages of one pipeline, in order.
-        step: 1 for what goes to the next stage, -1 for what goes back.
+        step: 1 towards the next stage, -1 back.
     """
 
     def __init__(self, group: dist.ProcessGroup, step: int, device: torch.device) -> None:
         self._group, self._device = group, device
         rank = group.rank()
         self._to = _global(group, rank + step)
-        self._of = _global(group, rank - step)
+        self._from = _global(group, rank - step)
         self._sent: list[tuple[Any, torch.Tensor]] = []
-        self._told: set[Hashable] = set()
+        self._announced: set[Hashable] = set()
         self._forms: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}
 
     def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
         """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
-        assert self._to is not None, "the last stage has nobody to send to"
-        if kind not in self._told:
-            self._put(_header_of(tensor, self._device))
+        assert self._to is not None, "the last stage has no next one"
+        if kind not in self._announced:
+            assert tensor.dim() <= _MOST_DIMENSIONS, "activations have a few dimensions"
+            padding = [0] * (_MOST_DIMENSIONS - tensor.dim())
+            header = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *padding]
+            self._put(torch.tensor(header, dtype=torch.int64, device=self._device))
         if kind is not None:
-            self._told.add(kind)
+            self._announced.add(kind)
         self._put(tensor.detach().contiguous())
 
     def receive(self, kind: Hashable | None) -> torch.Tensor:
         """The next tensor, which is of `kind`."""
         form = self._forms.get(kind)
         if form is None:
-            form = _header_in(self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=self._device)))
+            header = self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=self._device))
+            number, dims, *sizes = header.tolist()
+            form = torch.Size(sizes[:dims]), _DTYPES[number]
         if kind is not None:
             self._forms[kind] = form
         shape, dtype = form
@@ -547,15 +520,15 @@ class StageChannel:
     def _put(self, tensor: torch.Tensor) -> None:
         self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
         work = dist.isend(tensor, dst=self._to, group=self._group)
-        self._sent.append((work, tensor))  # until it has arrived, nobody else may have its memory
+        self._sent.append((work, tensor))  # its memory is kept until it has arrived
 
     def _take(self, empty: torch.Tensor) -> torch.Tensor:
-        dist.recv(empty, src=self._of, group=self._group)
+        dist.recv(empty, src=self._from, group=self._group)
         return empty
 
 
 def open_channels(world: World, device: torch.device) -> tuple[StageChannel, StageChannel]:
-    """The way to the next stage, and the way back; every process of the world asks for them together."""
+    """The channel to the next stage, and the one back; collective over the world."""
     assert world.mesh is not None
     ways = [_own_line(world) for _ in range(2)]
     return StageChannel(ways[0], 1, device), StageChannel(ways[1], -1, device)
@@ -565,39 +538,16 @@ def _own_line(world: World) -> dist.ProcessGroup:
     """A new group of the processes that hold the stages of the same samples."""
     assert world.mesh is not None
     lines = world.mesh.mesh.movedim(AXES.index("stages"), -1).flatten(0, -2).tolist()
-    patience = _group_timeout(world)
-    found: list[dist.ProcessGroup] = []
-    for line in lines:  # everybody makes every group, in the same order
-        group = dist.new_group(line, timeout=patience)
-        if world.rank in line:
-            found.append(group)
-    return found[0]
-
-
-def _group_timeout(world: World) -> timedelta | None:
-    """How long processes wait for each other, which new groups do not take over by themselves; None: unknown."""
-    assert world.mesh is not None
-    everybody: Any = dist.group.WORLD
-    try:
+    patience: timedelta | None = None  # unknown
+    with contextlib.suppress(AttributeError, RuntimeError):  # new groups do not inherit the timeout of the world's
+        everybody: Any = dist.group.WORLD
         options = everybody._get_backend(torch.device(world.mesh.device_type)).options  # noqa: SLF001 - no public way
-    except (AttributeError, RuntimeError):
-        return None
-    patience: timedelta | None = getattr(options, "_timeout", None)
-    return patience
+        patience = getattr(options, "_timeout", None)
+    # Every process makes every group, in the same order.
+    groups: list[dist.ProcessGroup] = [dist.new_group(line, timeout=patience) for line in lines]
+    return groups[next(index for index, line in enumerate(lines) if world.rank in line)]
 
 
 def _global(group: dist.ProcessGroup, rank: int) -> int | None:
     """The process's number in the world; None where there is no such stage."""
     return dist.get_global_rank(group, rank) if 0 <= rank < group.size() else None
-
-
-def _header_of(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Shape and dtype as numbers."""
-    assert tensor.dim() <= _MOST_DIMENSIONS, "activations have a few dimensions"
-    filled = [*tensor.shape, *[0] * (_MOST_DIMENSIONS - tensor.dim())]
-    return torch.tensor([_DTYPES.index(tensor.dtype), tensor.dim(), *filled], dtype=torch.int64, device=device)
-
-
-def _header_in(numbers: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    dtype, dims, *shape = numbers.tolist()
-    return torch.Size(shape[:dims]), _DTYPES[dtype]

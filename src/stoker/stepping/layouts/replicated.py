@@ -2,17 +2,15 @@
 
 What: PyTorch's DistributedDataParallel adds up gradients in buckets while the backward pass still goes on. A parameter
 without a gradient in some process, which it would wait for, gets a zero there after the pass; one without a gradient in
-any process has none afterwards, and no optimiser moves it. Buckets are in one order from the first update on, so that
-a resumed run adds up as it would have.
+any process has none afterwards, and no optimiser moves it. Buckets are in one order from the first update on, so that a
+resumed run adds up as it would have.
 Use when: model, gradients and optimiser state fit on each device. Costs: one sum over all gradients an update, hidden
 behind the backward pass as far as links allow. Does not combine with: steps of the job's own, closure optimisers.
 Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
 
-Sites that train apart: each makes its own update of its part of a batch, and hears nothing of the others meanwhile.
-
-What: the gradient is the mean over this process's own samples, and clipped by its own norm. Use when: the job says how
-sites come together (`Job(sync=…)`, see `stoker.jobs.sync`), which `stepping/outer/` does after the update.
-Costs: nothing within an update. Does not combine with: shards, tensor parallel, stages.
+Independent replicas (`Job(sync=…)`): each makes its own update of its part of a batch, without communication. The
+gradient is the mean over this process's own samples, and clipped by its own norm; `stepping/diloco.py` exchanges
+weights after the update. Does not combine with: shards, tensor parallel, stages.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,8 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.jobs import Loss
 from stoker.loading.batches import Pass
-from stoker.loading.fields import Content
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, SingleProcess, WholePass, backward, summed
+from stoker.stepping.layouts.base import LossOf, SingleProcess, WholePass, backward, summed
 from stoker.stepping.world import World
 
 _SETTINGS = inspect.signature(DistributedDataParallel).parameters
@@ -40,89 +37,69 @@ _BUFFERS_STAY: dict[str, Any] = {
 }
 
 
-class Replicated:
-    """See `stoker.stepping.layouts.base.Spread`."""
+class Replicated(SingleProcess):
+    """See `stoker.stepping.layouts.base.Strategy`."""
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        self.model = model
+        super().__init__(model)
         self._world = world
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._whole_pass = DistributedDataParallel(
             WholePass(model), process_group=world.data, gradient_as_bucket_view=True, **_BUFFERS_STAY
         )
-        # What each pass leaves here: a parameter that got a gradient, in its place. Noted without a line of Python.
+        # Each pass puts here the parameters that got a gradient, by index, without running Python bytecode.
         self._used: list[torch.Tensor | None] = [None] * len(self._trained)
-        for at, parameter in enumerate(self._trained):
-            parameter.register_post_accumulate_grad_hook(functools.partial(operator.setitem, self._used, at))
-        self._order_buckets()
-
-    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
-        self._used[:] = [None] * len(self._used)
-        with self._whole_pass.no_sync():
-            losses = [self._pass(one, loss_of) for one in passes[:-1]]
-        before = [used is not None for used in self._used]
-        self._used[:] = [None] * len(self._used)
-        losses.append(self._pass(passes[-1], loss_of))
-        now = [used is not None for used in self._used]
-        self._give_zeros([p for p, is_used in zip(self._trained, now, strict=True) if not is_used])
-        return self._summed(losses, [one or other for one, other in zip(before, now, strict=True)])
-
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`."""
-        return dict(tensors)
-
-    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`."""
-        return measure(self.model, content, size)
-
-    def _pass(self, one: Pass, loss_of: LossOf) -> Loss:
-        """Make a pass, forward and backward."""
-        found: list[Loss] = []
-
-        def work() -> torch.Tensor:
-            found.append(loss_of(one))
-            return found[0].sum
-
-        loss = Loss(self._whole_pass(work), found[0].count)
-        if loss.sum.requires_grad:  # it may depend on parameters in other processes alone
-            # DistributedDataParallel divides by the number of processes.
-            loss = backward(loss, self._world.layout.data_size if one.counts else 0.0)
-        return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
-
-    def _summed(self, losses: Sequence[Loss], is_used: Sequence[bool]) -> Loss:
-        """The loss over all processes; gradients of what none of them used are forgotten."""
-        uses = torch.tensor(is_used, dtype=torch.float64, device=self._trained[0].device)
-        loss = summed(losses, self._world, uses)
-        if not all(is_used):  # else nobody need wait for the device
-            for parameter, count in zip(self._trained, uses.tolist(), strict=True):
-                if count == 0:
-                    parameter.grad = None
-        return loss
-
-    def _order_buckets(self) -> None:
-        """Let gradients of zero come once, the last parameter's first.
-
-        DistributedDataParallel orders its buckets by when the first gradients came: here in the same way in every run.
-        """
+        for index, parameter in enumerate(self._trained):
+            parameter.register_post_accumulate_grad_hook(functools.partial(operator.setitem, self._used, index))
+        # DistributedDataParallel orders its buckets by when the first gradients came: here by gradients of zero, the
+        # last parameter's first, in every run.
         self._whole_pass(lambda: None)
         self._give_zeros(self._trained[::-1])
         for parameter in self._trained:
             parameter.grad = None
 
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """As `Strategy.accumulate`."""
+        self._used[:] = [None] * len(self._used)
+        with self._whole_pass.no_sync():
+            losses = [self._pass(each, loss_of) for each in passes[:-1]]
+        before = [used is not None for used in self._used]
+        self._used[:] = [None] * len(self._used)
+        losses.append(self._pass(passes[-1], loss_of))
+        now = [used is not None for used in self._used]
+        self._give_zeros([p for p, is_used in zip(self._trained, now, strict=True) if not is_used])
+        is_used = [earlier or last for earlier, last in zip(before, now, strict=True)]
+        uses = torch.tensor(is_used, dtype=torch.float64, device=self._trained[0].device)
+        loss = summed(losses, self._world, uses)
+        if not all(is_used):  # otherwise the device need not be waited for
+            for parameter, count in zip(self._trained, uses.tolist(), strict=True):
+                if count == 0:  # used by no process
+                    parameter.grad = None
+        return loss
+
+    def _pass(self, one: Pass, loss_of: LossOf) -> Loss:
+        """Make a pass, forward and backward."""
+        losses: list[Loss] = []
+
+        def work() -> torch.Tensor:
+            losses.append(loss_of(one))
+            return losses[0].sum
+
+        loss = Loss(self._whole_pass(work), losses[0].count)
+        if loss.sum.requires_grad:  # it may depend on parameters in other processes alone
+            # DistributedDataParallel divides by the number of processes.
+            loss = backward(loss, self._world.layout.data_size if one.counts else 0.0)
+        return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
+
     def _give_zeros(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add a gradient of zero to each, in a backward pass, by which the sum over processes comes to its end."""
+        """Add a gradient of zero to each, in a backward pass, which completes the sum over processes."""
         if parameters:
             torch.autograd.backward(list(parameters), [torch.zeros_like(p) for p in parameters])
 
 
 class IndependentReplicas(SingleProcess):
-    """See `stoker.stepping.layouts.base.Spread`; losses and norms are this process's own."""
+    """See `stoker.stepping.layouts.base.Strategy`; losses and norms are this process's own."""
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`, of the passes that count; there is one at least."""
-        return super().accumulate([one for one in passes if one.counts], loss_of)
+        """As `Strategy.accumulate`, of the passes that count; there is at least one."""
+        return super().accumulate([each for each in passes if each.counts], loss_of)

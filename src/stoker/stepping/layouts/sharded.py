@@ -8,8 +8,6 @@ pass of an update. Under autocast the casts of gathered weights stay until the b
 checkpointed. Does not combine with: blocks that some processes pass through and others do not (see `_BlockOrder`); a
 block's weights read outside its forward pass; Muon, whose matrices are whole; a job's own step; closure optimisers.
 Source: Zhao et al. 2023, https://arxiv.org/abs/2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
-
-A pipeline's stage whose parameters are sharded over the processes that share a batch; see `sharded.py`.
 """
 
 from __future__ import annotations
@@ -31,16 +29,15 @@ from stoker.jobs import Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
 from stoker.stepping.blocks import repeated_blocks
-from stoker.stepping.distributed_tensors import clip_to_global_norm, is_spread
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, WholePass, backward, summed
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, Strategy, WholePass, backward, summed, whole_tensors
 from stoker.stepping.world import World
 
 Along = Callable[[nn.Parameter], Shard | None]
 """Which dimension of a parameter is sharded; None is its first."""
 
 
-class Sharded:
-    """See `stoker.stepping.layouts.base.Spread`; the parameters of `model` become DTensors, in place.
+class Sharded(Strategy):
+    """See `stoker.stepping.layouts.base.Strategy`; the parameters of `model` become DTensors, in place.
 
     Args:
         model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
@@ -54,7 +51,7 @@ class Sharded:
     def __init__(self, model: nn.Module, world: World, *, along: Along | None = None) -> None:
         self.model = model
         self._world = world
-        self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes none
+        self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes no scalars
         self._root = WholePass(model)
         blocks = separate_blocks(model)
         self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along)
@@ -66,50 +63,47 @@ class Sharded:
         self._watch_use()
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
+        """As `Strategy.accumulate`."""
         self._used.clear()
         self._order.begin_update()
         try:
-            losses = [self._pass(one, loss_of, is_last=one is passes[-1]) for one in passes]
+            losses = [self._pass(each, loss_of, is_last=each is passes[-1]) for each in passes]
         except Exception:
-            self._drop_what_was_begun()
+            root: Any = self._root
+            if hasattr(root, "reset_iter_state"):  # since PyTorch 2.13: FSDP2 can go on after an error within a pass
+                root.reset_iter_state()
             raise
         settling = self._settling()
         loss = summed(losses, self._world, settling)
         self._settle(settling)
         return loss
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
-        return clip_to_global_norm(parameters, max_norm)
-
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`."""
+        """As `Strategy.whole`."""
         self._order.require_equal_before()
-        with torch.no_grad():
-            return {name: _whole(tensor) for name, tensor in tensors.items()}
+        return whole_tensors(tensors)
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`."""
-        found: list[dict[str, Loss]] = []
+        """As `Strategy.measures`."""
+        results: list[dict[str, Loss]] = []
         with self._order.evaluation():
-            self._root(lambda: found.append(measure(self.model, content, size)))
+            self._root(lambda: results.append(measure(self.model, content, size)))
         for part in self._parts:
-            part.reshard()  # without a backward pass nobody lets go of them
-        return found[0]
+            part.reshard()  # otherwise done in the backward pass
+        return results[0]
 
     def _pass(self, one: Pass, loss_of: LossOf, *, is_last: bool) -> Loss:
         """Make a pass, forward and backward."""
         self._add_up_now(is_last=is_last)
-        found: list[Loss] = []
+        losses: list[Loss] = []
 
         def work() -> torch.Tensor:
-            found.append(loss_of(one))
-            return found[0].sum
+            losses.append(loss_of(one))
+            return losses[0].sum
 
         with self._order.forward_pass():
             total = self._root(work)
-        loss = backward(Loss(total, found[0].count), 1.0 if one.counts else 0.0)
+        loss = backward(Loss(total, losses[0].count), 1.0 if one.counts else 0.0)
         return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
 
     def _add_up_now(self, *, is_last: bool) -> None:
@@ -125,12 +119,12 @@ class Sharded:
         root.set_is_last_backward(is_last)
 
     def _settling(self) -> torch.Tensor:
-        """What processes have to add up: the order of blocks, whether each parameter was used, scalars' gradients."""
+        """Numbers to sum over processes: the order of blocks, whether each parameter was used, scalars' gradients."""
         device = next(iter(self._trained.values())).device
         uses = torch.tensor([name in self._used for name in self._trained], dtype=torch.float64, device=device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained_scalars]
         order = torch.tensor(self._order.to_sum(), dtype=torch.float64, device=device)
-        return torch.cat([order, uses, *(one.detach().double().reshape(1) for one in gradients)])
+        return torch.cat([order, uses, *(gradient.detach().double().reshape(1) for gradient in gradients)])
 
     def _settle(self, total: torch.Tensor) -> None:
         """Give scalars their gradients' sums, and forget those of parameters that no process used in this batch.
@@ -144,13 +138,13 @@ class Sharded:
         self._order.require_equal(order)
         for parameter, gradient in zip(self._trained_scalars, total[len(self._trained) :], strict=True):
             parameter.grad = gradient.to(parameter.dtype)
-        if len(self._used) < len(self._trained):  # else nobody need wait for the device
+        if len(self._used) < len(self._trained):  # otherwise the device need not be waited for
             for parameter, count in zip(self._trained.values(), total.tolist(), strict=False):
                 if count == 0:
                     parameter.grad = None
 
     def _watch_use(self) -> None:
-        """Note in `_used` the parameters that get a gradient, by hooks on what FSDP2 gathers, set in its first pass."""
+        """Record in `_used` the parameters that get a gradient, by hooks set in the first pass, once gathered."""
         names = {id(p): name for name, p in self._trained.items()}
         for scalar in self._scalars:
             if scalar.requires_grad:
@@ -168,34 +162,26 @@ class Sharded:
 
         handle = part.register_forward_pre_hook(watch)  # after FSDP2's own, which gathers
 
-    def _drop_what_was_begun(self) -> None:
-        """Let FSDP2 begin anew after an error in the middle of a pass."""
-        root: Any = self._root
-        if hasattr(root, "reset_iter_state"):  # since PyTorch 2.13
-            root.reset_iter_state()
-
 
 _PASS_END = 0
-"""Stands after the numbers of a pass's blocks, which count from 1."""
-
-_FIRST_COMPARED = 4
+"""Follows the numbers of a pass's blocks, which count from 1."""
 
 
 def _is_compared(number: int) -> bool:
     """Whether blocks are compared before they are gathered in this update or evaluation: 1 to 4, 8, 16 and so on."""
-    return number <= _FIRST_COMPARED or number & (number - 1) == 0
+    return number == 3 or number & (number - 1) == 0
 
 
 class _BlockOrder:
     """Refuses models whose blocks are not gathered in the same order by all processes that share a batch.
 
-    A gather does not know whose weights it is given: where as many blocks are skipped in each process, weights of
-    different ones are put together without an error, and otherwise processes wait for each other until patience ends.
+    A gather does not check whose weights it gets: where each process skips equally many blocks, weights of different
+    blocks are put together without an error, and otherwise processes wait for each other until the timeout.
 
-    1. In updates and evaluations 1 to 4, 8, 16 and so on each process says which block comes next before it is
-       gathered: a small sum over the processes for each block. All processes refuse what differs at once.
-    2. In every update the order is compared after its passes, by two numbers in the message that is sent anyway. That
-       finds all orders that differ, but for those whose processes wait for each other within the passes.
+    1. In updates and evaluations 1 to 4, 8, 16 and so on each process announces the next block before it is gathered:
+       a small sum over the processes for each block. All processes refuse a difference at once.
+    2. In every update the order is compared after its passes, by two numbers in a message that is sent anyway. That
+       finds all orders that differ, except those whose processes wait for each other within the passes.
     """
 
     NUM_SUMS = 2
@@ -213,13 +199,9 @@ class _BlockOrder:
         for number, block in enumerate(blocks, 1):
             block.register_forward_pre_hook(functools.partial(self._enter, number), prepend=True)  # before FSDP2's
 
-    def forget(self) -> None:
-        """Begin a new order."""
-        self._order = []
-
     def begin_update(self) -> None:
         """Begin the order of another update."""
-        self.forget()
+        self._order = []
         self._num_updates += 1
         self._compares = _is_compared(self._num_updates)
 
@@ -227,7 +209,7 @@ class _BlockOrder:
     def evaluation(self) -> Iterator[None]:
         """Around the forward pass of an evaluation."""
         self.require_equal_before()
-        self.forget()
+        self._order = []
         self._num_evaluations += 1
         self._compares = _is_compared(self._num_evaluations)
         with self.forward_pass():
@@ -244,14 +226,14 @@ class _BlockOrder:
             self._is_within_pass = False
 
     def to_sum(self) -> list[float]:
-        """A number below 2^20 that stands for the order, and its square: their sums over 8,192 processes are exact."""
+        """A digest of the order below 2^20, and its square: their sums over 8,192 processes are exact."""
         digest = _digest(self._order)
         return [digest, digest * digest]
 
     def require_equal(self, sums: torch.Tensor) -> None:
         """Raise BadJob, in all processes, unless all passed through the same blocks.
 
-        A GPU is not waited for: there it is done after the next update's passes.
+        A GPU is not waited for: there the check is made after the next update's passes.
 
         Args:
             sums: of `to_sum` over the processes [2].
@@ -267,7 +249,7 @@ class _BlockOrder:
         self._unread = copied, on_host, self._order
 
     def require_equal_before(self) -> None:
-        """As `require_equal`, of an earlier update that was not looked at yet."""
+        """As `require_equal`, of an earlier update that has not been checked yet."""
         if self._unread is not None:
             (copied, sums, order), self._unread = self._unread, None
             copied.synchronize()
@@ -282,7 +264,7 @@ class _BlockOrder:
     def _enter(self, number: int, *_: Any) -> None:
         if not self._is_within_pass:
             return
-        if self._world.layout.reshard or number not in self._order[self._begin :]:  # else it is gathered already
+        if self._world.layout.reshard or number not in self._order[self._begin :]:  # otherwise it is gathered already
             self._next(number)
 
     def _next(self, number: int) -> None:
@@ -292,7 +274,7 @@ class _BlockOrder:
 
     def _compare(self, number: int) -> None:
         """Raise BadJob where other processes that share a batch are at another block."""
-        # Of a dtype that is named: the default is another one within passes than after them.
+        # An explicit dtype: the default differs within passes and after them.
         numbers = torch.zeros(self._world.layout.data_size, dtype=torch.float64, device=self._world.device)
         numbers[self._world.data_rank] = number
         numbers = self._world.total(numbers)
@@ -300,7 +282,11 @@ class _BlockOrder:
         for rank, other in zip(dist.get_process_group_ranks(self._world.data), numbers.tolist(), strict=True):
             by_number.setdefault(int(other), []).append(rank)
         if len(by_number) > 1:
-            where = "; ".join(f"{_ranks(ranks)} at {self._names[other]}" for other, ranks in by_number.items())
+            groups: list[str] = []
+            for other, ranks in by_number.items():
+                named = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} others" if len(ranks) > 4 else "")
+                groups.append(f"{'ranks' if len(ranks) > 1 else 'rank'} {named} at {self._names[other]}")
+            where = "; ".join(groups)
             raise BadJob(
                 f"the processes do not pass through the same blocks of {self._model}, whose weights they hold in "
                 f"shards: {where}",
@@ -313,14 +299,8 @@ def _digest(order: Sequence[int]) -> int:
     return zlib.crc32(repr(order).encode()) & (2**20 - 1)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 0`, `ranks 0, 1`, `ranks 0, 1, 2, 3 and 60 others`."""
-    named = ", ".join(map(str, ranks[:4]))
-    return f"rank{'s' * (len(ranks) > 1)} {named}{f' and {len(ranks) - 4} others' * (len(ranks) > 4)}"
-
-
 def separate_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that can be gathered each for itself: the repeated ones, if none shares a parameter with others."""
+    """The blocks that can be gathered separately: the repeated ones, if none shares a parameter with others."""
     blocks = repeated_blocks(model)
     inside: set[int] = set()
     for block in blocks:
@@ -341,7 +321,7 @@ def _fully_sharded(
     """Shard each block, and the rest with the root, in place; the modules that gather parameters, blocks first."""
     assert world.mesh is not None
     for parameter in root.parameters():
-        if not parameter.is_contiguous():  # channels-last weights; convolutions take inputs of that format all the same
+        if not parameter.is_contiguous():  # channels-last weights; convolutions still take inputs of that format
             parameter.data = parameter.data.contiguous()
     layout = world.layout
     mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
@@ -349,27 +329,27 @@ def _fully_sharded(
     for block in blocks:
         block.register_forward_hook(_without_views)
         fully_shard(block, reshard_after_forward=layout.reshard, **settings)
-    # What the root holds is wanted again as soon as the backward pass begins.
+    # The root's own parameters are needed again as soon as the backward pass begins.
     fully_shard(root, reshard_after_forward=False, **settings)
     parts: list[Any] = [*blocks, root]
     for part in parts:
         _require_one_dtype(part)
         part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)  # else a sum is an average, or an operation gloo lacks
+        part.set_force_sum_reduction_for_comms(True)  # otherwise an average, or an operation gloo lacks
         if hasattr(part, "set_reduce_scatter_unused_params"):
             part.set_reduce_scatter_unused_params(True, recurse=False)
     return parts
 
 
 def _without_views(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-    """A block's output, copied where it is a view: FSDP2's hooks on one are lost if somebody changes it in place."""
+    """A block's output, copied where it is a view: FSDP2's hooks on a view are lost if it is changed in place."""
     if not torch.is_grad_enabled():
         return output
     return map_tensors(output, lambda tensor: tensor if tensor._base is None else tensor.clone())  # noqa: SLF001 - no public way
 
 
 def _own_parameters(part: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Module, name in it and parameter of all that is gathered with `part`."""
+    """Module, name in it and parameter, for all parameters that are gathered with `part`."""
     for name, parameter in part.named_parameters(recurse=False):
         yield part, name, parameter
     for child in part.children():
@@ -392,21 +372,13 @@ def _call_with_gradient(parameter: nn.Parameter, function: Callable[[], None]) -
     parameter.register_post_accumulate_grad_hook(lambda _: function())
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    if not is_spread(tensor):
-        return tensor
-    spread: Any = tensor
-    whole: torch.Tensor = spread.full_tensor()
-    return whole
-
-
 class ShardedStage(Sharded):
-    """See `stoker.stepping.layouts.pipeline.Carrier`: several micro-batches are on their way at once."""
+    """A sharded stage of a pipeline, see StageDataParallel: several micro-batches are in flight at once."""
 
     _is_new_update = True
 
     def forward(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """See Carrier."""
+        """See StageDataParallel."""
         if self._is_new_update:
             self._order.begin_update()
             self._is_new_update = False
@@ -415,17 +387,17 @@ class ShardedStage(Sharded):
         return out
 
     def before_backward(self, *, is_last: bool) -> None:
-        """See Carrier."""
+        """See StageDataParallel."""
         self._add_up_now(is_last=is_last)
 
     def finish(self) -> None:
-        """See Carrier."""
+        """See StageDataParallel."""
         self._settle(self._world.total(self._settling()))
         self._used.clear()
         self._is_new_update = True
 
     def after_evaluation(self) -> None:
-        """See Carrier."""
+        """See StageDataParallel."""
         for part in self._parts:
             part.reshard()
         self._is_new_update = True

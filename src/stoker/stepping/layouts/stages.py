@@ -1,17 +1,16 @@
-"""Where a model is cut into stages: at its repeated blocks, so that each stage takes about as long as the others.
+"""A model cut into pipeline stages at its repeated blocks, and the forward pass of one stage.
 
-Pure of processes: planning asks here too. Whatever is registered before the first block goes with the first stage,
-between blocks with the block before it, after the last block with the last stage.
+Each stage takes about as long as the others. Modules registered before the first block belong to the first stage, those
+between blocks to the block before, those after the last block to the last stage. `cut_into_stages` needs no process:
+planning asks too.
 
-A model of which this process holds one stage: its own forward pass, from the stage's first block to its last.
-
-Names of modules and weights stay the whole model's. What belongs to other stages keeps its place without its weights:
-blocks before the stage hand on what they are given, the stage's first block takes what the stage before has found, and
-the first block of the next stage ends the pass. The code between blocks runs as it is, so that what it computes of the
-samples themselves (masks, rotations of positions) is there in every stage; what it computes with weights that are
-elsewhere is not a number, and shows in the result if anything else than the next block uses it. A comparison can hide
-that (`(embedding != 0).any(-1)`), so some passes are rehearsed with zeros and with noise in place of those weights
-(`StageModel.rehearsal`): what comes out must be the same.
+`StageModel` is a model of which this process holds one stage. Names of modules and weights stay the whole model's.
+Modules of other stages stay without their weights: blocks before the stage return their input, the stage's first block
+takes the output of the stage before, and the first block of the next stage ends the pass. The code between blocks runs
+in every stage, so that values computed from the samples alone (masks, rotations of positions) exist everywhere; values
+computed with absent weights are NaN, and show in the result if anything else than the next block uses them. A
+comparison can hide that (`(embedding != 0).any(-1)`), so some passes are rehearsed with zeros and with noise in place
+of those weights (`StageModel.rehearsal`): the output must be the same.
 
 Blocks must be called in their order. A block of a later stage before this stage's end, or one of an earlier stage after
 its beginning, is refused by name.
@@ -41,8 +40,8 @@ from stoker.stepping.random_draws import seed_stage_draws
 class PipelineCut:
     """A model in stages.
 
-    `blocks` are the dotted names of its blocks in order, `spans` which of them each stage has, and `owners` the stage
-    of each entry of its `state_dict`, in its order.
+    `blocks` are the dotted names of its blocks in order, `spans` the range of them in each stage, and `owners` the
+    stage of each entry of its `state_dict`, in its order.
     """
 
     blocks: tuple[str, ...]
@@ -51,13 +50,13 @@ class PipelineCut:
 
 
 def cut_into_stages(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> PipelineCut:
-    """Cut `model` into `stages`, the costliest of which costs as little as can be.
+    """Cut `model` into `stages`, so that the cost of the costliest is minimal.
 
     Args:
         model: whole.
-        stages: how many.
-        costs: of each block in any unit, such as its forecast time [s], the first and the last with what comes before
-            and after; by default `costs_of(model)`.
+        stages: number of stages.
+        costs: of each block in any unit, such as its forecast time [s], with the modules before the first and after the
+            last; by default `block_costs(model)`.
 
     Raises:
         BadJob: it cannot be cut so.
@@ -100,15 +99,15 @@ def stage_problem(model: nn.Module, layout: Layout, costs: Sequence[float] | Non
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """What activations pass through one after the other: the model's repeated blocks, or a Sequential's own modules."""
+    """The modules that activations pass through in turn: the model's repeated blocks, or a Sequential's children."""
     blocks = repeated_blocks(model)
     return blocks or (list(model.children()) if type(model) is nn.Sequential else [])
 
 
 def block_costs(model: nn.Module) -> list[float]:
-    """What each block costs [scalars in its matrices], which transformers' times are near to; embeddings cost nothing.
+    """Cost of each block [scalars in its matrices], nearly proportional to a transformer's times; embeddings are free.
 
-    The first and the last block's include what comes before and after.
+    The first and the last block's include the modules before and after.
     """
     blocks = blocks_of(model)
     costs = [0.0] * len(blocks)
@@ -121,9 +120,9 @@ def block_costs(model: nn.Module) -> list[float]:
 
 
 def balanced_spans(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """So many runs of items that follow each other, none empty, whose largest sum is the least there is.
+    """The split of items into consecutive runs, none empty, whose largest sum is minimal.
 
-    >>> balanced([1, 1, 1, 3], 2)
+    >>> balanced_spans([1, 1, 1, 3], 2)
     (range(0, 3), range(3, 4))
     """
     sums = [0.0, *itertools.accumulate(costs)]
@@ -132,13 +131,15 @@ def balanced_spans(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     begins: list[list[int]] = []
     for runs in range(2, stages + 1):
         best = [
-            min(((max(best[at][0], sums[end] - sums[at]), at) for at in range(runs - 1, end)), default=(math.inf, 0))
+            min(
+                ((max(best[cut][0], sums[end] - sums[cut]), cut) for cut in range(runs - 1, end)), default=(math.inf, 0)
+            )
             for end in range(len(sums))
         ]
         begins.append([begin for _, begin in best])
     ends = [len(costs)]
-    for places in reversed(begins):
-        ends.append(places[ends[-1]])
+    for begins_of_last in reversed(begins):
+        ends.append(begins_of_last[ends[-1]])
     bounds = [0, *reversed(ends)]
     return tuple(range(first, last) for first, last in itertools.pairwise(bounds))
 
@@ -151,32 +152,32 @@ def _owners(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[range
 
 
 def _places(model: nn.Module, blocks: Sequence[nn.Module], *, of_state: bool = False) -> dict[str, int]:
-    """The block that each parameter, or each entry of the state, goes with."""
+    """The block that each parameter, or each entry of the state, belongs to."""
     numbers = {id(block): number for number, block in enumerate(blocks)}
-    wanted = list(model.state_dict()) if of_state else [name for name, _ in model.named_parameters()]
-    found: dict[str, int] = {}
+    names = list(model.state_dict()) if of_state else [name for name, _ in model.named_parameters()]
+    places: dict[str, int] = {}
     current = 0
     order: dict[str, int] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         current = max(current, numbers.get(id(module), 0))
         order[name] = current
-    for name in wanted:
+    for name in names:
         owner = name.rpartition(".")[0]
         while owner not in order:  # an entry that a module adds to its state by itself
             owner = owner.rpartition(".")[0]
-        found[name] = order[owner]
-    return found
+        places[name] = order[owner]
+    return places
 
 
 Values = Literal["nan", "zeros", "noise"]
-"""What stands in place of weights that other stages hold."""
+"""Values in place of weights that other stages hold."""
 
 _Kept = dict[tuple[int, str, str], torch.Tensor]
 """Tensors that modules keep as attributes, by the number of the block, the module's name in it and the attribute's."""
 
 
 class StageEnd(BaseException):
-    """A pass has come to the end of this stage, with these activations; no error, and not to be caught as one."""
+    """Raised at the end of this stage, with its activations; not an error, and not to be caught as one."""
 
     def __init__(self, activations: torch.Tensor) -> None:
         super().__init__("the end of a pipeline's stage")
@@ -190,7 +191,7 @@ class StageModel:
         model: whole, on its device.
         cut: where it is cut.
         stage: this process's, from 0.
-        receive: what the stage before sends for inputs of that kind.
+        receive: returns the activations of the stage before, for inputs of that kind.
     """
 
     def __init__(
@@ -218,13 +219,15 @@ class StageModel:
         """The model's output in the last stage.
 
         Raises:
-            StageEnd: in any other stage, with what the next one needs.
+            StageEnd: in any other stage, with the input of the next one.
             BadJob: the blocks are not called in their order.
         """
-        if not self._is_changed:  # after all that is put around blocks, or into them, is there
+        if not self._is_changed:  # at the first call, after all wrappers of blocks have been installed
             self._change_blocks()
         self.received = None
-        self.kind = _shapes_in(args, kwargs)
+        shapes: list[tuple[int, ...]] = []  # of all tensor inputs, however deep in dicts and tuples
+        map_tensors((args, kwargs), lambda tensor: shapes.append(tuple(tensor.shape)))
+        self.kind = tuple(shapes) or None
         output = self.model(*args, **kwargs)
         skipped = self._own.start if self._stage and self.received is None else self._own.stop
         if not self.is_last or skipped == self._own.start:
@@ -240,7 +243,7 @@ class StageModel:
         return self._cut.owners[name] == self._stage
 
     def kept_by_blocks(self) -> _Kept:
-        """The tensors that modules of this stage's blocks keep as attributes, such as a loss of experts' balance."""
+        """The tensors that modules of this stage's blocks keep as attributes, such as experts' balance losses."""
         return {
             (number, name, attribute): value
             for number in self._own
@@ -251,24 +254,26 @@ class StageModel:
 
     @contextlib.contextmanager
     def rehearsal(self, values: Values, received: torch.Tensor | None, changed: _Kept) -> Iterator[None]:
-        """Within the block, passes leave no trace in the model and have `values` for what other stages hold.
+        """Within the context, passes leave the model unchanged and use `values` for the weights of other stages.
 
         Args:
             values: in place of absent weights, and of the attributes that absent blocks would have.
-            received: what the stage before sent for the pass that is made again.
-            changed: the attributes that the pass changed in this stage's blocks; others of their class have them too.
+            received: the input from the stage before, of the pass that is repeated.
+            changed: the attributes that the pass changed in this stage's blocks; absent ones of their class get them.
         """
         kept = [(module, dict(vars(module)), dict(module._buffers)) for module in self.model.modules()]  # noqa: SLF001 - no public way to exchange a buffer
         clones = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
         self._again = received
         try:
             for module, _, buffers in kept:
-                module._buffers.update({name: None if buffer is None else clones[id(buffer)]  # noqa: SLF001 - as above
-                                        for name, buffer in buffers.items()})  # fmt: skip
+                copies = {name: None if buffer is None else clones[id(buffer)] for name, buffer in buffers.items()}
+                module._buffers.update(copies)  # noqa: SLF001 - as above
             for missing in self._missing:
                 _fill(missing, values)
-            if values != "nan":
-                self._give_attributes(values, changed)
+            for (number, name, attribute), value in changed.items() if values != "nan" else ():
+                for other, block in enumerate(self._blocks):
+                    if other not in self._own and type(block) is type(self._blocks[number]):
+                        vars(block.get_submodule(name))[attribute] = _fill(torch.empty_like(value), values)
             yield
         finally:
             for module, attributes, buffers in kept:
@@ -279,15 +284,8 @@ class StageModel:
             for missing in self._missing:
                 _fill(missing, "nan")
 
-    def _give_attributes(self, values: Values, changed: _Kept) -> None:
-        """Let absent blocks have the attributes that present ones of their class have after a pass."""
-        for (number, name, attribute), value in changed.items():
-            for other, block in enumerate(self._blocks):
-                if other not in self._own and type(block) is type(self._blocks[number]):
-                    vars(block.get_submodule(name))[attribute] = _fill(torch.empty_like(value), values)
-
     def _take_away_weights(self) -> None:
-        """Put NaN, of next to no memory, in the place of other stages' parameters; their buffers leave the state."""
+        """Replace other stages' parameters by NaN in almost no memory; their buffers leave the state."""
         for name, owner in self._cut.owners.items():
             if owner == self._stage:
                 continue
@@ -306,12 +304,12 @@ class StageModel:
                 module.register_buffer(leaf, held, persistent=False)
 
     def _forget_others(self, _model: nn.Module, keys: Any) -> None:
-        """Let weights be loaded without what other stages hold: batch norm adds a counter that a dict lacks."""
-        keys.unexpected_keys[:] = [name for name in keys.unexpected_keys
-                                   if self._cut.owners.get(name, self._stage) == self._stage]  # fmt: skip
+        """Allow loading weights with entries of other stages: batch norm adds a counter that a dict lacks."""
+        owner = self._cut.owners.get
+        keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if owner(name, self._stage) == self._stage]
 
     def _change_blocks(self) -> None:
-        """Let the first block take what is received, and other stages' blocks do nothing, or end the pass."""
+        """Make the first block take the received input, and other stages' blocks return theirs or end the pass."""
         self._is_changed = True
         for number, block in enumerate(self._blocks):
             if number in self._own:
@@ -324,7 +322,7 @@ class StageModel:
                 block.forward = functools.partial(self._end, number)
 
     def _begin(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the stage before found, in the place of the first argument."""
+        """The inputs of the first block, with the output of the stage before as its first argument."""
         if self.received is not None:
             raise self._unlike(f"{self._cut.blocks[self._own.start]} is called twice in a pass")
         given = self._receive(self.kind) if self._again is None else self._again.detach().clone()
@@ -337,12 +335,12 @@ class StageModel:
         return args, {**kwargs, name: self.received}
 
     def _go_on(self, number: int, _block: nn.Module, _args: Any, _kwargs: Any) -> None:
-        """Nothing, but for a block of this stage that is called before its first one."""
+        """Refuse a call of a later block of this stage before its first one."""
         if self.received is None:
             raise self._out_of_order(number, before=self._own.start)
 
     def _hand_on(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """The first argument of a block of a stage before."""
+        """Return the first argument, in place of a block of a stage before."""
         if self.received is not None:
             raise self._out_of_order(self._own.start, before=number)
         return _first_tensor(args, kwargs)
@@ -357,8 +355,10 @@ class StageModel:
 
     def _out_of_order(self, number: int, *, before: int) -> BadJob:
         names = self._cut.blocks
-        return self._unlike(f"{names[number]} is called before {names[before]}, in another order than registered, "
-                            "or one of them is skipped or called again")  # fmt: skip
+        return self._unlike(
+            f"{names[number]} is called before {names[before]}, in another order than registered, "
+            "or one of them is skipped or called again"
+        )
 
     def _unlike(self, why: str) -> BadJob:
         return BadJob(
@@ -368,20 +368,13 @@ class StageModel:
         )
 
 
-def _shapes_in(*given: Any) -> Hashable | None:
-    """The shapes of all tensors that a model is given, however deep in dicts and tuples; None where none is seen."""
-    shapes: list[tuple[int, ...]] = []
-    map_tensors(given, lambda tensor: shapes.append(tuple(tensor.shape)))
-    return tuple(shapes) or None
-
-
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A block's first argument."""
     return args[0] if args else next(value for value in kwargs.values() if isinstance(value, torch.Tensor))
 
 
 def _fill(tensor: torch.Tensor, values: Values) -> torch.Tensor:
-    """The tensor, filled; noise is drawn apart from PyTorch's generators, and another one each time."""
+    """The tensor, filled; noise comes from a generator of its own, and is different each time."""
     if values == "zeros" or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.zero_()
     if values == "nan":

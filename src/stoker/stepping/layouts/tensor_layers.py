@@ -1,14 +1,9 @@
-"""A model's matrices divided among the processes of a tensor group, and what each layer then does.
+"""Layers whose matrices are divided among the processes of a tensor group, and the collectives within them.
 
-Parameters that are divided become DTensors under their own names; modules and the model's own code stay. Whatever works
-on divided features lies between a colwise layer and the rowwise one that ends it.
-
-What layers do whose matrices are divided among the processes of a tensor group; see `matrices.py`.
-
-Collectives through which gradients pass: what a tensor group says to itself within a layer.
-
-Each process holds a part of a tensor, or all of it; gradients go the other way. Everything that is sent or received is
-contiguous: gloo takes wrong values from other tensors without a word.
+Divided parameters become DTensors under their own names; modules and the model's own code stay. Divided features exist
+between a colwise layer and the rowwise one that ends it.
+Through the collectives gradients flow backwards. All that is sent or received is contiguous: gloo silently takes wrong
+values from other tensors.
 Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3 (f and g); V. Korthikanti et al., "Reducing
 Activation Recomputation in Large Transformer Models", arXiv:2205.05198, section 4.2.2 (along the sequence).
 """
@@ -48,10 +43,10 @@ from stoker.stepping.random_draws import DROPOUTS, OwnDraws, may_draw
 
 @dataclass(eq=False)
 class DividedModel:
-    """How a model was divided.
+    """A divided model.
 
-    `output` is its output layer, where that is divided; `partial_names` are those of whole parameters of whose
-    gradient each process has a part.
+    `output` is its output layer, where that is divided; `partial_names` name the whole parameters whose gradient is a
+    sum over the processes.
     """
 
     model: nn.Module
@@ -61,7 +56,7 @@ class DividedModel:
     _owners: list[tuple[str, nn.Module, str]] | None = field(default=None, init=False)
 
     def parameters(self) -> list[nn.Parameter]:
-        """All of them, as they are now: FSDP2 replaces them."""
+        """All current parameters: FSDP2 replaces them."""
         return [p for _, p in self.named()]
 
     def partial(self) -> list[nn.Parameter]:
@@ -69,19 +64,20 @@ class DividedModel:
         return [p for name, p in self.named() if name in self.partial_names]
 
     def alike(self) -> list[nn.Parameter]:
-        """Whole parameters whose gradients every process computes alike."""
+        """Whole parameters whose gradients are equal in every process."""
         return [p for _, p in self.named_alike()]
 
     def named_alike(self) -> list[tuple[str, nn.Parameter]]:
         """As `alike`, with names."""
-        return [(name, p) for name, p in self.named() if name not in self.partial_names and not self._is_divided(p)]
-
-    def _is_divided(self, parameter: nn.Parameter) -> bool:
-        names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
-        return names is not None and "tensor" in names
+        whole: list[tuple[str, nn.Parameter]] = []
+        for name, parameter in self.named():
+            axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+            if name not in self.partial_names and "tensor" not in (axes or ()):
+                whole.append((name, parameter))
+        return whole
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by name, as they are now."""
+        """All current parameters by name."""
         if self._owners is None:
             self._owners = []
             for name, _ in self.model.named_parameters():
@@ -95,9 +91,9 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False
     """Divide `model` in place among the processes of `mesh`, which all hold it whole and equal.
 
     Args:
-        model: on its device. What divides data is put around it afterwards.
+        model: on its device. Data parallelism is added afterwards.
         mesh: of one dimension, called tensor.
-        sequence: divide what lies between the matrices along the sequence.
+        sequence: divide the activations between the matrices along the sequence.
 
     Raises:
         BadJob: no plan fits the model, or the group's size does not divide it.
@@ -110,9 +106,9 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False
 
 
 def shard_dim_within_tensor_group(parameter: nn.Parameter) -> Shard | None:
-    """Along which dimension shards divide a parameter, where it is not the first.
+    """The dimension along which shards divide a parameter, where it is not the first.
 
-    Of the rows of fused matrices a process of the tensor group has several runs already.
+    A process of the tensor group already has several runs of the rows of fused matrices.
     """
     is_fused = isinstance(parameter, DTensor) and any(isinstance(p, _StridedShard) for p in parameter.placements)
     return Shard(1) if is_fused else None
@@ -141,11 +137,11 @@ class _Division:
         if self._sequence:
             first = next(name for name, rule in self._rules.items() if rule == "sequence")
             self._modules[first].register_forward_pre_hook(self._take_part, with_kwargs=True)
-            self._draw_apart_along_sequence()
+            self._separate_draws_along_sequence()
         return self._found
 
     def _change(self, name: str, rule: Rule, module: Any) -> None:
-        """Let a module do what its rule says."""
+        """Apply a rule to a module."""
         group, parts = self._mesh.get_group(), self._sequence
         if isinstance(rule, Fused) or rule == "colwise":
             module.forward = ColumnParallel(
@@ -167,7 +163,7 @@ class _Division:
             module.register_forward_pre_hook(_on_first_tensor(lambda x: copy_to_group(x, group)), with_kwargs=True)
 
     def _region(self, name: str) -> ParallelRegion:
-        """What the layers of one parent share."""
+        """The region that the layers of one parent share."""
         parent = name.rpartition(".")[0]
         if parent not in self._regions:
             module = self._modules[parent]
@@ -177,12 +173,12 @@ class _Division:
         return self._regions[parent]
 
     def _note_partial(self) -> None:
-        """Find the whole parameters that take part in some of the work only."""
+        """Record the whole parameters that take part in some of the work only."""
         dimensions = divided_dimensions(self._model, self._mesh.size())
         for name, _ in self._model.named_parameters():
             owner = name.rpartition(".")[0]
             rule = self._rules.get(owner)
-            around = {self._rules.get(one) for one in _prefixes(owner)}
+            around = {self._rules.get(prefix) for prefix in _prefixes(owner)}
             is_after_sum = rule == "rowwise" and name not in dimensions  # a bias
             is_inside = ("region" in around or "summed" in around) and not is_after_sum
             is_along = self._sequence and "sequence" in around
@@ -190,7 +186,7 @@ class _Division:
                 self._found.partial_names.add(name)
 
     def _divide_parameters(self) -> None:
-        """Replace parameters by their DTensors, one that several modules share in all of them."""
+        """Replace parameters by DTensors; a parameter that several modules share, in all of them."""
         made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         for name, dim in divided_dimensions(self._model, self._mesh.size()).items():
             owner, _, leaf = name.rpartition(".")
@@ -202,7 +198,7 @@ class _Division:
             setattr(module, leaf, made[id(parameter)][1])
 
     def _take_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """This process's part of the tokens, from the first block on."""
+        """Keep this process's part of the tokens, from the first block on."""
         group = self._mesh.get_group()
 
         def own(x: torch.Tensor) -> torch.Tensor:
@@ -216,18 +212,18 @@ class _Division:
 
         return _on_first_tensor(own)(module, args, kwargs)
 
-    def _draw_apart_along_sequence(self) -> None:
-        """Dropout between the matrices, where each process has its own tokens."""
+    def _separate_draws_along_sequence(self) -> None:
+        """Give dropout between the matrices draws of its own, where each process has its own tokens."""
         regions = {name for name, rule in self._rules.items() if rule == "region"}
         for number, (name, module) in enumerate(self._modules.items()):
             around = set(_prefixes(name))
-            is_along = any(self._rules.get(one) == "sequence" for one in around) and not around & regions
+            is_along = any(self._rules.get(name) == "sequence" for name in around) and not around & regions
             if isinstance(module, DROPOUTS) and module.p > 0 and is_along:
                 OwnDraws(self._mesh.get_local_rank(), -1 - number, self._device).throughout(module)
 
 
 class _Style(ParallelStyle):
-    """A change of a module in PyTorch's form, so that its own styles and ours stand in one plan."""
+    """A change of a module as a ParallelStyle, so that PyTorch's styles and ours can be in one plan."""
 
     def __init__(self, change: Callable[[nn.Module], None]) -> None:
         super().__init__()
@@ -239,7 +235,7 @@ class _Style(ParallelStyle):
 
 
 def _divided(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, parts: int) -> nn.Parameter:
-    """The DTensor of which each process holds an equal part along `dim`, of each of `parts` parts."""
+    """A DTensor with an equal share along `dim` in each process, of each of `parts` parts."""
     with torch.no_grad():
         piece = piece_of(parameter, dim, parts, mesh.size(), mesh.get_local_rank()).clone(
             memory_format=torch.contiguous_format
@@ -264,7 +260,7 @@ def _on_first_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable
 
 
 def _prefixes(name: str) -> list[str]:
-    """A dotted name, and those of what is around it."""
+    """A dotted name, and the names of the modules around it."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
@@ -274,9 +270,9 @@ SEQUENCE = 1
 
 
 class ParallelRegion:
-    """What lies between the colwise and the rowwise layers of one module: divided features, and draws of their own.
+    """The part of a module between its colwise and rowwise layers: divided features, and random draws of its own.
 
-    Where the module is no "region" itself, its colwise layers share what they are given: one sum of gradients for all.
+    Where the module is not a "region" itself, its colwise layers share their input: one sum of gradients for all.
     """
 
     def __init__(self, module: nn.Module, draws: OwnDraws | None, *, is_entered: bool) -> None:
@@ -295,7 +291,7 @@ class ParallelRegion:
         return self._shared[1]
 
     def end(self) -> None:
-        """Features are whole again."""
+        """Leave the region: features are whole again."""
         self._shared = None
         if self._draws is not None:
             self._draws.end()
@@ -334,7 +330,7 @@ class RowParallel:
 
 
 class ParallelEmbedding:
-    """A table of which this process holds some rows: of other tokens it finds zeros, and all are added up."""
+    """A table of which this process holds some rows: other tokens give zeros, and the processes' results are summed."""
 
     def __init__(self, module: nn.Embedding, group: dist.ProcessGroup) -> None:
         self._module, self._group = module, group
@@ -347,8 +343,8 @@ class ParallelEmbedding:
         padding = None if module.padding_idx is None else module.padding_idx - rows * self._group.rank()
         if padding is not None and not 0 <= padding < rows:
             padding = None
-        found = F.embedding(own.masked_fill(is_elsewhere, 0), own_part(module.weight), padding)
-        return reduce_from_group(found.masked_fill(is_elsewhere.unsqueeze(-1), 0), self._group)
+        rows_here = F.embedding(own.masked_fill(is_elsewhere, 0), own_part(module.weight), padding)
+        return reduce_from_group(rows_here.masked_fill(is_elsewhere.unsqueeze(-1), 0), self._group)
 
 
 class ParallelOutput:
@@ -383,19 +379,19 @@ def own_part(tensor: torch.Tensor | None) -> Any:
 
 Group = dist.ProcessGroup
 
-# PyTorch 2.13 calls them so, and warns of the names they had before.
+# The names since PyTorch 2.13, which warns about the earlier ones.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """`x` itself, of which each process uses a part only: its gradient is the sum of theirs."""
+    """`x` itself, of which each process uses a part: its gradient is the sum over the processes."""
     out: torch.Tensor = _CopyToGroup.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the processes, each of which goes on with it in the same way."""
+    """The sum over the processes, each of which uses it in the same way."""
     out: torch.Tensor = _ReduceFromGroup.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
@@ -403,7 +399,7 @@ def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
 def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: bool) -> torch.Tensor:
     """The processes' parts put together along `dim`.
 
-    With `is_shared` each goes on with it in its own way, so that its gradient is the sum of theirs; else all do the
+    With `is_shared` each process uses it in its own way, so that the gradient is a sum over them; otherwise all do the
     same, and each takes its part of the gradient.
     """
     out: torch.Tensor = _GatherFromGroup.apply(x, dim, group, is_shared)  # type: ignore[no-untyped-call]

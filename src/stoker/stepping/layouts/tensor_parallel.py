@@ -1,12 +1,12 @@
 """Tensor parallel: processes that pass the same samples hold a part of each large matrix.
 
 What: attention heads and hidden features are divided among the processes of a group; each layer that ends such a
-division adds up what they found. With `sequence`, what lies between (norms, dropout, residuals) is divided along the
+division adds up their results. With `sequence`, layers between (norms, dropout, residuals) are divided along the
 sequence. Token embedding and output layer are divided by the vocabulary, and `token_cross_entropy` is computed without
 putting logits together. Parameters are DTensors, applied by PyTorch's `parallelize_module`.
-Use when: a layer, or the activations of one sample, are too much for a device. Costs: two sums of a block's activations
-in each direction, which nothing hides, so the group should be joined by the fastest links; with `sequence` as many
-bytes in twice as many messages, and activations between layers divided as well.
+Use when: a layer, or the activations of one sample, are too large for a device. Costs: two sums of a block's
+activations in each direction, which nothing hides, so the group should be joined by the fastest links; with `sequence`
+as many bytes in twice as many messages, and activations between layers divided as well.
 Does not combine with: stages; penalties on weights; Muon, which needs whole matrices; `loss_chunks`, of which the
 divided output layer has no need. In bf16, sums over the group are made in bf16.
 Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al., arXiv:2205.05198 (sequence).
@@ -15,7 +15,7 @@ Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al., arXiv:2205.0
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,39 +29,34 @@ from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.records import Plan
-from stoker.stepping.distributed_tensors import clip_to_global_norm, local
-from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy, sum_over, whole_tensors
+from stoker.stepping.distributed_tensors import local
+from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy, sum_over
 from stoker.stepping.layouts.compatibility import layout_problem
 from stoker.stepping.layouts.sharded import Sharded
 from stoker.stepping.layouts.tensor_layers import DividedModel, shard_dim_within_tensor_group, split_matrices
 from stoker.stepping.world import World
 
-_MOST_APART = {"fp32": 1e-4}
-"""Largest relative difference of a gradient that all processes are to compute alike, by precision; rounding comes
-nowhere near, but a branch that begins at zero has small gradients for long."""
+_LARGEST_DIFFERENCE = {"fp32": 1e-4}
+"""Largest relative difference of a gradient that must be equal in all processes, by precision; rounding stays far
+below, but a branch that begins at zero has small gradients for long."""
 
-_MOST_APART_ELSE = 1e-2
+_LARGEST_DIFFERENCE_ELSE = 1e-2
 
 _MOST_IN_A_ROW = 16
-"""Updates whose gradients are compared while some gradient was zero in all of them: not every one ever is another."""
+"""Largest number of updates in a row whose gradients are compared because some were always zero: some remain so."""
 
 
-def _require_tensor_parallel(job: Job, plan: Plan) -> None:
-    """Raise BadJob for what a tensor group does not go with."""
+def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> TensorParallel:
+    """The model, in place, divided over the tensor groups of a world, and then over the data-parallel processes.
+
+    Raises:
+        BadJob: no plan fits the model, the group's size does not divide it, or the job asks for what does not go along.
+    """
     problem = layout_problem(job, plan.layout)
     if problem is None and plan.loss_chunks > 1:
         problem = f"the plan has loss_chunks {plan.loss_chunks}, but a tensor group has divided logits already"
     if problem is not None:
         raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
-
-
-def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> TensorParallel:
-    """The model, in place, divided over the tensor groups of a world, and then over those that share a batch.
-
-    Raises:
-        BadJob: no plan fits the model, the group's size does not divide it, or the job asks for what does not go along.
-    """
-    _require_tensor_parallel(job, plan)
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
     inner: Strategy = (
@@ -72,11 +67,11 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
     return TensorParallel(inner, divided, world, job, plan.precision)
 
 
-class TensorParallel:
-    """See `stoker.stepping.layouts.base.Spread`.
+class TensorParallel(Strategy):
+    """See `stoker.stepping.layouts.base.Strategy`.
 
     Args:
-        inner: carries the divided model over the processes that share a batch.
+        inner: the data parallelism of the divided model.
         divided: how the model was divided, by `split_matrices`, before `inner` had it.
         world: the processes.
         job: its loss decides whether logits stay divided.
@@ -88,33 +83,25 @@ class TensorParallel:
         self._inner, self._divided, self._world = inner, divided, world
         is_smoothed = job.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks
         self._is_loss_divided = job.loss == "token_cross_entropy" and not is_smoothed and divided.output is not None
-        self._most_apart = _MOST_APART.get(precision, _MOST_APART_ELSE)
+        self._largest_difference = _LARGEST_DIFFERENCE.get(precision, _LARGEST_DIFFERENCE_ELSE)
         self._num_updates, self._left_in_a_row = 0, _MOST_IN_A_ROW
         self._known: set[str] = set()  # parameters that have had a gradient
         self._seen: set[str] = set()  # those that have had one other than zero
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        """As `Spread.accumulate`."""
+        """As `Strategy.accumulate`."""
         with self._loss_divided():
             loss = self._inner.accumulate(passes, lambda one: _whole_loss(loss_of(one)))
         self._sum_gradients()
         return loss
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """As `Spread.clip`."""
-        return clip_to_global_norm(parameters, max_norm)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Spread.whole`."""
-        return whole_tensors(tensors)
-
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
-        """As `Spread.measures`; metrics see all logits."""
+        """As `Strategy.measures`; metrics see all logits."""
         return self._inner.measures(content, size, measure)
 
     @contextlib.contextmanager
     def _loss_divided(self) -> Any:
-        """Within the block, logits stay divided by vocabulary, if the loss can do with that."""
+        """Within the context, logits stay divided by vocabulary, if the loss supports that."""
         if not self._is_loss_divided or self._divided.output is None:
             yield
             return
@@ -126,26 +113,30 @@ class TensorParallel:
             self._divided.output.keeps_divided = False
 
     def _sum_gradients(self) -> None:
-        """Bring gradients to how their parameters lie: added up where each process did a part of the work.
+        """Place gradients like their parameters: summed where each process did a part of the work.
 
-        What all of them computed alike is averaged, so that rounding on a GPU cannot drive them apart.
+        Gradients that are equal in all of them are averaged, so that rounding on a GPU cannot make processes diverge.
         """
         group, size = self._divided.group, self._divided.group.size()
-        for parameter in self._divided.parameters():
-            _as_placed(parameter)
-        alike = _gradients(self._divided.alike())
-        if alike:  # where the sequence is divided too, a model may have none
-            torch._foreach_mul_(alike, 1 / size)
-        before = [gradient.clone() for gradient in alike] if self._is_check_due() else None
-        sum_over([*_gradients(self._divided.partial()), *alike], group)
+        for parameter in self._divided.parameters():  # PyTorch's own styles leave sums that are still to be made
+            gradient = parameter.grad
+            if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+                continue
+            if gradient.placements != parameter.placements:
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+        equal = _gradients(self._divided.alike())
+        if equal:  # where the sequence is divided too, a model may have none
+            torch._foreach_mul_(equal, 1 / size)
+        before = [gradient.clone() for gradient in equal] if self._is_check_due() else None
+        sum_over([*_gradients(self._divided.partial()), *equal], group)
         if before is not None:
-            self._check(before, alike)
+            self._check(before, equal)
 
     def _is_check_due(self) -> bool:
         """Whether this update's gradients are compared between processes.
 
-        While some gradient was zero in all updates so far, what is upstream of a branch that begins at zero (LoRA's B,
-        adaLN-zero) looks alike whatever the branch adds later. So updates are compared until every gradient was seen
+        While some gradient was zero in all updates so far, gradients upstream of a branch that begins at zero (LoRA's
+        B, adaLN-zero) are equal whatever the branch adds later. So updates are compared until every gradient was seen
         other than zero, at most _MOST_IN_A_ROW in a row after another parameter has got one; and updates 1, 2, 4, 8
         and so on.
         """
@@ -160,16 +151,15 @@ class TensorParallel:
         return is_due
 
     def _check(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
-        """Raise BadJob, in all processes, if a gradient that should be computed alike by all is not."""
+        """Raise BadJob, in all processes, if a gradient that should be equal in all of them is not."""
         size, num = self._divided.group.size(), len(before)
         gradients = {name: local(p.grad) for name, p in self._divided.named() if p.grad is not None}
-        apart = [_largest(one * size - mean) for one, mean in zip(before, after, strict=True)]
-        found = torch.stack(
-            [one.float() for one in (*apart, *map(_largest, after), *map(_largest, gradients.values()))]
-        )
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)  # over all processes: shards of one gradient agree on it
-        difference, largest, of_all = found.split([num, num, len(gradients)])
-        wrong = (difference > self._most_apart * largest).nonzero()
+        differences = [_largest(own * size - mean) for own, mean in zip(before, after, strict=True)]
+        largest_of_each = (*differences, *map(_largest, after), *map(_largest, gradients.values()))
+        values = torch.stack([value.float() for value in largest_of_each])
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)  # over all processes: shards of one gradient agree on it
+        difference, largest, of_all = values.split([num, num, len(gradients)])
+        wrong = (difference > self._largest_difference * largest).nonzero()
         if len(wrong):
             names = [name for name, p in self._divided.named_alike() if p.grad is not None]
             raise BadJob(
@@ -186,7 +176,7 @@ def _whole_loss(loss: Loss) -> Loss:
     """The loss with its sum as a plain tensor."""
     if not isinstance(loss.sum, DTensor):
         return loss
-    return Loss(loss.sum.full_tensor().clone(), loss.count)  # FSDP2 wants what it returns to be nobody's view
+    return Loss(loss.sum.full_tensor().clone(), loss.count)  # a clone: FSDP2 needs outputs that are not views
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,10 +185,3 @@ def _largest(tensor: torch.Tensor) -> torch.Tensor:
 
 def _gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     return [local(p.grad) for p in parameters if p.grad is not None]
-
-
-def _as_placed(parameter: nn.Parameter) -> None:
-    """A DTensor's gradient placed like the parameter; PyTorch's own styles leave sums that are still to be made."""
-    gradient = parameter.grad
-    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
-        parameter.grad = gradient.redistribute(placements=parameter.placements)

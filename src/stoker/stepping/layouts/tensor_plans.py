@@ -1,4 +1,4 @@
-"""How a model's layers are divided among the processes of a tensor group, by the names of its modules.
+"""Tensor plans: how a model's layers are divided among the processes of a tensor group, by the names of its modules.
 
 A plan comes from the model: its attribute `tensor_plan`, from a module's dotted name (with `*` for any part of it) to
 one of WORDS or a `ParallelStyle` of PyTorch; Stoker's own models have theirs here; Hugging Face models carry one
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Word = Literal["colwise", "rowwise", "embedding", "output", "region", "sequence", "summed", "replicated"]
-"""What becomes of a module.
+"""The role of a module.
 
 `colwise` and `rowwise` linear layers are divided by outputs or by inputs; an `embedding` and the `output` layer by the
 vocabulary, if it divides, and are whole otherwise. A `region` is a module that takes whole features, uses them in
@@ -38,7 +38,7 @@ WORDS: tuple[str, ...] = get_args(Word)
 
 @dataclass(frozen=True)
 class Fused:
-    """A colwise layer of `parts` matrices one after the other, such as queries, keys and values: each is divided."""
+    """A colwise layer of `parts` concatenated matrices, such as queries, keys and values: each is divided."""
 
     parts: int
 
@@ -73,7 +73,7 @@ _HOW = (
 
 @dataclass(frozen=True)
 class TensorPlanProblem:
-    """Why a layout does not go with a model, and what would."""
+    """Why a layout does not go with a model, and the remedy."""
 
     message: str
     remedy: str
@@ -85,24 +85,30 @@ def rules_of(model: nn.Module) -> Rules | TensorPlanProblem:
     if isinstance(patterns, TensorPlanProblem):
         return patterns
     names = [name for name, _ in model.named_modules() if name]
-    found: Rules = {}
+    rules: Rules = {}
     for pattern, rule in patterns.items():
-        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern) and _is_as_deep(name, pattern)]
+        as_deep = [name for name in names if name.count(".") == pattern.count(".")]  # a `*` is one part of a name
+        matching = fnmatch.filter(as_deep, pattern)
         if not matching:
             return TensorPlanProblem(f"tensor_plan of {type(model).__name__}: {pattern!r} matches no module", _HOW)
-        found.update(dict.fromkeys(matching, rule))
-    _add_tied(model, found)
-    return {name: found[name] for name in names if name in found}
+        rules.update(dict.fromkeys(matching, rule))
+    # An embedding that shares its weight with the output layer is divided like it, even if no plan says so.
+    modules = dict(model.named_modules())
+    outputs = {id(getattr(modules[name], "weight", None)) for name, rule in rules.items() if rule == "output"}
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and id(module.weight) in outputs:
+            rules.setdefault(name, "embedding")
+    return {name: rules[name] for name in names if name in rules}
 
 
 def tensor_plan_problem(model: nn.Module, layout: Layout) -> str | None:
-    """Why the model's layers cannot be divided as the layout says, and what would do; None where they can."""
+    """Why the model's layers cannot be divided as the layout says, and the remedy; None where they can."""
     problem = first_problem(model, layout)
     return None if problem is None else f"{problem.message}. {problem.remedy}"
 
 
 def first_problem(model: nn.Module, layout: Layout) -> TensorPlanProblem | None:
-    """As `problem_with`."""
+    """As `tensor_plan_problem`, message and remedy separate."""
     if layout.tensor == 1:
         return None
     rules = rules_of(model)
@@ -123,9 +129,9 @@ def is_divided_by_vocabulary(module: nn.Module, tensor: int) -> bool:
 
 
 def divided_dimensions(model: nn.Module, tensor: int) -> dict[str, int]:
-    """Along which of its dimensions each parameter is divided, by name; the others are whole in every process.
+    """The dimension along which each divided parameter is divided, by name; others are whole in every process.
 
-    Assumes that `problem_with` has nothing to say, and leaves out what a ParallelStyle of PyTorch divides.
+    Assumes that `tensor_plan_problem` is None, and leaves out parameters that a ParallelStyle of PyTorch divides.
     """
     rules = rules_of(model)
     modules = dict(model.named_modules())
@@ -144,7 +150,7 @@ def divided_dimensions(model: nn.Module, tensor: int) -> dict[str, int]:
 
 
 def _patterns(model: nn.Module) -> Mapping[str, Rule] | TensorPlanProblem:
-    """The model's plan as it was given."""
+    """The model's own plan, with patterns."""
     own: Any = getattr(model, "tensor_plan", None)
     if own is not None:
         for pattern, rule in own.items():
@@ -170,47 +176,30 @@ def _hugging_face(model: nn.Module) -> Iterator[tuple[str, str]]:
     base = getattr(getattr(model, "config", None), "base_model_tp_plan", None) or {}
     dotted = f"{prefix}." if prefix and hasattr(model, prefix) else ""
     names = [name for name, _ in model.named_modules()]
-    for pattern, style in {**{f"{dotted}{key}": style for key, style in base.items()}, **_own_plan(model)}.items():
+    own = getattr(model, "_tp_plan", None)
+    plan = {f"{dotted}{key}": style for key, style in base.items()} | (dict(own) if isinstance(own, Mapping) else {})
+    for pattern, style in plan.items():
         if any(fnmatch.fnmatchcase(name, pattern) for name in names):  # plans name parts that a variant may lack
             yield pattern, style
 
 
-def _own_plan(model: nn.Module) -> dict[str, str]:
-    plan = getattr(model, "_tp_plan", None)
-    return dict(plan) if isinstance(plan, Mapping) else {}
-
-
-def _add_tied(model: nn.Module, rules: Rules) -> None:
-    """An embedding that shares its weight with the output layer is divided like it, whether a plan says so or not."""
-    modules = dict(model.named_modules())
-    outputs = {id(getattr(modules[name], "weight", None)) for name, rule in rules.items() if rule == "output"}
-    for name, module in modules.items():
-        if isinstance(module, nn.Embedding) and id(module.weight) in outputs:
-            rules.setdefault(name, "embedding")
-
-
-def _is_as_deep(name: str, pattern: str) -> bool:
-    """A `*` stands for one part of a dotted name."""
-    return name.count(".") == pattern.count(".")
-
-
 def _of_kind(name: str, rule: Rule, module: nn.Module) -> TensorPlanProblem | None:
-    """A rule for a layer that is not of its kind."""
-    wanted: type[nn.Module] | None = None
+    """The problem of a rule for a layer of another kind."""
+    expected: type[nn.Module] | None = None
     if isinstance(rule, Fused) or rule in (*_DIVIDED, "output"):
-        wanted = nn.Linear
+        expected = nn.Linear
     elif rule == "embedding":
-        wanted = nn.Embedding
-    if wanted is None or type(module) is wanted:
+        expected = nn.Embedding
+    if expected is None or type(module) is expected:
         return None
     kind = rule if isinstance(rule, str) else "fused"
     return TensorPlanProblem(
-        f"{name} is to be {kind}, but is a {type(module).__name__}, not an nn.{wanted.__name__}", _HOW
+        f"{name} is to be {kind}, but is a {type(module).__name__}, not an nn.{expected.__name__}", _HOW
     )
 
 
 def _undivided(name: str, rule: Rule, modules: dict[str, nn.Module], tensor: int) -> TensorPlanProblem | None:
-    """A layer whose heads or features the group's size does not divide."""
+    """The problem of a layer whose heads or features the group's size does not divide."""
     module: Any = modules[name]
     parts = rule.parts if isinstance(rule, Fused) else 1
     if isinstance(rule, Fused) or rule == "colwise":
@@ -224,13 +213,15 @@ def _undivided(name: str, rule: Rule, modules: dict[str, nn.Module], tensor: int
     is_of_heads = isinstance(head_dim, int) and head_dim > 0 and size % head_dim == 0
     count, unit = (size // head_dim, "heads") if is_of_heads and head_dim else (size, "features")
     if module.out_features % parts or count % tensor:
-        return TensorPlanProblem(f"{name} has {count} {unit}, which {tensor} tensor-parallel processes do not divide",
-                       f"Use a tensor group of {_divisors(count)}.")  # fmt: skip
+        return TensorPlanProblem(
+            f"{name} has {count} {unit}, which {tensor} tensor-parallel processes do not divide",
+            f"Use a tensor group of {_divisors(count)}.",
+        )
     return None
 
 
 def _of_sequence(model: nn.Module, rules: Rules, layout: Layout) -> TensorPlanProblem | None:
-    """What stands in the way of dividing the sequence."""
+    """Why the model cannot be divided along the sequence."""
     starts = [name for name, rule in rules.items() if rule == "sequence"]
     blocks = {id(block) for block in repeated_blocks(model)}
     modules = dict(model.named_modules())
@@ -255,5 +246,5 @@ def _of_sequence(model: nn.Module, rules: Rules, layout: Layout) -> TensorPlanPr
 
 
 def _divisors(count: int, most: int = 12) -> str:
-    found = [size for size in range(2, min(count, 1024) + 1) if count % size == 0]
-    return ", ".join(map(str, found[:most])) or "1"
+    divisors = [size for size in range(2, min(count, 1024) + 1) if count % size == 0]
+    return ", ".join(map(str, divisors[:most])) or "1"
