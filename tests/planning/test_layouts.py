@@ -21,7 +21,7 @@ WHOLE = Coupling(kind="whole_group", group=32, causes=("the loss",), evidence="d
 
 def rules(job_changes: dict[str, object] | None = None, **changes: object) -> LayoutRules:
     """Of a small GPT with a batch of 512."""
-    job = dataclasses.replace(gpt_job(), batch=512, **job_changes or {})
+    job = dataclasses.replace(gpt_job(), **{"batch": 512, **(job_changes or {})})
     return LayoutRules(job=job, model=meta_model(job), profile=profile(**changes))
 
 

@@ -53,7 +53,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Times of operations on one CPU at one number of threads; `slowdown` is the ratio of times now to measured ones."""
+    """Times of operations on one CPU at one number of threads; `slowdown` is their ratio to those measured."""
 
     roof: Roof
     surfaces: dict[str, Surface] = field(default_factory=dict)

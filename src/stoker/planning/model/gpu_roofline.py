@@ -193,9 +193,9 @@ BATCHED = TileShape(
 _TENSOR_PROLOGUE = 128.0
 """Cost of filling and draining a tile on tensor cores [elements of depth]; not measured, from about 1.5 µs per tile."""
 _TENSOR_SHARES = {"8.0": 0.87, "8.6": 0.95, "8.9": 0.95, "9.0": 0.80, "10.0": 0.78, "10.3": 0.79, "12.0": 0.95}
-"""Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271 of 312
-TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above what their sheets say: an RTX
-4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
+"""Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
+of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
+RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
@@ -206,7 +206,8 @@ class Shares:
     """Sustained shares of the peak [fraction].
 
     For fp32 products on large tiles, with separate integer units and with shared slots; for the bandwidth of stacked
-    memory, of other memory with error correction, and of other memory without: an RTX 4090 was reported at 895 to 921 of 1008 GB/s (github.com/krrishnarraj/clpeak, issue 106; github.com/JuliaGPU/CUDA.jl, issue 1860).
+    memory, of other memory with error correction, and of other memory without: an RTX 4090 was reported at 895 to 921
+    of 1008 GB/s (github.com/krrishnarraj/clpeak, issue 106; github.com/JuliaGPU/CUDA.jl, issue 1860).
     """
 
     separate: float = 0.935
