@@ -233,9 +233,9 @@ def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objec
     if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])
     too_small = []
-    for place, problem in unfit:
+    for place, error in unfit:
         if (least := _least(planner, place)) is not None:
-            too_small.append(Rejection(device=place.name, plan=least, reason=problem.message))
+            too_small.append(Rejection(device=place.name, plan=least, reason=error.message))
     lines = (*best.explanation, *describe_misfits(unfit), *left_out)
     are_short = all(c.forecast.total_s.value < STARTING_S for c in ranked if not c.is_here)
     if len(ranked) > 1 and not ranked[0].is_here and are_short:

@@ -43,12 +43,12 @@ class Layout:
 
     @cached_property
     def world_size(self) -> int:
-        """Number of processes."""
+        """Number of processes [1]."""
         return self.stages * self.replicas * self.shards * self.tensor
 
     @property
     def data_size(self) -> int:
-        """Number of processes, or groups of them, that each take a part of every batch."""
+        """Number of processes, or groups of them, that each take a part of every batch [1]."""
         return self.replicas * self.shards
 
     @property

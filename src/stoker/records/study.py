@@ -1,4 +1,4 @@
-"""A study over settings of a job: its space, its trials, its forecast, and what came of it."""
+"""A hyperparameter study of a job: its space, trials, forecast and results."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def waited_for(traffic: Sequence[Traffic]) -> tuple[Traffic, ...]:
 
 
 def num_meetings(traffic: Sequence[Traffic]) -> float:
-    """Number of times that all processes wait for each other in an update: at its end, and for messages that stop them.
+    """Number of waits of all processes for each other in an update [1]: at its end, and for messages that stop them.
 
     0 without traffic.
     """

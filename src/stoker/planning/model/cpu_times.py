@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.records.hardware import Hardware
-from stoker.records.trace import Operation, TensorShape
+from stoker.records.trace import Operation
 
 _USUAL_START_S = 4e-6
 _DATASHEET_SHARE = 0.5
@@ -276,25 +276,24 @@ def _table(operation: Operation) -> Description:
 
 
 def _rows(operation: Operation) -> Description:
+    """Rows and columns; `columns` elements are reduced to one, along the last dimension or the first ones."""
     x = max(operation.inputs, key=lambda tensor: tensor.numel)
-    columns, where = _reduced(operation, x)
-    return (x.numel / max(1, columns), columns), (_dtype(operation), where)
-
-
-def _reduced(operation: Operation, x: TensorShape) -> tuple[int, str]:
-    """Number of elements that are reduced to one, and whether they are in the last dimension or the first."""
+    dims, where = operation.attribute("dim"), "last"
     if "layer_norm" in operation.name:
         ends = (*operation.outputs, *operation.inputs)
         num_rows = min((tensor.numel for tensor in ends if tensor.shape[-1:] == (1,)), default=1)
-        return max(1, x.numel // num_rows), "last"
-    dims = operation.attribute("dim")
-    if dims is None:
-        return (x.shape[-1] if "softmax" in operation.name and x.shape else x.numel), "last"
-    listed = [dims] if isinstance(dims, int) else dims
-    places = {d % max(1, len(x.shape)) for d in listed if isinstance(d, int)} if isinstance(listed, list) else set()
-    places = places or set(range(len(x.shape)))
-    columns = math.prod(x.shape[place] for place in places)
-    return columns, "last" if len(x.shape) - 1 in places else "first"
+        columns = max(1, x.numel // num_rows)
+    elif dims is None:
+        columns = x.shape[-1] if "softmax" in operation.name and x.shape else x.numel
+    else:
+        listed = [dims] if isinstance(dims, int) else dims
+        reduced = (
+            {d % max(1, len(x.shape)) for d in listed if isinstance(d, int)} if isinstance(listed, list) else set()
+        )
+        reduced = reduced or set(range(len(x.shape)))
+        columns = math.prod(x.shape[dim] for dim in reduced)
+        where = "last" if len(x.shape) - 1 in reduced else "first"
+    return (x.numel / max(1, columns), columns), (_dtype(operation), where)
 
 
 def _elementwise(operation: Operation) -> Description:

@@ -164,13 +164,18 @@ def choose(
         why += " inside the deadline"
     elif limits.max_cost_usd is not None:
         why += " within the budget"
-    ranked = (dataclasses.replace(best, why=why), *(dataclasses.replace(c, why=_compared(c, best)) for c in others))
+    ranked = [dataclasses.replace(best, why=why)]
+    for other in others:
+        words = [_ratio(other.forecast.seconds_per_sample / best.forecast.seconds_per_sample, "the time", "as fast")]
+        if 0 < _cost(best) < float("inf") and 0 < _cost(other) < float("inf"):
+            words.append(_ratio(_cost(other) / _cost(best), "the cost", "cheaper"))
+        ranked.append(dataclasses.replace(other, why=", ".join(words)))
     rejected = tuple(
         Rejection(device=c.device, plan=c.plan, reason="; ".join(limits.broken_by(c)))
         for c in candidates
         if limits.broken_by(c)
     )
-    return ranked, rejected
+    return tuple(ranked), rejected
 
 
 def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
@@ -218,15 +223,6 @@ def _cost(candidate: Candidate) -> float:
     if candidate.is_here:
         return 0.0
     return candidate.forecast.cost_usd.value if candidate.forecast.cost_usd is not None else float("inf")
-
-
-def _compared(candidate: Candidate, best: Candidate) -> str:
-    """A candidate compared with the best: `2.1x the time, 0.8x the cost`."""
-    words = [_ratio(candidate.forecast.seconds_per_sample / best.forecast.seconds_per_sample, "the time", "as fast")]
-    cost, best_cost = _cost(candidate), _cost(best)
-    if 0 < best_cost < float("inf") and 0 < cost < float("inf"):
-        words.append(_ratio(cost / best_cost, "the cost", "cheaper"))
-    return ", ".join(words)
 
 
 def _ratio(ratio: float, more: str, less: str) -> str:

@@ -109,11 +109,11 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
     renumbered = {old: new for new, old in enumerate(kept)}
     storages = []
     for old in kept:
-        one = trace.storages[old]
-        died, first = one.died, new_index[one.born] if one.born >= 0 else 0
+        storage = trace.storages[old]
+        died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
         if died is not None:
-            died = max(first, new_index[min(died, len(new_index) - 1)])
-        storages.append(dataclasses.replace(one, born=first if one.born >= 0 else one.born, died=died))
+            died = max(0, born, new_index[min(died, len(new_index) - 1)])
+        storages.append(dataclasses.replace(storage, born=born, died=died))
     events = [
         (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1) for event in trace.events
         if abs(event) - 1 in renumbered

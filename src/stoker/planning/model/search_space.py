@@ -96,7 +96,7 @@ def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
 
 
 def num_micro_batches(profile: Profile, plan: Plan) -> int:
-    """Number of micro-batches of an update, which has all training data at most."""
+    """Number of micro-batches of an update [1], which has all training samples at most."""
     return math.ceil(min(profile.batch, profile.num_train) / plan.micro_batch)
 
 

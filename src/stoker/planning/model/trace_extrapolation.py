@@ -235,7 +235,16 @@ class _Expansion:
     def made(self) -> Trace:
         """The whole trace."""
         for run, sweep, copy in self._runs():
-            self._write(run, sweep, copy)
+            number = None if run.block is None else self._blocks.number(run.block, copy)
+            for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
+                if item.kind == "execution":
+                    self._execute(item.number, run.block, number)
+                elif item.kind == "birth":
+                    self._copies[item.number, copy] = len(self._born_at)
+                    self._born_at.append((item.number, self._now + item.lag, number))
+                    self._events.append(len(self._born_at))
+                else:
+                    self._free(item, run, sweep, copy, offset)
         return dataclasses.replace(
             self._trace,
             operations=tuple(self._operations),
@@ -258,18 +267,6 @@ class _Expansion:
                 yield from ((run, sweep, copy) for copy in range(copies + 1))
             else:
                 yield from ((run, sweep, copy) for copy in range(copies, -1, -1))
-
-    def _write(self, run: BlockRun, sweep: int, copy: int) -> None:
-        number = None if run.block is None else self._blocks.number(run.block, copy)
-        for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
-            if item.kind == "execution":
-                self._execute(item.number, run.block, number)
-            elif item.kind == "birth":
-                self._copies[item.number, copy] = len(self._born_at)
-                self._born_at.append((item.number, self._now + item.lag, number))
-                self._events.append(len(self._born_at))
-            else:
-                self._free(item, run, sweep, copy, offset)
 
     def _execute(self, index: int, block: int | None, number: int | None) -> None:
         one = self._trace.occurrences[index]
