@@ -84,4 +84,4 @@ def test_the_job_may_object() -> None:
     matrices = rules({"optimizer": Muon(lr=1e-3, rest=AdamW(lr=1e-3))})
     assert matrices.problem_with(Layout(replicas=2)) is None
     assert "needs whole matrices, and shards hold parts" in (matrices.problem_with(Layout(shards=2)) or "")
-    assert "2 samples for them" in (rules({"batch": 2}).problem_with(Layout(stages=4)) or "")
+    assert "1 samples for them" in (rules({"batch": 1}).problem_with(Layout(stages=2)) or "")
