@@ -163,8 +163,9 @@ class TracedForecasts:
         evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
         unsaved = training.value + evaluate.value * evaluated
         saved = saving(
-            dataclasses.replace(plan, layout=self.layout), self._saved_bytes(plan), training_s=training.value,
-            unsaved_s=unsaved, evaluations=extents.evaluations, link_bytes_per_s=self._hardware.host_link_bytes_per_s,
+            dataclasses.replace(plan, layout=self.layout, captured=False), self._saved_bytes(plan),
+            training_s=training.value, unsaved_s=unsaved, evaluations=extents.evaluations,
+            link_bytes_per_s=self._hardware.host_link_bytes_per_s,
         )  # fmt: skip
         total = unsaved + saved.total_s
         total_s, compile_s = training.scaled(total / training.value), None
