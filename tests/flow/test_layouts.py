@@ -110,7 +110,7 @@ def test_what_cannot_be_spread_says_why(changes: dict[str, object], on: str, say
     """The number, and what would do; tensor groups and stages are closed to a job of two samples on four as well."""
     job = gpt_job(**changes)
     places = planned_devices(on, attached_devices())
-    problem = LayoutCandidates(Planner(resolve_job(job), is_all_elsewhere=True), places[0]).terms.problem_with(
+    problem = LayoutCandidates(Planner(resolve_job(job), is_all_elsewhere=True), places[0]).rules.problem_with(
         Layout(replicas=places[0].count)
     )
     assert problem is not None

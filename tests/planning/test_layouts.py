@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
-from stoker.planning.model.search_space import LayoutRules, layouts_of
+import pytest
+import torch
+
+from stoker.jobs import AdamW, DiLoCo, Muon
+from stoker.planning.model.search_space import layouts_of
+from stoker.planning.multi_device import LayoutRules
 from stoker.records import Coupling, Layout
+from stoker.stepping.model import meta_model
+from stoker.units import updates
 from tests.planning.trials import NORMS, profile
+from tests.stepping.layouts.conformance import gpt_job
 
 WHOLE = Coupling(kind="whole_group", group=32, causes=("the loss",), evidence="declared")
 
 
-def terms(**changes: object) -> LayoutRules:
-    """Of a job with a batch of 512."""
-    return LayoutRules(profile=profile(**changes))
+def rules(job_changes: dict[str, object] | None = None, **changes: object) -> LayoutRules:
+    """Of a small GPT with a batch of 512."""
+    job = dataclasses.replace(gpt_job(), **{"batch": 512, **(job_changes or {})})
+    return LayoutRules(job=job, model=meta_model(job), profile=profile(**changes))
 
 
 def test_layouts_of_two_lie_along_one_axis() -> None:
@@ -51,28 +60,28 @@ def test_layouts_of_eight_have_at_most_two_axes_and_all_eight_processes() -> Non
 )
 def test_what_does_not_divide_is_said_with_its_numbers(changes: dict[str, object], layout: Layout, says: str) -> None:
     """Which number, and what would."""
-    problem = terms(**changes).problem_with(layout)
+    problem = rules(**changes).problem_with(layout)
     assert problem is not None
     assert says in problem
 
 
 def test_what_divides_is_legal() -> None:
     """Also parts of coupled groups, and a whole group on stages."""
-    assert terms().problem_with(Layout(replicas=3)) is None
-    assert terms(coupling=NORMS).problem_with(Layout(replicas=2)) is None
-    assert terms(coupling=WHOLE).problem_with(Layout(stages=2)) is None
-    assert terms(coupling=WHOLE).problem_with(Layout()) is None
+    assert rules().problem_with(Layout(replicas=3)) is None
+    assert rules(coupling=NORMS).problem_with(Layout(replicas=2)) is None
+    assert rules(coupling=WHOLE).problem_with(Layout(stages=2)) is None
+    assert rules(coupling=WHOLE).problem_with(Layout()) is None
 
 
-def test_others_may_object() -> None:
-    """What cannot be spread at all, and what those say who divide models."""
-    alone = LayoutRules(profile=profile(), alone="it makes its updates itself")
-    assert alone.problem_with(Layout(replicas=2)) == "it makes its updates itself"
-    assert alone.problem_with(Layout()) is None
-    asked = LayoutRules(profile=profile(), objection=lambda one: f"{one.tensor} heads, {one.stages} ends")
-    assert asked.problem_with(Layout(tensor=2)) == "2 heads, 1 ends"
-    assert asked.problem_with(Layout(stages=2)) == "1 heads, 2 ends"
-    assert asked.problem_with(Layout(replicas=2)) is None
-    apart = LayoutRules(profile=profile(), whole_copies="sites hold whole models")
-    assert apart.problem_with(Layout(replicas=2)) is None
-    assert apart.problem_with(Layout(shards=2)) == "sites hold whole models"
+def test_the_job_may_object() -> None:
+    """Optimisers with a closure need one process; sites, and optimisers of whole matrices, need whole models."""
+    closure = rules({"optimizer": torch.optim.LBFGS})
+    assert closure.problem_with(Layout(replicas=2)) == "LBFGS computes the loss anew within its step"
+    assert closure.problem_with(Layout()) is None
+    sites = rules({"sync": DiLoCo(every=updates(10))})
+    assert sites.problem_with(Layout(replicas=2)) is None
+    assert "hold whole models" in (sites.problem_with(Layout(shards=2)) or "")
+    matrices = rules({"optimizer": Muon(lr=1e-3, rest=AdamW(lr=1e-3))})
+    assert matrices.problem_with(Layout(replicas=2)) is None
+    assert "needs whole matrices, and shards hold parts" in (matrices.problem_with(Layout(shards=2)) or "")
+    assert "1 samples for them" in (rules({"batch": 1}).problem_with(Layout(stages=2)) or "")

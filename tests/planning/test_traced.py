@@ -212,7 +212,7 @@ def test_malloc_is_replayed_once_for_plans_of_the_same_tensors(monkeypatch: pyte
         replays.append(malloc)
         return resident_peak(trace, malloc, *given, **named)
 
-    monkeypatch.setattr(run_forecast.memory, "resident_peak", replay)
+    monkeypatch.setattr(run_forecast, "resident_peak", replay)
     about = forecasts(device=CPU)
     for changed in ({"threads": 1}, {"threads": 2}, {"loader": "inline"}, {"malloc": "mapped"}):
         about.needed_bytes(dataclasses.replace(PLAN, device="cpu", **changed))

@@ -25,7 +25,7 @@ from stoker.reporting.wording import format_metric, format_samples, headline_met
 from stoker.store import disk_errors, find_run, list_runs, make_directories, runs_root, write_atomic
 from stoker.store.run_query import selected, value_of, values_of
 from stoker.tracking.csv_tracker import table as csv_table
-from stoker.tracking.upload import describe_run, point_of
+from stoker.tracking.run_tracking import describe_run, point_of
 from stoker.units import format_seconds
 
 _LONGEST_FAILURE = 44

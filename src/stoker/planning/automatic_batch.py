@@ -1,10 +1,8 @@
-"""`batch="auto"` made a number: the gradient's noise measured on a throw-away copy, the answer kept.
+"""Choose the batch of `batch="auto"` by the gradient's noise, measured on a throw-away copy; the answer is cached.
 
 The noise is measured on the initial weights, where it is smallest, and at points of a short warm-up of the copy, whose
-median decides. It goes on growing in training (McCandlish et al. 2018, figure 4), so that what is chosen
-rather costs updates than samples.
-
-Random generators of the user's process, left as they were found.
+median decides. It keeps growing in training (McCandlish et al. 2018, figure 4), so that the choice costs updates rather
+than samples. Random generators of the user's process are restored.
 """
 
 from __future__ import annotations
@@ -41,35 +39,35 @@ from stoker.store.locations import is_own
 from stoker.units import format_bytes
 
 METHOD = 2
-"""Raised when the same job would get another answer."""
+"""Version of the method, in the cache key; raised when the same job would get another answer."""
 
 FEWEST_UPDATES = 100
-"""A run keeps at least so many updates, or those it has at the base batch: a judgement."""
+"""Least number of updates of a run, unless it has fewer at the base batch: a judgement."""
 
 INITIAL_SHARE, WARM_UP_SHARE, TRAINED_SHARE = 0.01, 0.02, 0.02
-"""Samples for measuring on the initial weights, warming up and measuring again: shares of the run's, at most."""
+"""Samples for measuring on the initial weights, warming up and measuring again, as shares of the run's, at most."""
 
 LONGEST_WARM_UP = 200
-"""Updates of the throw-away copy at most: where curves of the noise scale have left their steep beginning."""
+"""Most updates of the copy: there, curves of the noise scale have left their steep beginning."""
 
 FEWEST_POINTS, MOST_POINTS = 3, 9
-"""Weights of the second half of the warm-up at which the noise is measured, as samples allow. Gradients swing from
-update to update, most of all under Adam, and with them the noise scale, tenfold; the median of several does less."""
+"""Points of the second half of the warm-up at which the noise is measured, as samples allow. Gradients, and with them
+the noise scale, vary tenfold from update to update, most of all under Adam; the median of several varies less."""
 
 _GROUP, _FEWEST = 16, 512
-"""Samples in a group where they are separable, and in a measurement at least: 32 groups."""
+"""Samples in a group if they are separable, and in a measurement at least: 32 groups."""
 
 _MICRO_BATCH = 256
-"""Samples at once in the warm-up at most: what is certain to fit where a group does."""
+"""Largest micro-batch of the warm-up [samples]."""
 
 _THREADS = 4
-"""More do not pay for so few samples at once."""
+"""Most threads: more do not pay for so few samples at once."""
 
 _EPOCHS_IF_TIMED = 5.0
-"""Epochs that a run of stated seconds is taken to have, since nobody knows yet."""
+"""Assumed epochs of a run of stated seconds, whose number is not known yet."""
 
 _RATE_DIGITS = 3
-"""Significant digits that the learning rate's factor is rounded to."""
+"""Significant digits of the learning rate's factor."""
 
 _COPIES = BLOCKS + 6
 """Copies of the weights held while measuring: gradients by block, one more, the optimiser's state, and an average."""
@@ -78,9 +76,8 @@ _COPIES = BLOCKS + 6
 def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") -> tuple[Job, BatchChoice]:
     """The job with its batch and learning rate as numbers, and how they were chosen.
 
-    The same job, by `spec_digest`, gets the same answer: the kept one where there is one (also under `earlier`, its
-    digest as earlier versions of Stoker wrote it), else measured anew from the same seeds, on the best device here,
-    whatever the job is planned for.
+    The same job, by `spec_digest`, gets the same answer: the cached one (also under `earlier`, its digest as written by
+    earlier versions of Stoker), else measured from the same seeds, on the best device here.
 
     Raises:
         BadJob: a batch cannot be chosen for this job.
@@ -92,7 +89,8 @@ def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") ->
         raise TypeError(f"this batch is chosen already: {auto}")
     optimizer, _ = scalable(job.optimizer)
     _require_scalable(job)
-    path, before = (_place(digest([name, int(auto), auto.most, METHOD])) for name in (spec_digest, earlier))
+    keys = (digest([name, int(auto), auto.most, METHOD])[:24] for name in (spec_digest, earlier))
+    path, before = (cache_root() / "batches" / f"{key}.json" for key in keys)
     choice = _kept(path) or _kept(before)
     if choice is None:
         with generators_kept():
@@ -107,7 +105,7 @@ def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") ->
 
 
 def _require_scalable(job: Job) -> None:
-    """Refuse what would mean another thing under another batch."""
+    """Refuse jobs that would mean something else under another batch."""
     if job.step is not None:
         raise BadJob(
             'Job(batch="auto", step=…): a step of the job\'s own does not say what its gradient is, so that its noise '
@@ -128,7 +126,7 @@ def _require_scalable(job: Job) -> None:
 
 
 def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
-    """Measure the noise of `job`, whose batch is the base, and choose."""
+    """Measure the noise of `job`, whose batch is the base, and choose a batch."""
     started = time.perf_counter()
     if job.batch > len(data.train):
         raise BadJob(
@@ -144,7 +142,7 @@ def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
             remedy="Give the batch as a number, or say with coupling_group how many samples belong together.",
         )
     group = coupling.group if coupling.group is not None else min(_GROUP, job.batch)
-    # What normalises over a batch goes on normalising over as many samples as it did under the stated learning rate.
+    # Normalisation over a batch stays over as many samples as under the stated learning rate.
     grouped = job if coupling.kind == "separable" else dataclasses.replace(job, coupling_group=group)
     initial, trained = _Copy(grouped, data, coupling, device, group).measure()
     return choose_batch(
@@ -163,12 +161,12 @@ def choose_batch(
     coupling_group: int | None,
     took_s: float,
 ) -> BatchChoice:
-    """The batch for that noise, where `job.batch` is the base and `num_train` the samples of an epoch."""
-    found = [one.scale for one in trained]
-    noise_scale = statistics.median_low([scale.value for scale in found])
+    """The batch for a measured noise; `job.batch` is the base, `num_train` the samples of an epoch."""
+    scales = [noise.scale for noise in trained]
+    noise_scale = statistics.median_low([scale.value for scale in scales])
     is_bounded = noise_scale != float("inf")
     if not is_bounded:
-        noise_scale = statistics.median_low([scale.low for scale in found])
+        noise_scale = statistics.median_low([scale.low for scale in scales])
     by_data = min(num_train, int(total_samples(job, num_train) // FEWEST_UPDATES))
     limit = by_data if most is None else min(most, by_data)
     batch = largest_batch(job.batch, noise_scale, limit)
@@ -183,7 +181,7 @@ def choose_batch(
     if not is_bounded:
         why += f" (of which only the low end is known: {trained[-1].num_samples:,} samples do not bound it)"
     optimizer, exponent = scalable(job.optimizer)
-    # More digits than the measurement is worth would only make another job of it where it is measured again.
+    # Rounded, so that a repeated measurement does not make another job of it.
     factor = float(f"{rate_factor(job.batch, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
     return BatchChoice(
         base=job.batch, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
@@ -192,14 +190,14 @@ def choose_batch(
 
 
 def total_samples(job: Job, num_train: int) -> float:
-    """Samples of the whole run; of one of stated seconds, those of a few epochs."""
+    """Number of samples of the whole run; of one of stated seconds, those of a few epochs."""
     if job.until.unit == "seconds":
         return _EPOCHS_IF_TIMED * num_train
     return job.until.value * (num_train if job.until.unit == "epochs" else 1)
 
 
 class _Copy:
-    """A throw-away copy of the job's model, trained for a short while at the base batch."""
+    """A throw-away copy of the job's model, trained briefly at the base batch."""
 
     def __init__(self, job: Job, data: Datasets, coupling: Coupling, device: Device, group: int) -> None:
         self._job, self._data, self._coupling, self._group = job, data, coupling, group
@@ -213,13 +211,18 @@ class _Copy:
             optimizer_implementation="fused" if is_fused else "default",
             loader="memory" if data.train.is_in_memory else "inline",
         )  # fmt: skip
-        _require_room(job, device)
+        needed = _COPIES * bytes_of(build_model(job).parameters())
+        if device.memory_bytes and needed > device.memory_bytes:
+            raise DoesNotFit(
+                f'measuring the gradient\'s noise for batch="auto" takes {format_bytes(needed)}, {_COPIES} copies of '
+                f"the weights; {device.name} has {format_bytes(device.memory_bytes)}",
+                remedy="Give the batch as a number.",
+            )
 
     def measure(self) -> tuple[NoiseScale, tuple[NoiseScale, ...]]:
         """The noise on the initial weights, and at points of the warm-up; on samples that the copy is not trained on.
 
-        The learning rate rises in a straight line to the job's largest, whatever the schedule: what is wanted is the
-        noise where a batch has to bear that rate.
+        The learning rate rises linearly to the job's largest, whatever the schedule: the batch must suit that rate.
         """
         job = self._job
         peak = max(job.schedule(part / 64) for part in range(64))
@@ -239,16 +242,16 @@ class _Copy:
             for update, batch in enumerate(batches, 1):
                 try:
                     step.update(batch, update - 1, update / updates)
-                    # On a GPU, what is not finite is only seen by the measurement.
-                    found = self._noise(step, update, most / points) if update in stops else None
+                    # On a GPU, non-finite values only show in the measurement.
+                    noise = self._noise(step, update, most / points) if update in stops else None
                 except RunFailed as problem:
                     raise BadJob(
                         f"a copy trained for {update} updates at the batch and learning rate stated fails: "
                         f"{problem.message}",
                         remedy="Lower the learning rate, or say for which batch it is meant: stoker.auto(base=…).",
                     ) from problem
-                if found is not None:
-                    yield found
+                if noise is not None:
+                    yield noise
 
     @property
     def _fewest(self) -> int:
@@ -256,17 +259,17 @@ class _Copy:
         return max(_FEWEST, BLOCKS * self._group)
 
     def _noise(self, step: Step, updates: int, most: float) -> NoiseScale:
-        """The noise at the weights of `step`, after so many updates."""
+        """The noise at the weights of `step`, after `updates` updates."""
         extent = Extent(len(self._data.train), self._group)
         trained = self._data.extent(self._job).position(updates).samples
-        # Fresh samples: those that come after the ones trained on, as long as the epoch has any.
+        # Fresh samples: those after the ones trained on, as long as the epoch has any.
         first = math.ceil(trained / self._group)
-        wanted = max(self._fewest, int(most))
-        # A short epoch comes round more than once; of its batches the ragged ones are passed over.
-        last = first + 2 * (wanted // self._group + BLOCKS) + extent.updates_per_epoch
+        most_samples = max(self._fewest, int(most))
+        # A short epoch may repeat; its ragged batches are skipped.
+        last = first + 2 * (most_samples // self._group + BLOCKS) + extent.updates_per_epoch
         with closing(self._source(step, extent).batches(extent.position(first), last)) as batches:
             return measure_noise(
-                step, batches, group=self._group, fewest=self._fewest, most=wanted, trained_samples=trained
+                step, batches, group=self._group, fewest=self._fewest, most=most_samples, trained_samples=trained
             )
 
     def _source(self, step: Step, extent: Extent) -> BatchSource:
@@ -274,23 +277,8 @@ class _Copy:
                            self._plan)  # fmt: skip
 
 
-def _require_room(job: Job, device: Device) -> None:
-    """Refuse a model whose gradients by block cannot be held here."""
-    needed = _COPIES * bytes_of(build_model(job).parameters())
-    if device.memory_bytes and needed > device.memory_bytes:
-        raise DoesNotFit(
-            f'measuring the gradient\'s noise for batch="auto" takes {format_bytes(needed)}, {_COPIES} copies of the '
-            f"weights; {device.name} has {format_bytes(device.memory_bytes)}",
-            remedy="Give the batch as a number.",
-        )
-
-
-def _place(key: str) -> Path:
-    return cache_root() / "batches" / f"{key[:24]}.json"
-
-
 def _kept(path: Path) -> BatchChoice | None:
-    """The answer given before; None where there is none, it is another user's, or it cannot be read."""
+    """The cached answer; None if there is none, it is another user's, or it cannot be read."""
     try:
         return loads(path.read_bytes(), BatchChoice) if is_own(path) else None
     except (OSError, ValueError):
@@ -299,7 +287,7 @@ def _kept(path: Path) -> BatchChoice | None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put back Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
+    """Restore Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
     states = generator_states()
     is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = range(torch.cuda.device_count()) if is_cuda_in_use else ()

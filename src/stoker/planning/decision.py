@@ -1,12 +1,10 @@
-"""Which plan: for one device that is here, confirmed by trials; among many devices, by forecast.
-
-What a candidate costs: the price of its device, the energy it takes, and what that puts into the air.
-"""
+"""Choose device and plan: for a device that is here, confirmed by trials; among devices and layouts, by forecast."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,46 +13,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker import records
-from stoker.devices import (
-    PUE_DATA_CENTRE,
-    PUE_HERE,
-    Place,
-    attached_devices,
-    catalogue,
-    cheapest,
-    grid_of,
-    planned_devices,
-    sample_cpu,
-)
+from stoker.devices import Place, attached_devices, catalogue, cheapest, planned_devices, sample_cpu
 from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
-from stoker.planning.does_not_fit import describe_misfits, fits_nowhere_error
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
-from stoker.planning.model.objectives import (
-    ENOUGH_S,
-    Objective,
-    PlanLimits,
-    advice,
-    choose,
-    co2_kg,
-    cost_assumptions,
-    cost_usd,
-    rental_advice,
-)
+from stoker.planning.model.memory import largest_that_fits
+from stoker.planning.model.objectives import ENOUGH_S, Objective, PlanLimits, advice, choose, rental_advice
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
 from stoker.planning.multi_device import on_many
 from stoker.planning.plan_history import keep_decision, kept_decision
-from stoker.planning.plan_ranking import least_demanding
-from stoker.planning.planner import Planner, describe_errors, describe_failures, losers_of, may_give_up_threads
+from stoker.planning.plan_ranking import SURE_ENOUGH, least_demanding
+from stoker.planning.planner import (
+    Planner,
+    describe_errors,
+    describe_failures,
+    losers_of,
+    may_give_up_threads,
+    price_assumptions,
+    with_costs,
+)
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
-from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Price, Rejection
-from stoker.units import parse_duration, parse_memory, parse_money
+from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
+from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
 STARTING_S = 120.0
-"""Until a rented machine is there, with Python, data and device started [s]: a judgement."""
+"""Time to rent and start a machine, with Python, data and device [s]: a judgement."""
+
+_Misfit = tuple[Place, DoesNotFit]
+_MOST_PROBLEMS, _MOST_NAMES = 3, 10
+"""Devices too small that are listed with their problems, and by name."""
+
+_SAFE_SHARE = 0.9
+"""A change of the job is proposed if it then needs at most this share of the device's memory."""
 
 
 def plan(  # noqa: PLR0913 - what the command line offers
@@ -72,14 +65,14 @@ def plan(  # noqa: PLR0913 - what the command line offers
     """Choose device and settings for `job`, and forecast what it needs there.
 
     Args:
-        job: what is to be learned.
-        on: devices to compare: `here`, `h100,l4,here`, or `all` of the catalogue. Plans for what is here are confirmed
+        job: the job.
+        on: devices to compare: `here`, `h100,l4,here`, or `all` of the catalogue. Plans for devices here are confirmed
             by short trials; for the rest nothing is run.
         max_cost: the most it may cost [USD]; a number, or `20usd`.
         deadline: the longest it may take [s]; a number, or `12h`.
-        objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
+        objective: what to minimise: `time`, `money` or `energy` (default: time; money if there is a deadline).
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
-        threads: the most that compute on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
+        threads: the most threads on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
         device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.failure_rates`.
         entry: the job file it came from.
 
@@ -103,40 +96,46 @@ def plan(  # noqa: PLR0913 - what the command line offers
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
     if all(place.is_here and place.count == 1 for place in places):
-        decision = dataclasses.replace(decision, advice=_advice(planner, decision.chosen))
+        chosen = decision.chosen
+        try:
+            rentable = [] if chosen.forecast.total_s.value <= ENOUGH_S else _rentable(planner)
+            text = advice(chosen, rentable)
+        except BadJob as problem:  # it runs here, and cannot be traced for elsewhere
+            text = f"What it would need elsewhere is unknown: {problem.message}."
+        decision = dataclasses.replace(decision, advice=text)
     return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
 
 
 def require_mtbf(hours: float | None) -> float | None:
-    """A mean time between failures [h], or none; raises BadJob where it is no time."""
+    """A mean time between failures [h], or None; raises BadJob if it is not positive and finite."""
     if hours is not None and not 0 < hours < math.inf:
         raise BadJob(f"device_mtbf_h must be a positive number of hours, got {hours}")
     return hours
 
 
 def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
-    """The places that words mean, and why those of the catalogue that cannot be planned for are left out.
+    """The places that `on` names, and why some of the catalogue are left out: they cannot be planned for.
 
     Raises:
         NoDevice: a word is unknown, or none of the devices can be planned for.
     """
     attached, words = attached_devices(), [word for word in on.split(",") if word.strip()]
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     problems: list[NoDevice] = []
     for word in words or [on]:
         try:
-            found |= {place.name: place for place in planned_devices(word, attached)}
+            places |= {place.name: place for place in planned_devices(word, attached)}
         except NoDevice as problem:
             if len(words) < 2 or not catalogue().find(word.strip().lower()):
                 raise
             problems.append(problem)
-    if not found:
+    if not places:
         raise problems[0]
-    return tuple(found.values()), tuple(problem.message for problem in problems)
+    return tuple(places.values()), tuple(problem.message for problem in problems)
 
 
 def memory_limit(memory: float | str | None) -> float | None:
-    """A limit of memory [bytes]; raises BadJob where it is none."""
+    """A limit of memory [bytes], or None; raises BadJob if it is not positive."""
     limit = parse_memory(memory) if isinstance(memory, str) else memory
     if limit is not None and not limit > 0:
         raise BadJob(f"memory must be a positive number of bytes, got {limit}", remedy='Or a text such as "6GB".')
@@ -144,14 +143,14 @@ def memory_limit(memory: float | str | None) -> float | None:
 
 
 def most_threads(threads: int | None) -> int | None:
-    """The most threads that may compute on the CPU here: as asked for, else as OMP_NUM_THREADS says; None: no limit.
+    """The most threads that may compute on the CPU here: as given, else OMP_NUM_THREADS; None: no limit.
 
     Raises:
         BadJob: it is below 1, or more than there are cores.
     """
     if threads is None:
-        said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-        return int(said) if said.isdigit() and int(said) > 0 else None
+        value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        return int(value) if value.isdigit() and int(value) > 0 else None
     cores = attached_cpu().cores
     if not 1 <= threads <= cores:
         raise BadJob(
@@ -170,11 +169,11 @@ def decide(
     threads: int | None = None,
     device_mtbf_h: float | None = None,
 ) -> tuple[Decision, Coupling]:
-    """The plan to run on a device that is here, confirmed by trials: now, or before where nothing has changed since.
+    """The plan to run on a device that is here, confirmed by trials: now, or earlier if nothing has changed since.
 
     With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used,
-    `threads` the most threads on a CPU (None: as OMP_NUM_THREADS says), `device_mtbf_h` its mean time between two
-    failures [h], if that is known.
+    `threads` the most threads on a CPU (None: OMP_NUM_THREADS), `device_mtbf_h` its mean time between two failures [h],
+    if known.
     """
     if only is not None:
         _require_usable(only, prepared, device)
@@ -194,10 +193,10 @@ def decide_many(
 ) -> tuple[Decision, Coupling]:
     """The plan to run on several devices that are here, by forecast; with `only`, that plan is taken.
 
-    `device_mtbf_h` is the mean time of one of them between two failures [h], if that is known.
+    `device_mtbf_h` is the mean time of one device between two failures [h], if known.
 
     Raises:
-        BadJob: the job cannot be spread over so many processes, or `only` does not go with it.
+        BadJob: the job cannot be divided over so many processes, or `only` does not suit it.
         DoesNotFit: it fits under no layout.
     """
     if only is not None:
@@ -214,39 +213,40 @@ def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objec
         DoesNotFit: the job fits on none of them, or none keeps the limits.
     """
     decisions: dict[str, Decision] = {}
-    unfit: list[tuple[Place, DoesNotFit]] = []
-    apart: list[str] = []
+    unfit: list[_Misfit] = []
+    left_out: list[str] = []
     for place in places:
         try:
             decisions[place.name] = on_one(planner, place)
         except DoesNotFit as problem:
             unfit.append((place, problem))
-        except BadJob as problem:  # of several devices, that it cannot be spread over them says nothing of one
+        except BadJob as problem:  # a job that cannot use several devices may still use one
             if place.count == 1 or len(places) == 1:
                 raise
-            apart.append(f"{place.name} is left out: {problem.message}")
+            left_out.append(f"{place.name} is left out: {problem.message}")
     if not decisions and not unfit:
-        raise BadJob("; ".join(apart), remedy="Use one device.")
+        raise BadJob("; ".join(left_out), remedy="Use one device.")
     if not decisions:
         raise _fits_nowhere(planner, unfit)
     ranked, beyond = choose([d.chosen for d in decisions.values()], limits, objective)
     best = decisions[ranked[0].device]
-    if len(places) == 1:  # of several devices, the layouts stand beside each other
+    if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])
-    too_small = [_unfit(planner, place, problem) for place, problem in unfit]
-    rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
-    lines = (*best.explanation, *describe_misfits(unfit), *apart)
-    if len(ranked) > 1 and not ranked[0].is_here and _are_soon_done(ranked):
+    too_small = []
+    for place, error in unfit:
+        if (least := _least(planner, place)) is not None:
+            too_small.append(Rejection(device=place.name, plan=least, reason=error.message))
+    lines = (*best.explanation, *describe_misfits(unfit), *left_out)
+    are_short = all(c.forecast.total_s.value < STARTING_S for c in ranked if not c.is_here)
+    if len(ranked) > 1 and not ranked[0].is_here and are_short:
         lines = (*lines, "any of these will do: training takes less time than renting and starting a machine")
-    return dataclasses.replace(best, candidates=ranked, rejected=rejected, explanation=lines)
-
-
-def _are_soon_done(candidates: Sequence[Candidate]) -> bool:
-    return all(one.forecast.total_s.value < STARTING_S for one in candidates if not one.is_here)
+    return dataclasses.replace(
+        best, candidates=ranked, rejected=(*beyond, *too_small, *best.rejected), explanation=lines
+    )
 
 
 def on_one(planner: Planner, place: Place) -> Decision:
-    """The best plan for one place: confirmed by trials where it is here, else by forecast.
+    """The best plan for one place: confirmed by trials if it is here, else by forecast.
 
     Raises:
         DoesNotFit: no legal plan fits.
@@ -256,7 +256,7 @@ def on_one(planner: Planner, place: Place) -> Decision:
     if place.is_here and planner.is_too_large_here is None:
         return _confirmed(planner, place)
     ranked = planner.ranked(place)
-    chosen = dataclasses.replace(priced(planner, place, ranked[0]), why="by forecast")
+    chosen = dataclasses.replace(with_costs(place, ranked[0], planner.forecasts(place)), why="by forecast")
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     if planner.forecasts(place).is_fallback(chosen.plan):
         lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
@@ -271,20 +271,24 @@ def on_one(planner: Planner, place: Place) -> Decision:
 
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
-    """The plan that trials confirm, kept for the next start; with `only`, that one is tried and taken."""
+    """The plan that trials confirm, stored for the next start; with `only`, that plan is tried and taken."""
     began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
-    found = search.chosen()
+    best = search.chosen()
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
     if others:
-        found = dataclasses.replace(found, forecast=widen_for_load(found.forecast, others))
-    chosen = priced(planner, place, found)
+        best = dataclasses.replace(best, forecast=widen_for_load(best.forecast, others))
+    chosen = with_costs(place, best, planner.forecasts(place))
     lines = explain(
         chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected,
         is_given=only is not None,
     )  # fmt: skip
     if others:
-        lines = (*lines, describe_load(others), *_words_on_threads(chosen.plan, others))
+        lines = (*lines, describe_load(others))
+        threads, cores = chosen.plan.threads, attached_cpu().cores
+        if (free := free_cores(cores, others * cores)) < threads and may_give_up_threads(chosen.plan):
+            line = f"tried with {free} of {threads} threads, and begun so: the rest join once the machine is quiet"
+            lines = (*lines, line)
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -304,26 +308,17 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     return decision
 
 
-def _words_on_threads(plan: Plan, others: float) -> tuple[str, ...]:
-    """That a run begins with fewer threads than its plan has, where other processes use the cores."""
-    cores = attached_cpu().cores
-    free = free_cores(cores, others * cores)
-    if free >= plan.threads or not may_give_up_threads(plan):
-        return ()
-    return (f"tried with {free} of {plan.threads} threads, and begun so: the rest join once the machine is quiet",)
-
-
 def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
-    """Where bytes and time of an update go, adding up to what is forecast."""
-    found = planner.forecasts(place).breakdown(chosen.plan)
-    return complete_breakdown(found, chosen.forecast, is_cpu=place.device.kind == "cpu")
+    """Parts of an update's memory and time, which add up to the forecast."""
+    traced = planner.forecasts(place).breakdown(chosen.plan)
+    return complete_breakdown(traced, chosen.forecast, is_cpu=place.device.kind == "cpu")
 
 
 def _not_compiled(
     planner: Planner, place: Place, chosen: Candidate, rejected: Sequence[Rejection]
 ) -> tuple[Rejection, ...]:
-    """The chosen plan compiled, and why it was not taken; nothing where that is told of a compiled plan already."""
-    if chosen.plan.compile or any(one.plan.compile for one in rejected):
+    """The chosen plan compiled, and why it was not taken; empty if a compiled plan is chosen or rejected already."""
+    if chosen.plan.compile or any(rejection.plan.compile for rejection in rejected):
         return ()
     plan = dataclasses.replace(chosen.plan, compile=True, captured=False)
     missing = planner.cannot_compile(place)
@@ -331,42 +326,89 @@ def _not_compiled(
     return (Rejection(device=chosen.device, plan=plan, reason=reason),)
 
 
-def _advice(planner: Planner, chosen: Candidate) -> str:
-    """For somebody with a model and this machine: is it enough, or what to rent?"""
-    if chosen.forecast.total_s.value <= ENOUGH_S:
-        return advice(chosen, ())
-    try:
-        return advice(chosen, _rentable(planner))
-    except BadJob as problem:  # it runs here, and cannot be traced for elsewhere
-        return f"What it would need elsewhere is unknown: {problem.message}."
-
-
 def _rentable(planner: Planner) -> list[Candidate]:
-    """The best plan for each device of the catalogue that somebody rents out."""
-    found: list[Candidate] = []
+    """The best plan for each device of the catalogue that has a price."""
+    candidates: list[Candidate] = []
     for place in planned_devices("all", ()):
-        if price_of(place) is not None:
+        if cheapest(place.name) is not None:
             with contextlib.suppress(DoesNotFit):
-                found.append(on_one(planner, place).chosen)
-    return found
+                candidates.append(on_one(planner, place).chosen)
+    return candidates
 
 
-def _unfit(planner: Planner, place: Place, problem: DoesNotFit) -> Rejection | None:
-    """A device that is too small, with the plan that needs the least."""
-    least = least_demanding(planner.profile(place.device.kind), place.device, planner.forecasts(place))
-    return None if least is None else Rejection(device=place.name, plan=least, reason=problem.message)
+def describe_misfits(unfit: Sequence[_Misfit]) -> tuple[str, ...]:
+    """One line on the devices that are too small, with the problem of the largest; none without such."""
+    if not unfit:
+        return ()
+    largest, problem = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
+    names = ", ".join(place.name for place, _ in unfit)
+    if len(unfit) > _MOST_NAMES:
+        names = f"{len(unfit)} of these devices, the largest of them {largest.name}"
+    return (f"it does not fit on {names}: {problem.message}",)
 
 
-def _fits_nowhere(planner: Planner, unfit: Sequence[tuple[Place, DoesNotFit]]) -> DoesNotFit:
-    """The error where no place is large enough, with what would do."""
-    words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
+def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
+    """The error if no place is large enough, with the device or the change of the job that would do."""
+    problems = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
     more = "Allow more memory (--memory). " if unfit[0][0].is_limited else ""
     try:
         if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
-            return DoesNotFit(words, remedy=more + rental_advice("see above", rentable))
-        return fits_nowhere_error(planner, unfit)
-    except BadJob as problem:  # it cannot be traced: nobody knows what it would need elsewhere
-        return DoesNotFit(words, remedy=f"{more}What it would need elsewhere is unknown: {problem.message}.")
+            return DoesNotFit(problems, remedy=more + rental_advice("see above", rentable))
+        largest, too_small = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
+        if (least := _least(planner, largest)) is None:
+            return too_small  # its groups are larger than its batch, wherever it runs
+        advice_on_memory = "Allow more memory (--memory). " if largest.is_limited else ""
+        remedy = f"{advice_on_memory}{_larger_device(planner)} {_smaller_job(planner, largest, least)}"
+        if len(unfit) > _MOST_PROBLEMS:
+            problems = (
+                f"none of the {len(unfit)} devices is large enough. The largest, {largest.name}: {too_small.message}"
+            )
+        return DoesNotFit(problems, remedy=remedy)
+    except BadJob as problem:  # it cannot be traced: its memory elsewhere is unknown
+        return DoesNotFit(problems, remedy=f"{more}What it would need elsewhere is unknown: {problem.message}.")
+
+
+def _larger_device(planner: Planner) -> str:
+    """The smallest GPU of the catalogue on which the job fits."""
+    gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
+    places = sorted(gpus, key=lambda place: place.device.memory_bytes)
+    for place in places:
+        least = _least(planner, place)
+        if least is not None and planner.forecasts(place).probability_it_fits(least) >= SURE_ENOUGH:
+            return f"The smallest GPU that does it is {_name_and_memory(place)}."
+    return f"No one GPU of the catalogue does it; the largest is {_name_and_memory(places[-1])}."
+
+
+def _smaller_job(planner: Planner, place: Place, least: Plan) -> str:
+    """The change of the job that makes it fit on `place`: smaller groups if samples are coupled, else fewer weights.
+
+    Sizes tried are the group's halvings.
+    """
+
+    @functools.cache
+    def needed_bytes(group: int) -> float:
+        job = dataclasses.replace(planner.prepared.job, coupling_group=group)
+        changed = Planner(dataclasses.replace(planner.prepared, job=job))
+        changed.coupling = dataclasses.replace(planner.coupling, group=group)
+        return changed.forecasts(place).needed_bytes(dataclasses.replace(least, micro_batch=group))
+
+    whole = least.micro_batch
+    sizes = [whole // 2**k for k in range(1, whole.bit_length())] if planner.coupling.group is not None else []
+    group = largest_that_fits(sizes, lambda size: needed_bytes(size) <= _SAFE_SHARE * place.device.memory_bytes)
+    if group is None:
+        return f"Or train a smaller model: a micro-batch of {whole} is the least that is legal."
+    return (
+        f"Or change what is learned: with Job(coupling_group={group}) it needs about "
+        f"{format_bytes(needed_bytes(group))} of {place.name}."
+    )
+
+
+def _least(planner: Planner, place: Place) -> Plan | None:
+    return least_demanding(planner.profile(place.device.kind), place.device, planner.forecasts(place))
+
+
+def _name_and_memory(place: Place) -> str:
+    return f"{place.name} ({format_bytes(place.device.memory_bytes)})"
 
 
 def _require_usable(plan: Plan, prepared: ResolvedJob, device: Device) -> None:
@@ -389,7 +431,7 @@ def _require_usable(plan: Plan, prepared: ResolvedJob, device: Device) -> None:
 
 
 def given_plan(given: str | Path | Plan | None) -> Plan | None:
-    """The plan of `--plan`: a Plan, or a file with one, with a decision, or with what `stoker plan --json` prints."""
+    """The plan of `--plan`: a Plan, or a file with a Plan, a Decision, or the output of `stoker plan --json`."""
     if given is None or isinstance(given, Plan):
         return given
     path = Path(given)
@@ -407,34 +449,3 @@ def given_plan(given: str | Path | Plan | None) -> Plan | None:
     except (OSError, ValueError, AttributeError) as problem:
         raise BadJob(f"{path} holds no plan: {problem}",
                      remedy="Make one with `stoker plan JOB --json > FILE`.") from problem  # fmt: skip
-
-
-def price_of(place: Place) -> Price | None:
-    """The lowest price of an hour on demand; None for what is here, and where nobody is known to offer it."""
-    return None if place.is_here else cheapest(place.name)
-
-
-def priced(planner: Planner, place: Place, candidate: Candidate) -> Candidate:
-    """The candidate with its energy, carbon dioxide and cost, as far as they are known."""
-    forecast, price = candidate.forecast, price_of(place)
-    pue = PUE_HERE if place.is_here else PUE_DATA_CENTRE
-    try:
-        energy = planner.forecasts(place).energy_kwh(candidate.plan, forecast, pue=pue)
-    except BadJob:  # it cannot be traced, and is planned by trials alone
-        energy = None
-    return dataclasses.replace(
-        candidate,
-        price=price,
-        forecast=dataclasses.replace(
-            forecast,
-            energy_kwh=energy,
-            co2_kg=None if energy is None else co2_kg(energy, grid_of()),
-            cost_usd=None if price is None else cost_usd(forecast.total_s, price),
-        ),
-    )
-
-
-def price_assumptions(candidate: Candidate) -> str:
-    """What its money, energy and carbon rest on, on one line."""
-    pue = PUE_HERE if candidate.is_here else PUE_DATA_CENTRE
-    return cost_assumptions(candidate.price, pue=pue, grid=grid_of())

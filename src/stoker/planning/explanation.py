@@ -1,27 +1,24 @@
-"""Why this plan, in a few lines.
-
-What a layout's forecast rests on, in words.
-"""
+"""Why this plan, in a few lines; and the messages of a layout."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from stoker.planning.model.communication import MessageTime
 from stoker.planning.model.layout_forecast import LayoutUpdate
 from stoker.planning.model.run_forecast import seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
-from stoker.records import Candidate, Device, Forecast, Measurement, Profile, Rejection
+from stoker.records import Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
 from stoker.records.hardware import Links
 from stoker.units import format_bytes, format_count, format_seconds
 
 MOSTLY = 0.8
-"""A run is mostly updates where they are this share of its time; else it is said what else it is."""
+"""Parts of a run's time are listed if updates are less than this share of it."""
 
 WORTH_TELLING = 0.01
-"""Parts of less than this share of a run are not told."""
+"""Parts of less than this share of a run, or of an update, are not listed."""
 
 
 def explain(
@@ -35,32 +32,44 @@ def explain(
 ) -> tuple[str, ...]:
     """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish.
 
-    A sixth says what that time is made of, where it is not mostly updates. `is_given`: somebody asked for this plan.
+    A sixth lists the parts of that time if it is not mostly updates. `is_given`: the user gave this plan.
     """
     plan, forecast = chosen.plan, chosen.forecast
+    hardware = device.model
+    if device.kind == "cpu":
+        hardware += f", {device.cores} {'core' if device.cores == 1 else 'cores'}"
+    elif device.cores:
+        hardware += f", {device.cores} multiprocessors"
+    peak, held, probability = forecast.peak_bytes, forecast.reserved_bytes, forecast.probability_it_fits
+    memory = f"memory: {format_bytes(peak.value)} at the peak ({peak.basis})"
+    if held is not None:
+        memory += f", {format_bytes(held.value)} held by the allocator"
+    memory += f", of {format_bytes(device.memory_bytes)}"
+    if probability is not None:
+        memory += f"; fits with {probability:.0%} probability"
     total = forecast.total_s
     interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
     samples = format_count(forecast.total_samples)
     updates = f"{forecast.total_updates} updates, {format_seconds(forecast.step_s.value)} each"
     return (
-        f"{_hardware(device)}: {plan.in_words()}",
+        f"{hardware}: {plan.in_words()}",
         _legality(profile),
         _gains(chosen, measured, rejected, is_given=is_given),
-        _memory(chosen, device),
+        memory,
         f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
-        *_made_of(chosen),
+        *_time_parts(chosen),
     )
 
 
 def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
-    """What compiling the chosen plan would give by forecast, and why it is not done.
+    """Forecast effect of compiling the chosen plan, and why it is not done.
 
     Args:
         chosen: a plan that is not compiled.
-        compiled: of the same plan, compiled.
+        compiled: forecast of the same plan, compiled.
 
     Raises:
-        ValueError: `compiled` is of a plan that is not.
+        ValueError: `compiled` is the forecast of a plan that is not compiled.
     """
     if compiled.compile_s is None:
         raise ValueError("this forecast is of a plan that is not compiled")
@@ -78,8 +87,8 @@ def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
     return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"
 
 
-def _made_of(chosen: Candidate) -> tuple[str, ...]:
-    """What the run's time is made of, where updates are not most of it."""
+def _time_parts(chosen: Candidate) -> tuple[str, ...]:
+    """One line with the parts of the run's time; none if it is mostly updates."""
     forecast, total_s = chosen.forecast, chosen.forecast.total_s.value
     training_s = forecast.total_samples / forecast.samples_per_s.value
     if training_s >= MOSTLY * total_s:
@@ -94,26 +103,10 @@ def _made_of(chosen: Candidate) -> tuple[str, ...]:
         ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s),
         ("failures", lost_s), ("compiling" if chosen.plan.compile else "capturing", compiling_s),
     )  # fmt: skip
-    told = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
+    listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
     advice = "; evaluate less often with evaluate_every=…, or fewer samples" if is_evaluation else ""
-    return (f"of that: {' · '.join(told)}{advice}",)
-
-
-def _memory(chosen: Candidate, device: Device) -> str:
-    forecast = chosen.forecast
-    peak, held, chance = forecast.peak_bytes, forecast.reserved_bytes, forecast.probability_it_fits
-    words = f"memory: {format_bytes(peak.value)} at the peak ({peak.basis})"
-    if held is not None:
-        words += f", {format_bytes(held.value)} held by the allocator"
-    words += f", of {format_bytes(device.memory_bytes)}"
-    return words if chance is None else f"{words}; fits with {chance:.0%} probability"
-
-
-def _hardware(device: Device) -> str:
-    if device.kind == "cpu":
-        return f"{device.model}, {device.cores} {'core' if device.cores == 1 else 'cores'}"
-    return f"{device.model}, {device.cores} multiprocessors" if device.cores else device.model
+    return (f"of that: {' · '.join(listed)}{advice}",)
 
 
 def _legality(profile: Profile) -> str:
@@ -129,16 +122,19 @@ def _legality(profile: Profile) -> str:
 
 
 def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequence[Rejection], *, is_given: bool) -> str:
-    """What the chosen settings gave against the plans that differ in one of them."""
+    """Speed of the chosen settings against plans that differ in one of them."""
     if not measured:
         return f"speed: forecast from a trace of one update, {chosen.forecast.step_s.basis}; nothing was run"
     best = next(m for m in measured if m.plan == chosen.plan)
     compared = []
     for other in measured:
-        changed = _only_difference(best, other)
-        if changed is not None:
-            mine, theirs = (_word(changed, getattr(m.plan, changed)) for m in (best, other))
-            compared.append(f"{mine} {seconds_per_sample(other) / seconds_per_sample(best):.2f}x {theirs}")
+        names = [f.name for f in dataclasses.fields(Plan) if getattr(best.plan, f.name) != getattr(other.plan, f.name)]
+        if "loader" in names and "num_workers" in names:
+            names.remove("num_workers")  # which follows from the loader
+        if len(names) == 1:
+            chosen_value, other_value = (_setting_text(names[0], getattr(m.plan, names[0])) for m in (best, other))
+            ratio = seconds_per_sample(other) / seconds_per_sample(best)
+            compared.append(f"{chosen_value} {ratio:.2f}x {other_value}")
     parts = list(compared)
     parts += [f"{r.plan.precision} at micro-batch {r.plan.micro_batch} ruled out: {r.reason}" for r in rejected]
     error = chosen.forecast.gradient_error
@@ -153,15 +149,8 @@ def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequenc
     return "speed: " + "; ".join(parts)
 
 
-def _only_difference(one: Measurement, other: Measurement) -> str | None:
-    names = [f.name for f in dataclasses.fields(one.plan) if getattr(one.plan, f.name) != getattr(other.plan, f.name)]
-    names = [name for name in names if name != "num_workers"] if "loader" in names else names
-    return names[0] if len(names) == 1 else None
-
-
-def _word(setting: str, value: object) -> str:
-    """A setting's value as one would say it."""
-    words = {
+def _setting_text(setting: str, value: object) -> str:
+    texts = {
         "threads": f"{value} thread{'' if value == 1 else 's'}",
         "compile": "compiled" if value else "not compiled",
         "captured": "captured" if value else "not captured",
@@ -172,39 +161,43 @@ def _word(setting: str, value: object) -> str:
         "optimizer_implementation": f"{value} optimiser",
         "loader": f"{value} loader",
     }
-    return words.get(setting, str(value).replace("_", "-"))
-
-
-_WORTH_TELLING = 0.01
-"""Messages that take less than this share of an update are not spoken of."""
+    return texts.get(setting, str(value).replace("_", "-"))
 
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:
-    """What processes tell each other in an update, a line for each kind, and what the links rest on."""
-    return (*_messages(spread), *_waiting(spread), *(line for one in links if (line := describe_links(one))))
+    """Messages of an update, a line for each kind, waiting times, and the basis of the links."""
+    worth = [message for message in spread.messages if message.seconds > WORTH_TELLING * spread.total_s]
+    lines = [describe_message(message) for message in sorted(worth, key=lambda message: -message.seconds)]
+    if spread.bubble_s > 0:
+        lines.append(
+            f"stages wait for each other {format_seconds(spread.bubble_s)} of {format_seconds(spread.total_s)}"
+        )
+    if spread.waiting_s > WORTH_TELLING * spread.total_s:
+        lines.append(f"processes wait for each other at messages {format_seconds(spread.waiting_s)}")
+    return (*lines, *map(describe_links, links))
 
 
 def describe_links(links: Links) -> str:
-    """`links: NVLink 4, datasheet`, with what was assumed."""
-    said = f"links: {links.name}, {links.basis}"
-    return f"{said}; {links.note}" if links.note else said
+    """`links: NVLink 4, datasheet`, with the assumptions."""
+    text = f"links: {links.name}, {links.basis}"
+    return f"{text}; {links.note}" if links.note else text
 
 
-def describe_message(one: MessageTime) -> str:
+def describe_message(message: MessageTime) -> str:
     """`gradients summed, 41 MB in 2 messages: 30 ms, 21 ms of it hidden`."""
-    traffic = one.traffic
+    traffic = message.traffic
     count = round(len(traffic.sizes) * traffic.times)
     plural = "s" if count != 1 else ""
-    hidden = one.seconds - one.exposed_s
-    beside = f"{format_seconds(hidden)} of it hidden" if hidden > 0.01 * one.seconds else "none of it hidden"
+    hidden_s = message.seconds - message.exposed_s
+    hidden = format_seconds(hidden_s) if hidden_s > 0.01 * message.seconds else "none"
     return (
         f"{traffic.what}, {format_bytes(traffic.num_bytes)} in {count} message{plural}: "
-        f"{format_seconds(one.seconds)}, {beside}"
+        f"{format_seconds(message.seconds)}, {hidden} of it hidden"
     )
 
 
 def why_slower(spread: LayoutUpdate, forecast: Forecast, best: Forecast) -> str:
-    """What a layout loses by: `1.40x the time: 12 ms of messages show, 3 ms of stages waiting`."""
+    """Why a layout is slower: `1.40x the time: 12 ms of messages show, 3 ms of stages waiting`."""
     ratio = forecast.seconds_per_sample / best.seconds_per_sample
     parts = [
         (spread.exposed_s - (best.exposed_s.value if best.exposed_s is not None else 0.0), "more of messages show"),
@@ -212,18 +205,5 @@ def why_slower(spread: LayoutUpdate, forecast: Forecast, best: Forecast) -> str:
         (spread.waiting_s, "of processes waiting for each other at messages"),
         (spread.overhead_s, "of the layout's own work"),
     ]
-    told = [f"{format_seconds(seconds)} {what}" for seconds, what in parts if seconds > _WORTH_TELLING * spread.total_s]
-    return f"{ratio:.2f}x the time" + (f": {', '.join(told)} an update" if told else "")
-
-
-def _messages(spread: LayoutUpdate) -> Iterator[str]:
-    told = sorted(spread.messages, key=lambda one: -one.seconds)
-    worth = [one for one in told if one.seconds > _WORTH_TELLING * spread.total_s]
-    yield from (describe_message(one) for one in worth)
-
-
-def _waiting(spread: LayoutUpdate) -> Iterator[str]:
-    if spread.bubble_s > 0:
-        yield f"stages wait for each other {format_seconds(spread.bubble_s)} of {format_seconds(spread.total_s)}"
-    if spread.waiting_s > _WORTH_TELLING * spread.total_s:
-        yield f"processes wait for each other at messages {format_seconds(spread.waiting_s)}"
+    reasons = [f"{format_seconds(s)} {what}" for s, what in parts if s > WORTH_TELLING * spread.total_s]
+    return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} an update" if reasons else "")

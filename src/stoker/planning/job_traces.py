@@ -1,4 +1,4 @@
-"""Traces of a job's updates: each made once, those of other micro-batches derived, those of equal blocks widened."""
+"""Traces of a job's updates: each made once, other micro-batches extrapolated, repeated blocks expanded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
 
 TRACE_LAYOUT = 2
-"""Raised when what a trace says of the same job changes."""
+"""Version of traces in the cache; raised when the trace of the same job changes."""
 
 _SIZES = (2, 4)
-"""Micro-batches that are traced; one sample is no size to conclude from, since a dimension of one broadcasts."""
+"""Micro-batches that are traced [samples]. Not 1: a dimension of one broadcasts."""
 
 
 class TraceBook:
@@ -48,9 +48,12 @@ class TraceBook:
         return self._whole[settings]
 
     def _derived(self, settings: TraceSettings) -> Trace:
-        """From two small micro-batches where that is exact, else traced as it is."""
-        sizes = self._sizes(settings)
-        if settings.micro_batch in sizes or len(sizes) < 2:
+        """Extrapolated from two small micro-batches where that is exact, else traced as it is."""
+        job = self._prepared.job
+        sizes = [size for size in _SIZES if size * settings.parts <= job.batch]
+        # In batches stated in tokens, small micro-batches have the longest samples.
+        is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
+        if not is_uniform or settings.micro_batch in sizes or len(sizes) < 2:
             return self._traced(settings)
         small, large = (self._traced(dataclasses.replace(settings, micro_batch=size)) for size in sizes)
         try:
@@ -58,44 +61,37 @@ class TraceBook:
         except NotDerivable:
             return self._traced(settings)
 
-    def _sizes(self, settings: TraceSettings) -> tuple[int, ...]:
-        if self._coupling.kind != "separable" or isinstance(self._prepared.job.batch, TokenBatch):
-            return ()  # of batches stated in tokens, small micro-batches have the longest samples
-        return tuple(size for size in _SIZES if size * settings.parts <= self._prepared.job.batch)
-
     def _traced(self, settings: TraceSettings) -> Trace:
-        """A trace as it is made or kept: of repeated blocks, only a few are in it."""
-        if settings.target == "cuda" and settings.capability != "8.0" and _runs_alike(settings):
+        """A trace as it is made or cached, with only a few of the repeated blocks."""
+        # GPUs newer than capability 8.0 run its kernels; in fp32 all GPUs do.
+        has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
+        if settings.target == "cuda" and settings.capability != "8.0" and has_kernels_of_8:
             same = self._traced(dataclasses.replace(settings, capability="8.0"))
             return dataclasses.replace(same, settings=settings)
         if settings in self._short:
             return self._short[settings]
-        key = (
-            None
-            if self._identity is None
-            else digest([self._identity, settings, self._coupling.kind, self._coupling.group])
-        )
-        found = None if key is None else self._cache.read(key)
-        if found is None or found.is_fallback:
-            prepared = self._prepared
-            found = trace_with_repetition(prepared.job, prepared.data, self._coupling, settings)
-            if key is not None and not found.is_fallback:  # the next process may be able to pretend the target
-                with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next planning seconds
-                    self._cache.write(found, key)
-        self._short[settings] = found
-        return found
-
-
-def _runs_alike(settings: TraceSettings) -> bool:
-    """Whether a GPU runs the kernels of one of capability 8.0: newer ones do, and in fp32 all do."""
-    return settings.precision == "fp32" or float(settings.capability or 0) > 8
+        prepared, coupling = self._prepared, self._coupling
+        if self._identity is None:
+            trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
+        else:
+            key = digest([self._identity, settings, coupling.kind, coupling.group])
+            cached = self._cache.read(key)
+            if cached is not None and not cached.is_fallback:
+                trace = cached
+            else:
+                trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
+                if not trace.is_fallback:  # the next process may be able to pretend the target
+                    with contextlib.suppress(RunFailed):  # an unwritable cache costs the next planning seconds
+                        self._cache.write(trace, key)
+        self._short[settings] = trace
+        return trace
 
 
 def _identity(prepared: ResolvedJob) -> str | None:
-    """What traces of a job depend on, as a digest; None for a job without a file, whose code nobody can compare.
+    """Digest of what traces of a job depend on; None for a job without a file, whose code cannot be compared.
 
-    The job file, its local imports and its parameters; the model as it prints itself, with names, shapes and dtypes of
-    parameters and buffers; shapes and dtypes of a sample; the versions of what runs them.
+    The job file, its local imports and its parameters; the model's `repr`, with names, shapes and dtypes of parameters
+    and buffers; shapes and dtypes of a sample; versions of the packages that run them.
     """
     entry = prepared.entry
     if entry is None:
@@ -115,12 +111,12 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 _distributions = functools.cache(packages_distributions)
-"""Which package a module is from: every installed file is looked at, which takes a quarter of a second."""
+"""The package of each module. Cached: reading all installed files takes a quarter of a second."""
 
 
 def versions_of(model: nn.Module) -> list[str]:
     """Versions of Stoker, PyTorch, and the packages that the model's modules come from."""
     packages = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "stoker"})
     known = _distributions() if packages else {}
-    found = [f"{name} {version(known[name][0])}" for name in packages if name in known]
-    return [version("stoker"), torch.__version__, f"layout {TRACE_LAYOUT}", *found]
+    versions = [f"{name} {version(known[name][0])}" for name in packages if name in known]
+    return [version("stoker"), torch.__version__, f"layout {TRACE_LAYOUT}", *versions]

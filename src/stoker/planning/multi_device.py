@@ -1,9 +1,4 @@
-"""A job on several devices: its layouts beside each other, what they cost, and why the best is the best.
-
-The layouts of a job over several devices: which are legal, and the best plan under each, by forecast.
-
-What processes here reach between them: measured once, and kept for plans.
-"""
+"""Plan a job over several devices: the legal layouts, the best plan under each by forecast, and the devices' links."""
 
 from __future__ import annotations
 
@@ -12,40 +7,36 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from torch.optim import Optimizer as TorchOptimizer
+from torch import nn
 
 from stoker.devices import (
-    PUE_DATA_CENTRE,
-    PUE_HERE,
     Place,
     attached_devices,
     cache_key,
-    cheapest,
-    grid_of,
     installed_torch,
     load_between,
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.interconnects import catalogue_links, unmeasured_links
+from stoker.devices.interconnects import NODE_DEVICES, catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
-from stoker.jobs import Optimizer
+from stoker.jobs import Job, Optimizer
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
-from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import complete_breakdown
-from stoker.planning.model.search_space import LayoutRules, layouts_of
+from stoker.planning.model.search_space import layouts_of
 from stoker.planning.plan_ranking import LEAST_GAIN, rank
-from stoker.planning.planner import Planner, calibrations_of, measured_hardware
+from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
 from stoker.profiling.job_profile import model_parts
 from stoker.profiling.links import measure_links
-from stoker.records import Candidate, Decision, Device, Hardware, Layout, Plan, Price, Profile, Rejection
+from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Profile, Rejection
 from stoker.records.hardware import Links
 from stoker.records.profile import ModelParts
 from stoker.stepping.batch_norm import batch_norms
@@ -58,66 +49,90 @@ from stoker.store.record_caches import links_cache
 
 
 def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
-    """The layouts of a job at a place of several devices, the best first; with `only`, that plan.
+    """The plan under each layout of a job at a place of several devices, the best first; with `only`, that plan.
 
     Raises:
-        BadJob: the job cannot be spread, or `only` does not go with it.
+        BadJob: the job cannot use several devices, or `only` does not suit it.
         DoesNotFit: it fits under no layout.
     """
     started, layouts = time.perf_counter(), LayoutCandidates(planner, place)
     ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
-    candidates = tuple(_priced(layouts, one) for one in ranked)
-    chosen, *others = candidates
+    chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout)) for c in ranked)
+    slower, lost = [], []
+    for other in others:
+        ratio = other.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample
+        slower.append(dataclasses.replace(other, why=f"{ratio:.2f}x the time"))
+        update = layouts.forecasts(other.plan.layout).spread(without_layout(other.plan))
+        reason = why_slower(update, other.forecast, chosen.forecast)
+        lost.append(Rejection(device=other.device, plan=other.plan, reason=reason))
     forecasts, own = layouts.forecasts(chosen.plan.layout), without_layout(chosen.plan)
-    told = [dataclasses.replace(one, why=_time_ratio(one, chosen)) for one in others]
-    lost = tuple(
-        Rejection(device=one.device, plan=one.plan, reason=why_slower(
-            layouts.forecasts(one.plan.layout).spread(without_layout(one.plan)), one.forecast, chosen.forecast
-        ))
-        for one in others
-    )  # fmt: skip
     device = dataclasses.replace(place.device, memory_bytes=place.memory_bytes_each)
-    lines = explain(chosen, layouts.profile, device, (), ())
-    spread = forecasts.spread(own)
-    messages = describe_messages(spread, [layouts.links(place.count, 1)])
     return Decision(
         device=place.name,
-        candidates=(dataclasses.replace(chosen, why="the fastest layout" if others else chosen.why), *told),
+        candidates=(dataclasses.replace(chosen, why="the fastest layout" if others else chosen.why), *slower),
         rejected=(*lost, *rejected),
-        explanation=(*planner.prepared.notes, *lines, *messages, *layouts.of_lockstep(chosen), cost_assumptions(
-            chosen.price, pue=PUE_HERE if place.is_here else PUE_DATA_CENTRE, grid=grid_of()
-        )),
+        explanation=(
+            *planner.prepared.notes,
+            *explain(chosen, layouts.profile, device, (), ()),
+            *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
+            *layouts.of_lockstep(chosen),
+            price_assumptions(chosen),
+        ),
         took_s=time.perf_counter() - started,
         breakdown=complete_breakdown(forecasts.breakdown(own), chosen.forecast, is_cpu=place.device.kind == "cpu"),
-    )  # fmt: skip
+    )
 
 
-def _time_ratio(one: Candidate, chosen: Candidate) -> str:
-    return f"{one.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample:.2f}x the time"
+_MOST_REJECTED = 24
+"""Rejected layouts that a decision keeps."""
 
 
-def _priced(layouts: LayoutCandidates, candidate: Candidate) -> Candidate:
-    """The candidate with what all devices together cost, draw and emit."""
-    place, forecast = layouts.place, candidate.forecast
-    each = None if place.is_here or place.entry is None else cheapest(place.entry.name)
-    price: Price | None = None
-    if each is not None:
-        price = dataclasses.replace(each, usd_per_hour=each.usd_per_hour * place.count)
-    pue = PUE_HERE if place.is_here else PUE_DATA_CENTRE
-    energy = layouts.forecasts(candidate.plan.layout).energy_kwh(without_layout(candidate.plan), forecast, pue=pue)
-    if energy is not None and not place.is_shared:
-        energy = energy.scaled(place.count)
-    return dataclasses.replace(
-        candidate,
-        price=price,
-        forecast=dataclasses.replace(
-            forecast, energy_kwh=energy, co2_kg=None if energy is None else co2_kg(energy, grid_of()),
-            cost_usd=None if price is None else cost_usd(forecast.total_s, price),
-        ),
-    )  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class LayoutRules:
+    """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device."""
 
+    job: Job
+    model: nn.Module
+    profile: Profile
 
-_MOST_TOLD = 24
+    def problem_with(self, layout: Layout) -> str | None:
+        """Why a layout is not legal, with the numbers and what would be; None if it is."""
+        if layout.world_size == 1:
+            return None
+        return next((problem for applies, problem in self._rules(layout) if applies and problem), None)
+
+    def _rules(self, layout: Layout) -> Iterator[tuple[bool, str | None]]:
+        """All rules, the cheapest first: whether one applies to `layout`, and the problem (None: there is none)."""
+        job, model, profile, optimizer = self.job, self.model, self.profile, self.job.optimizer
+        yield job.step is not None, "the job's own step makes a whole update by itself"
+        yield self._with_closure is not None, f"{self._with_closure} computes the loss anew within its step"
+        whole_sites = "sites that come together after an interval (sync=…) hold whole models"
+        yield job.sync is not None and not layout.is_replicated, whole_sites
+        yield True, layout.problem_with(profile.coupling, min(profile.batch, profile.num_train))
+        too_many = f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
+        yield layout.tensor > NODE_DEVICES, too_many
+        if layout.is_replicated:
+            return
+        needs_matrices = isinstance(optimizer, Optimizer) and not optimizer.is_elementwise
+        parts = f"{type(optimizer).__name__} needs whole matrices, and shards hold parts of them"
+        yield needs_matrices and layout.shards > 1, parts
+        needs_statistics = job.swa is not None or isinstance(optimizer, ScheduleFree)
+        statistics = "the averaged weights need running statistics of their own, which takes whole models"
+        yield needs_statistics and bool(batch_norms(model)), statistics
+        yield True, layout_problem(job, layout)
+        yield True, tensor_plan_problem(model, layout)
+        yield True, stages.stage_problem(model, layout)
+        samples = job.batch // layout.data_size
+        few = f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
+        yield samples < layout.stages, few
+
+    @functools.cached_property
+    def _with_closure(self) -> str | None:
+        """Name of the job's optimiser if it computes the loss within its step, else None."""
+        with contextlib.suppress(Exception):  # if it cannot be built on the outline, the run says why
+            optimizer = build_optimizer(self.job, self.model, Plan(device="cpu", micro_batch=1))
+            return type(optimizer).__name__ if needs_closure(optimizer) else None
+        return None
 
 
 class LayoutCandidates:
@@ -128,20 +143,13 @@ class LayoutCandidates:
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
         self._favourite: Plan | None = None
+        self._is_apart = planner.prepared.job.sync is not None
 
     @functools.cached_property
-    def terms(self) -> LayoutRules:
-        """What the job demands of layouts."""
-        return LayoutRules(
-            profile=self.profile, alone=_why_not_divisible(self.planner),
-            whole_copies="sites that come together after an interval (sync=…) hold whole models"
-            if self._is_apart else None,
-            objection=functools.partial(_objection, self.planner),
-        )  # fmt: skip
-
-    @property
-    def _is_apart(self) -> bool:
-        return self.planner.prepared.job.sync is not None
+    def rules(self) -> LayoutRules:
+        """The rules that layouts of the job must keep."""
+        prepared = self.planner.prepared
+        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile)
 
     @property
     def profile(self) -> Profile:
@@ -152,73 +160,74 @@ class LayoutCandidates:
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
         model = self.planner.prepared.model
-        found = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
+        parts = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
         if layout.stages == 1:
-            return found
-        return found.in_blocks(stages.cut_into_stages(model, layout.stages).blocks)
-
-    def _cuts(self, layout: Layout) -> tuple[int, ...] | None:
-        """First blocks of all stages but the first, as the model is cut when it runs."""
-        if layout.stages == 1:
-            return None
-        return tuple(
-            span.start for span in stages.cut_into_stages(self.planner.prepared.model, layout.stages).spans[1:]
-        )
+            return parts
+        return parts.in_blocks(stages.cut_into_stages(model, layout.stages).blocks)
 
     def forecasts(self, layout: Layout) -> LayoutForecasts:
         """Forecasts of plans under a layout."""
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
+            cuts = None  # first blocks of all stages but the first, as the model is cut when it runs
+            if layout.stages > 1:
+                spans = stages.cut_into_stages(planner.prepared.model, layout.stages).spans
+                cuts = tuple(span.start for span in spans[1:])
             self._forecasts[layout] = LayoutForecasts(
                 layout, self.profile, self.parts(layout), functools.partial(_hardware_each, place),
                 planner.needs.trace, planner.extents, self.links,
                 calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
-                is_apart=self._is_apart, cuts=self._cuts(layout),
+                is_apart=self._is_apart, cuts=cuts,
             )  # fmt: skip
         return self._forecasts[layout]
 
     def links(self, size: int, stride: int) -> Links:
-        """What groups of processes reach: as measured here, or by the catalogue."""
-        if (size, stride) not in self._links:
-            self._links[size, stride] = self._found(size, stride)
-        return self._links[size, stride]
-
-    def _found(self, size: int, stride: int) -> Links:
-        place = self.place
-        if not place.is_here:
-            return catalogue_links(place.entry, size, stride)
-        for measured in {size: None, place.count: None}:
-            if (known := kept_links(place, measured)) is not None:
-                return known
-        return unmeasured_links(size) if place.device.kind == "cpu" else catalogue_links(place.entry, size, stride)
+        """Links within groups of processes: as measured here, or by the catalogue."""
+        place, key = self.place, (size, stride)
+        if key not in self._links:
+            kept = None
+            if place.is_here:
+                kept = kept_links(place, size) or kept_links(place, place.count)
+            if kept is not None:
+                self._links[key] = kept
+            elif place.is_shared:
+                self._links[key] = unmeasured_links(size)
+            else:
+                self._links[key] = catalogue_links(place.entry, size, stride)
+        return self._links[key]
 
     def ranked(self) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
-        """The best plan under each layout, the fastest first, and what other layouts lack.
+        """The best plan under each layout, fastest first, and why other layouts are rejected.
 
-        Products of two axes are looked at where no single one fits.
+        Layouts of two axes are planned only if no single axis fits.
 
         Raises:
             BadJob: no layout is legal, or the model cannot be traced.
             DoesNotFit: none fits.
         """
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         rejected: list[Rejection] = []
         unfit: list[DoesNotFit] = []
         for layout in layouts_of(self.place.count):
-            if _num_axes(layout) > 1 and found:
+            if candidates and sum(n > 1 for n in (layout.replicas, layout.shards, layout.tensor, layout.stages)) > 1:
                 break
-            if (problem := self.terms.problem_with(layout)) is not None:
-                rejected.append(self._rejected(layout, problem))
-                continue
-            try:
-                found.append(self.best(layout))
-            except DoesNotFit as problem_of_size:
-                unfit.append(problem_of_size)
-                rejected.append(self._rejected(layout, problem_of_size.message))
-        if not found:
-            raise self._nothing(rejected, unfit)
-        return _in_order(found), tuple(rejected[:_MOST_TOLD])
+            problem = self.rules.problem_with(layout)
+            if problem is None:
+                try:
+                    candidates.append(self.best(layout))
+                    continue
+                except DoesNotFit as error:
+                    unfit.append(error)
+                    problem = error.message
+            plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
+            rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+        if candidates:
+            return _in_order(candidates), tuple(rejected[:_MOST_REJECTED])
+        if unfit:
+            raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
+        reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
+        raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
 
     def best(self, layout: Layout) -> Candidate:
         """The plan under a layout that is forecast to be the fastest.
@@ -226,50 +235,40 @@ class LayoutCandidates:
         Raises:
             DoesNotFit: none fits.
         """
-        place, forecasts = self.place, self.forecasts(layout)
-        local, device = self._narrowed(local_profile(self.profile, layout))
+        place, forecasts, local = self.place, self.forecasts(layout), local_profile(self.profile, layout)
+        device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
+        if (favourite := self._favourite) is not None:  # settings that lost under the first layout are not tried again
+            dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
+            device = dataclasses.replace(device, fast_dtypes=dtypes)
+            local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         if layout.stages > 1:  # fewer micro-batches than stages leave some of them idle all the time
             local = dataclasses.replace(local, batch=max(1, local.batch // layout.stages))
         if layout.tensor > 1:  # logits are divided already
             local = dataclasses.replace(local, loss_chunks=1)
         with users_code("the model or the loss", self.planner.prepared.entry):
-            ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here,
-                                   is_limited=place.is_limited)  # fmt: skip
-        best = min((one for one in ranked if not one.plan.captured), key=lambda one: one.forecast.seconds_per_sample)
+            ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
+        best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
             best, plan=plan, is_here=place.is_here, memory_bytes=device.memory_bytes, why="by forecast"
-        )  # fmt: skip
-
-    def _narrowed(self, local: Profile) -> tuple[Profile, Device]:
-        """What one process is planned for: ways to compute that lost under the first layout are not looked at again."""
-        place, favourite = self.place, self._favourite
-        device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
-        if favourite is None:
-            return local, device
-        known = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
-        implementations: tuple[str, ...] = (favourite.optimizer_implementation,)
-        return (
-            dataclasses.replace(local, optimizer_implementations=implementations),
-            dataclasses.replace(device, fast_dtypes=known),
         )
 
     def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
-        """What lockstep over these links costs, and what training apart would save; nothing where it costs little."""
+        """A line on the cost of lockstep over these links, and what `Job(sync=…)` saves; none if it costs little."""
         layout = chosen.plan.layout
         if not layout.is_replicated or self._is_apart:
             return ()
         step_s = self.forecasts(layout).spread(without_layout(chosen.plan)).compute_s
         links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes
-        found = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
-        return (found.in_words(),) if found.is_needed else ()
+        recommendation = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
+        return (recommendation.in_words(),) if recommendation.is_needed else ()
 
     def given(self, plan: Plan) -> Candidate:
-        """A plan that was asked for, with its forecast.
+        """A plan that the user gave, with its forecast.
 
         Raises:
-            BadJob: its layout is not of so many processes, or does not go with the job.
+            BadJob: its layout has another number of processes, or is not legal for the job.
         """
         layout, place = plan.layout, self.place
         if layout.world_size != place.count:
@@ -277,26 +276,15 @@ class LayoutCandidates:
             words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
             raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
                          remedy=f"Use --on {'here' if count == 1 else f'{count}xhere'}, or another plan.")  # fmt: skip
-        if (problem := self.terms.problem_with(layout)) is not None:
+        if (problem := self.rules.problem_with(layout)) is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
-        forecast = self.forecasts(layout).forecast(dataclasses.replace(plan, layout=Layout()))
+        forecast = self.forecasts(layout).forecast(without_layout(plan))
         return Candidate(device=place.name, plan=plan, forecast=forecast, memory_bytes=place.memory_bytes_each,
                          is_here=place.is_here, why="as asked")  # fmt: skip
 
-    def _rejected(self, layout: Layout, reason: str) -> Rejection:
-        plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
-        return Rejection(device=self.place.name, plan=plan, reason=reason)
-
-    def _nothing(self, rejected: list[Rejection], unfit: list[DoesNotFit]) -> BadJob | DoesNotFit:
-        """The error where no layout is left."""
-        if unfit:
-            return DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
-        reasons = "; ".join(dict.fromkeys(f"{one.plan.layout.in_words()}: {one.reason}" for one in rejected[:4]))
-        return BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
-
 
 def kept_links(place: Place, world_size: int) -> Links | None:
-    """What `stoker doctor --on Nx…` measured here for so many processes; None where it did not."""
+    """Links that `stoker doctor --on Nx…` measured here for so many processes; None if it did not."""
     build = installed_torch()
     if build is None:
         return None
@@ -305,96 +293,52 @@ def kept_links(place: Place, world_size: int) -> Links | None:
 
 def _hardware_each(place: Place, threads: int | None) -> Hardware:
     """The device of one process; of a CPU that is here its share of the cores."""
-    found = measured_hardware(place, threads or place.cores_each if place.device.kind == "cpu" else threads)
-    device = dataclasses.replace(found.device, memory_bytes=place.memory_bytes_each)
-    return dataclasses.replace(found, device=device)
+    hardware = measured_hardware(place, threads or place.cores_each if place.device.kind == "cpu" else threads)
+    device = dataclasses.replace(hardware.device, memory_bytes=place.memory_bytes_each)
+    return dataclasses.replace(hardware, device=device)
 
 
-def _in_order(found: list[Candidate]) -> tuple[Candidate, ...]:
-    """The fastest first; a simpler layout goes before one that is faster by no more than the noise of a trial."""
-    best = found[0]
-    for one in found[1:]:
-        if one.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
-            best = one
-    return (best, *sorted((one for one in found if one is not best), key=lambda one: one.forecast.seconds_per_sample))
+def _in_order(candidates: list[Candidate]) -> tuple[Candidate, ...]:
+    """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial."""
+    best = candidates[0]
+    for candidate in candidates[1:]:
+        if candidate.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
+            best = candidate
+    return (best, *sorted((c for c in candidates if c is not best), key=lambda c: c.forecast.seconds_per_sample))
 
 
 def without_layout(plan: Plan) -> Plan:
-    """A plan as forecasts of one layout know it."""
+    """The plan of one process, as `LayoutForecasts` takes it."""
     return dataclasses.replace(plan, layout=Layout())
-
-
-def _num_axes(layout: Layout) -> int:
-    return sum(size > 1 for size in (layout.replicas, layout.shards, layout.tensor, layout.stages))
-
-
-def _why_not_divisible(planner: Planner) -> str | None:
-    """Why no part of the job's updates can be done by several processes."""
-    job = planner.prepared.job
-    if job.step is not None:
-        return "the job's own step makes a whole update by itself"
-    for optimizer in _optimizers(planner):
-        if needs_closure(optimizer):
-            return f"{type(optimizer).__name__} computes the loss anew within its step"
-    return None
-
-
-def _optimizers(planner: Planner) -> Iterator[TorchOptimizer]:
-    """The job's optimiser on the outline of its model; none where it cannot be made there."""
-    prepared = planner.prepared
-    with contextlib.suppress(Exception):  # what is wrong with it, if anything is, the real one says
-        yield build_optimizer(prepared.job, prepared.model, Plan(device="cpu", micro_batch=1))
-
-
-def _objection(planner: Planner, layout: Layout) -> str | None:
-    """Why the model cannot be in parts as a layout says."""
-    job, model = planner.prepared.job, planner.prepared.model
-    if isinstance(job.optimizer, Optimizer) and not job.optimizer.is_elementwise and layout.shards > 1:
-        return f"{type(job.optimizer).__name__} needs whole matrices, and shards hold parts of them"
-    needs_statistics = job.swa is not None or isinstance(job.optimizer, ScheduleFree)
-    if needs_statistics and not layout.is_replicated and batch_norms(model):
-        return "the averaged weights need running statistics of their own, which takes whole models"
-    problem = layout_problem(job, layout) or tensor_plan_problem(model, layout) or stages.stage_problem(model, layout)
-    samples = job.batch // layout.data_size
-    if problem is None and samples < layout.stages:
-        return f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
-    return problem
 
 
 def links_between(on: str, *, fresh: bool = False) -> tuple[Links, ...]:
     """The links of places such as `2xhere`, a CPU's processes or a machine's GPUs, as measured now or before.
 
-    What was measured while others used the CPU is told, and not kept.
+    Links measured while other processes use the CPU are returned, but not kept.
 
     Args:
-        on: places of several devices that are here; those of one have no links.
-        fresh: measure even what is kept.
+        on: places of several devices that are here; those of one device have no links.
+        fresh: measure again what was measured before.
 
     Raises:
-        NoDevice: a word is unknown, or means what is not here.
+        NoDevice: a word is unknown, or names a device elsewhere.
         RunFailed: measuring fails.
     """
-    return tuple(_links_of(place, fresh=fresh) for place in _places(on))
-
-
-def _places(on: str) -> list[Place]:
     places = [place for place in planned_devices(on, attached_devices()) if place.count > 1]
     for place in places:
         if not place.is_here:
             raise NoDevice(f"{place.name} is not here: its links cannot be measured.",
                            remedy="Use --on 2xhere, or run the same command where they are.")  # fmt: skip
-    return places
-
-
-def _links_of(place: Place, *, fresh: bool) -> Links:
-    known = None if fresh else kept_links(place, place.count)
-    if known is not None:
-        return known
-    before = sample_cpu()
-    found = measure_links(place.device, place.count, threads=place.cores_each if place.device.kind == "cpu" else 1)
-    after = sample_cpu()
-    # Processes that were waited for are this one's own.
-    if before is None or after is None or load_between(before, after).is_quiet:
-        key = cache_key(place.device, torch.__version__)
-        links_cache(cache_root()).write(found, key, f"{found.world_size} processes")
-    return found
+    measured = []
+    for place in places:
+        links = None if fresh else kept_links(place, place.count)
+        if links is None:
+            before, is_cpu = sample_cpu(), place.device.kind == "cpu"
+            links = measure_links(place.device, place.count, threads=place.cores_each if is_cpu else 1)
+            after = sample_cpu()  # the processes that measured count as this one's own
+            if before is None or after is None or load_between(before, after).is_quiet:
+                key = cache_key(place.device, torch.__version__)
+                links_cache(cache_root()).write(links, key, f"{links.world_size} processes")
+        measured.append(links)
+    return tuple(measured)

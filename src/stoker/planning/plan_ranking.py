@@ -1,11 +1,8 @@
-"""Ranking the legal plans of one device by their forecasts, without running any.
+"""Rank the legal plans of one device by forecast, without running any; guess an order for untraced ones.
 
-What cannot be better than another is not looked at: for each way to execute and each micro-batch, only what saves just
-enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few, and, where
-all of these compute blocks twice, the largest that need not. Of compiled plans only those are kept whose compilation
-pays back within the run.
-
-Candidates that were not traced: what is known as a rule, for an order in which to try them and nothing more.
+Dominated plans are skipped: for each way to execute and each micro-batch only the least memory saving that fits is
+forecast; of micro-batches that fit, the largest few, and, if all of these checkpoint blocks, the largest that need not.
+Compiled plans are kept only if compiling pays back within the run.
 """
 
 from __future__ import annotations
@@ -26,39 +23,38 @@ SURE_ENOUGH = 0.9
 """A plan is used if it fits with at least this probability."""
 
 LEAST_GAIN = 0.02
-"""A plan is preferred to an earlier one only if it is faster by more than this: less is within the noise of a trial."""
+"""A plan must be faster than an earlier one by more than this share to be preferred: less is noise of a trial."""
 
 MOST_SIZES, MOST_SIZES_ELSEWHERE = 4, 2
-"""Micro-batches that are forecast for each way to execute, the largest that fit; fewer where none will be tried."""
+"""Largest fitting micro-batches that are forecast for each way to execute; fewer where no trials follow."""
 
 LARGE_BYTES = 2**30
-"""Weights of a model whose time is that of its products."""
+"""Weights [bytes] from which a model's time is dominated by its matrix products."""
 
 MANY_SAMPLES = 16
-"""A batch of a large model that is no faster at once than by halves; a process's share of one may have fewer."""
+"""Batch [samples] from which a large model is as fast in halves as in one pass."""
 
 COMPILING_PAYS_BACK = 1.5
-"""A compiled plan must be forecast to save at least this many times what compiling may take, the interval's high end:
-what is saved is the less certain of the two."""
+"""A compiled plan must save at least this many times the high end of its compile time: the saving is less certain."""
 
 RANKING_SHARE = 0.02
 LEAST_RANKING_S = 0.5
-"""Ranking for a device that is here ends early once it has taken this long [s] and this share of the forecast run."""
+"""Ranking for a device that is here ends early after this long [s] and this share of the forecast run."""
 
 
 class Forecasts(Protocol):
-    """What plans on one device will need."""
+    """Forecasts of plans on one device."""
 
     def probability_it_fits(self, plan: Plan) -> float:
-        """That the device's memory is enough."""
+        """Probability that the device's memory is enough [0 to 1]."""
         ...
 
     def needed_bytes(self, plan: Plan) -> float:
-        """Memory [bytes]."""
+        """Memory needed [bytes]."""
         ...
 
     def forecast(self, plan: Plan) -> Forecast:
-        """All of it."""
+        """Time and memory of the run."""
         ...
 
 
@@ -73,55 +69,59 @@ def rank(
     can_compile: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Candidate, ...]:
-    """Plans that are forecast to fit, the fastest first.
+    """Plans that are forecast to fit, fastest first.
 
     Args:
         profile: the job's facts.
         device: where it is to run.
-        forecasts: what plans need there.
-        name: what the device is called.
-        is_here: whether it is attached.
-        is_limited: whether its memory is what somebody allows of it, not what there is.
-        can_compile: whether compiled plans can be run there.
+        forecasts: of plans there.
+        name: of the device.
+        is_here: it is attached to this machine.
+        is_limited: its memory is a limit that the user set, not its capacity.
+        can_compile: compiled plans can be run there.
         clock: reads seconds.
 
     Raises:
         DoesNotFit: not even the plan that needs the least fits.
     """
-    started, found = clock(), list[Candidate]()
+    started, candidates = clock(), list[Candidate]()
     can_compile = can_compile and not profile.has_own_step
+    is_large = profile.parameter_bytes > LARGE_BYTES
     for settings in execution_settings(profile, device, (False, True) if can_compile and is_here else (False,)):
-        if not is_here and _is_dominated(settings, device, profile, has_plan=bool(found)):
-            continue
+        if not is_here:
+            # fp32 has the tensors of tf32, and no faster products; those bound large models, and bf16 halves them.
+            is_dominated = settings.precision == "fp32" and "tf32" in device.fast_dtypes
+            if is_dominated or (settings.precision == "tf32" and candidates and is_large):
+                continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
-            found.append(
+            candidates.append(
                 Candidate(
                     device=name, plan=plan, forecast=forecasts.forecast(plan), memory_bytes=device.memory_bytes,
                     is_here=is_here,
                 )
             )  # fmt: skip
-        spent_s = clock() - started
-        if is_here and found and spent_s > max(LEAST_RANKING_S, RANKING_SHARE * _fastest(found).forecast.total_s.value):
-            break
-    if not found:
+        if is_here and candidates:
+            run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
+            if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
+                break
+    if not candidates:
         raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
-    fastest = _fastest([c for c in found if not c.plan.compile])
-    plain = fastest.forecast
-    if can_compile and not is_here:  # where nothing is tried, one forecast tells whether compiling pays
+    fastest = min((c for c in candidates if not c.plan.compile), key=_seconds_per_sample)
+    if can_compile and not is_here:  # without trials, one forecast decides whether compiling pays
         compiled = dataclasses.replace(fastest.plan, compile=True)
-        found.append(dataclasses.replace(fastest, plan=compiled, forecast=forecasts.forecast(compiled)))
-    kept = [c for c in found if pays_back(c.forecast, plain)]
-    captured = [one for c in kept if (one := _captured(c, profile, forecasts)) is not None] if is_here else []
-    return tuple(sorted((*kept, *captured), key=_pace))
+        candidates.append(dataclasses.replace(fastest, plan=compiled, forecast=forecasts.forecast(compiled)))
+    kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
+    captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
+    return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
 
 
 def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> Candidate | None:
-    """The same plan captured, where its pass can be, and that is forecast to save more than the noise of a trial."""
+    """The same plan captured; None if its pass cannot be, or the forecast saving is within the noise of a trial."""
     plan, plain = candidate.plan, candidate.forecast
     saves_memory = plan.checkpointed_blocks > 0 or plan.loss_chunks > 1
     if plan.compile or saves_memory or plan.micro_batch < profile.batch or profile.has_own_step:
         return None
-    if not profile.has_one_shape:  # a captured pass is of one, and batches of others would be passed as ever
+    if not profile.has_one_shape:  # a captured pass has one shape; batches of others would run eagerly
         return None
     forecast = forecasts.forecast(dataclasses.replace(plan, captured=True))
     if forecast.step_s.value > (1 - LEAST_GAIN) * plain.step_s.value or not pays_back(forecast, plain):
@@ -130,42 +130,37 @@ def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> C
 
 
 def pays_back(compiled: Forecast, plain: Forecast) -> bool:
-    """Whether compiling or capturing is forecast to save enough of the run; so it is for a plan that is neither."""
+    """True if compiling or capturing is forecast to save enough of the run, and for a plan that does neither."""
     if compiled.compile_s is None:
         return True
     return saved_s(compiled, plain) > COMPILING_PAYS_BACK * compiled.compile_s.high
 
 
 def saved_s(compiled: Forecast, plain: Forecast) -> float:
-    """What a compiled plan saves of the time after compiling [s]; less than nothing where it is slower.
-
-    Of as many samples: a budget of seconds gives the faster plan more of them.
-    """
+    """Time that a compiled plan saves after compiling [s], for the same number of samples; negative if it is slower."""
     training_s = [forecast.total_s.value - _once_s(forecast) for forecast in (plain, compiled)]
     return training_s[0] * compiled.total_samples / plain.total_samples - training_s[1]
 
 
 def _once_s(forecast: Forecast) -> float:
-    """What is done once before training, compiling or capturing [s]."""
+    """Time of compiling or capturing, once before training [s]."""
     return forecast.compile_s.value if forecast.compile_s is not None else 0.0
 
 
-def _is_dominated(settings: Plan, device: Device, profile: Profile, *, has_plan: bool) -> bool:
-    """Whether a precision cannot be better than what was looked at before, on a device where nothing will be tried.
+def _seconds_per_sample(candidate: Candidate) -> float:
+    return candidate.forecast.seconds_per_sample
 
-    fp32 has the tensors of tf32, and products no faster; large models are bound by products, which bf16 halves.
-    """
-    if settings.precision == "fp32" and "tf32" in device.fast_dtypes:
-        return True
-    return settings.precision == "tf32" and has_plan and profile.parameter_bytes > LARGE_BYTES
+
+def _seconds_per_sample_with_compiling(candidate: Candidate) -> float:
+    forecast = candidate.forecast
+    return 1 / forecast.samples_per_s.value + _once_s(forecast) / max(1, forecast.total_samples)
 
 
 def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) -> Iterator[Plan]:
-    """The largest micro-batches that fit under `settings`, each with the least it takes to make it fit.
+    """The `most` largest micro-batches that fit under `settings`, each with the least memory saving that it needs.
 
-    And the largest that fits without computing anything twice, which often is the fastest of all. Less memory is needed
-    by fewer samples, and by a plan that saves more: a size that does not fit with all that can be saved rules out the
-    larger ones.
+    Then the largest that fits without recomputation, often the fastest of all. Assumes that memory falls with fewer
+    samples and with more saving: a size that does not fit with all savings rules out the larger ones.
     """
 
     def ways(size: int) -> list[Plan]:
@@ -183,24 +178,24 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     is_large = profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
     if most == MOST_SIZES_ELSEWHERE and is_large:
-        # Products of half the batch are as fast, and are traced anyway; those of half as many again tell nothing new.
+        # Products of half the batch are as fast, and are traced anyway; smaller ones add nothing.
         sizes, most = sizes[-max(1, len(sizes) - 1) :], 1
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
-    # The whole batch at once is looked at last: it is an update of another kind, and has to be traced for itself.
+    # The whole batch at once comes last: it needs a trace of its own.
     largest = largest_that_fits(sizes[1:], lambda size: fits(ways(size)[-1])) if len(sizes) > 1 else sizes[0]
     if largest == sizes[min(1, len(sizes) - 1)] and fits(ways(sizes[0])[-1]):
         largest = sizes[0]
     fitting = sizes[sizes.index(largest or sizes[-1]) :]
-    found = [lightest(size) for size in fitting[:most]]
-    yield from found
-    is_dear = all(plan.checkpointed_blocks for plan in found)
-    if is_dear and (smaller := largest_that_fits(fitting[most:], fits_once)) is not None:
+    plans = [lightest(size) for size in fitting[:most]]
+    yield from plans
+    all_recompute = all(plan.checkpointed_blocks for plan in plans)
+    if all_recompute and (smaller := largest_that_fits(fitting[most:], fits_once)) is not None:
         yield lightest(smaller)
 
 
 def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_limited: bool = False) -> DoesNotFit:
-    """The error for a device on which nothing fits, with what the least demanding plan needs."""
+    """The error for a device on which no plan fits, with the memory of the least demanding one."""
     least = least_demanding(profile, device, forecasts)
     if least is None:
         group, batch = profile.coupling.group, profile.batch
@@ -221,36 +216,26 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
 
 
 def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> Plan | None:
-    """The legal plan that needs the least memory; None where no micro-batch is legal.
+    """The legal plan that needs the least memory; None if no micro-batch is legal.
 
-    Of a model with many weights and few samples that is one in fp32: autocast keeps its weights in bf16 besides.
+    With many weights and few samples it computes in fp32: autocast keeps a copy of the weights in bf16.
     """
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes:
         return None
-    settings = (dataclasses.replace(one, micro_batch=sizes[-1]) for one in execution_settings(profile, device))
-    return min((list(saving_memory(one, profile))[-1] for one in settings), key=forecasts.needed_bytes)
-
-
-def _pace(candidate: Candidate) -> float:
-    """Time of a sample with its share of compiling [s]."""
-    forecast = candidate.forecast
-    return 1 / forecast.samples_per_s.value + _once_s(forecast) / max(1, forecast.total_samples)
-
-
-def _fastest(found: list[Candidate]) -> Candidate:
-    return min(found, key=lambda c: c.forecast.seconds_per_sample)
+    plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in execution_settings(profile, device))
+    return min((list(saving_memory(plan, profile))[-1] for plan in plans), key=forecasts.needed_bytes)
 
 
 _COPIES_OF_PARAMETERS = 4
 
 _AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
               "checkpointed": 1.3, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
-"""How much longer an update takes with each of these than without, for an order in which to try plans."""
+"""Typical time ratio of an update with each of these to one without, for an order in which to try plans."""
 _OPTIMIZERS_AS_A_RULE = {"fused": 1.0, "foreach": 1.05, "default": 1.1}
 
 _PLENTY = 3.0
-"""Times what a plan takes that is enough for any other of as many samples."""
+"""Memory of a traced plan, times this, is enough for any other plan of as many samples."""
 
 
 def untraced_candidates(
@@ -261,48 +246,47 @@ def untraced_candidates(
     plans: Sequence[Plan] | None = None,
     after: Sequence[Candidate] = (),
 ) -> tuple[Candidate, ...]:
-    """Legal plans, those first that are fast as a rule: reduced precision, large micro-batches, all cores.
+    """Legal plans, those first that are usually fast: reduced precision, large micro-batches, all cores.
 
-    Their paces are guesses, basis `unknown`: a search learns from trials which hold. Where others have a forecast, a
-    guess is that of the plan most like it, and what the settings in which they differ give as a rule.
+    Their times are guesses, basis `unknown`; a search learns from trials which hold. A guess starts from the forecast
+    of the most similar plan and scales it by the usual effect of the settings that differ.
 
     Args:
         profile: the job's facts.
         device: where it is to run.
-        name: what the device is called.
-        plans: these alone.
-        after: candidates that have a forecast; the others are given.
+        name: of the device.
+        plans: only these; None: all legal plans.
+        after: candidates that have a forecast; their plans are left out.
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
     known = {c.plan for c in after}
-    chosen = [plan for plan in plans or _legal(profile, device) if plan not in known]
-    return tuple(
-        Candidate(
-            device=name,
-            plan=plan,
-            forecast=_guess(plan, profile, _pace_like(plan, bases, profile, device)),
-            memory_bytes=device.memory_bytes,
-        )
-        for plan in chosen
-    )
+    candidates = []
+    for plan in plans or _legal(profile, device):
+        if plan not in known:
+            forecast = _guess(plan, profile, _guessed_seconds_per_sample(plan, bases, profile, device))
+            candidates.append(Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=device.memory_bytes))
+    return tuple(candidates)
 
 
 def has_plenty(plan: Plan, candidates: Sequence[Candidate], device: Device) -> bool:
-    """Whether a plan fits for sure: a traced one that passes as many samples at once takes a third of the memory.
+    """True if a plan fits for sure: a traced one with as large a micro-batch takes at most a third of the memory.
 
-    What a guess may differ in beside, such as fp32 for bf16, takes twice as much at most.
+    Other settings of an untraced plan, such as fp32 for bf16, at most double its memory.
     """
-    alike = (
-        c for c in candidates if c.forecast.peak_bytes.basis != "unknown" and c.plan.micro_batch >= plan.micro_batch
-    )
     most = device.memory_bytes / _PLENTY
-    return any(saving_of(c.plan) == saving_of(plan) and c.forecast.peak_bytes.value <= most for c in alike)
+    return any(
+        c.forecast.peak_bytes.basis != "unknown"
+        and c.forecast.peak_bytes.value <= most
+        and c.plan.micro_batch >= plan.micro_batch
+        and saving_of(c.plan) == saving_of(plan)
+        for c in candidates
+    )
 
 
 def last_resorts(plans: Sequence[Plan], traced: Sequence[Plan], profile: Profile) -> frozenset[Plan]:
-    """Those of the plans that save more memory than any that was traced, or pass fewer samples at once.
+    """The plans that save more memory than any traced one, or have a smaller micro-batch.
 
-    By forecast those save just enough to fit, and more costs time; if the forecast is wrong, these are what is left.
+    By forecast the traced ones save just enough, and more costs time; these are left if the forecast is wrong.
     """
     if not traced:
         return frozenset()
@@ -324,21 +308,22 @@ def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
         yield from way
 
 
-def _pace_like(plan: Plan, bases: Sequence[Candidate], profile: Profile, device: Device) -> float:
-    """Seconds for each sample, by the forecast of the plan that shares most settings; 1 for the fastest if none is."""
+def _guessed_seconds_per_sample(plan: Plan, bases: Sequence[Candidate], profile: Profile, device: Device) -> float:
+    """Seconds per sample, from the base that shares most settings; without bases, 1 for the usually fastest plan."""
+
+    def similarity(base: Candidate) -> tuple[int, float]:
+        shared = sum(getattr(plan, f.name) == getattr(base.plan, f.name) for f in dataclasses.fields(Plan))
+        return shared, base.forecast.samples_per_s.value
+
     slowness = _slowness(plan, profile, device)
     if not bases:
         return slowness
-    nearest = max(bases, key=lambda one: (_num_shared(plan, one.plan), one.forecast.samples_per_s.value))
+    nearest = max(bases, key=similarity)
     return slowness / _slowness(nearest.plan, profile, device) / nearest.forecast.samples_per_s.value
 
 
-def _num_shared(one: Plan, other: Plan) -> int:
-    return sum(getattr(one, field.name) == getattr(other, field.name) for field in dataclasses.fields(Plan))
-
-
 def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
-    """How much longer it takes than what is fast as a rule."""
+    """Typical time of a plan over the usually fastest one's [1]."""
     words: set[str] = {plan.precision, plan.memory_format, plan.malloc, plan.loader}
     words |= {"checkpointed"} if plan.checkpointed_blocks else set()
     halvings = {
@@ -351,7 +336,7 @@ def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
 
 
 def _guess(plan: Plan, profile: Profile, pace_s: float) -> Forecast:
-    """Equal paces but for the order; memory grows with the micro-batch."""
+    """A forecast of basis `unknown`, whose memory grows with the micro-batch."""
 
     def unknown(value: float, unit: str) -> Estimate:
         return Estimate(value=value, low=0.0, high=10 * value, unit=unit, basis="unknown")

@@ -1,19 +1,18 @@
-"""Confirming a forecast: try the plan that should be fastest, then others as long as trying them pays back.
+"""Confirm forecasts by trials: first the plan that should be fastest, then others while trying them pays back.
 
-`Search` decides what to try and what won; somebody else runs the trials:
+`PlanSearch` decides which plan to try and which won; the caller runs the trials:
 
 ```
-search = Search(candidates, profile, device, extents)
+search = PlanSearch(candidates, profile, device, extents)
 while plan := search.next_plan():
     search.record(try_plan(plan))        # or search.reject(plan, why)
 chosen = search.chosen()
 ```
 
-What trials of some plans say of the others: a Bayesian linear model of the error of their forecasts.
+`ForecastPosterior` predicts untried plans from trials of others, by a Bayesian linear model of forecast errors.
 
-What: the logarithm of measured over forecast pace is a sum of what each setting adds (bf16 slower than forecast,
-channels-last faster, …), of what each doubling of the micro-batch adds, and of a rest of the plan's own, all normal a
-priori; trials make them known.
+What: log(measured / forecast time) is a sum of one error per setting (bf16 slower than forecast, channels-last faster,
+…), one per doubling of the micro-batch, and one of the plan's own, all normal a priori; trials condition them.
 Use when: plans differ in a few settings, and a trial costs as much as it might save.
 Costs: one solve with as many unknowns as trials.
 Source: C. K. I. Williams and C. E. Rasmussen, Gaussian Processes for Machine Learning, 2006, section 2.2 (a linear
@@ -45,7 +44,6 @@ from stoker.records import (
     Basis,
     Candidate,
     Device,
-    Estimate,
     Measurement,
     Plan,
     Precision,
@@ -59,33 +57,33 @@ PLANNING_SHARE = 0.05
 
 LEAST_PLANNING_S = 2.0
 SETTING_ERRORS = {"measured here": 0.05, "calibrated": 0.08, "roofline": 0.25, "datasheet": 0.25, "unknown": 0.4}
-"""How far one setting's share of a forecast may be off [logarithm], by what the forecast rests on."""
+"""Prior error of one setting's effect on a forecast [logarithm], by the forecast's basis."""
 
 _NEAR, _MOST_NEAR = 0.06, 3
-"""Two trials of one plan differ by so much now and then [fraction]; so many plans are tried twice for it."""
+"""Occasional difference between two trials of one plan [fraction]; most plans this near that are tried twice."""
 
-_MOST_TOLD = 6
-"""Plans whose reasons are told where none works."""
+_MOST_REASONS = 6
+"""Rejected plans whose reasons are listed if none works."""
 
 PAY_BACK = 1.0
-"""A trial must be expected to save at least this many times what it costs."""
+"""A trial must be expected to save at least this many times its cost."""
 
 
 class PlanSearch:
-    """Trials of forecast plans, the one expected to save the most next, until none pays back.
+    """Trials of forecast plans: next the one expected to save the most, until none pays back.
 
-    A compiled plan costs its compilation besides, once: the run after a trial does not compile again.
+    The cost of a compiled plan includes compiling it once: the run after the trial does not compile again.
 
     Args:
-        candidates: legal plans that are forecast to fit, the fastest first; at least one.
+        candidates: legal plans that are forecast to fit, fastest first; at least one.
         profile: the job's facts.
         device: where it is to run.
-        extents: how much there is to do, at so many samples per second.
+        extents: the run's extents at a rate [samples/s].
 
     Attributes:
-        measured: trials of plans that can be used, in order.
-        rejected: plans that cannot, with the reasons.
-        spent_s: seconds spent on trials so far, as far as they were measured.
+        measured: trials of usable plans, in order.
+        rejected: unusable plans, with the reasons.
+        spent_s: measured time of trials so far [s].
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class PlanSearch:
         self._expected_compiling = {c.plan: c.forecast.compile_s for c in candidates}
         traced = [c.plan for c in candidates if c.forecast.step_s.basis != "unknown"]
         error = SETTING_ERRORS[candidates[0].forecast.step_s.basis]
-        self._beliefs = ForecastPosterior(error, settings_of(traced) if traced else None)
+        self._posterior = ForecastPosterior(error, settings_of(traced) if traced else None)
         self._last_resorts = last_resorts([c.plan for c in candidates], traced, profile)
         self._inexact: set[Precision] = set()
         self._can_capture = True
@@ -115,32 +113,36 @@ class PlanSearch:
         left = self._untried()
         if not left:
             return None
-        if not self.measured:  # what others are compared with should not cost a compilation, nor a long capture
-            return next((plan for plan in left if self._is_begun_soon(plan)), left[0])
+        if not self.measured:  # the reference for all others should not cost a compilation, nor a long capture
+            quick = (p for p in left if not p.compile and self._compile_s(p) <= LEAST_PLANNING_S)
+            return next(quick, left[0])
         best_s, most_s = self._total_s(self._best), self._most_s()
         left = [p for p in left if p not in self._last_resorts and self.spent_s + self._compile_s(p) <= most_s]
         if not left or self.spent_s > most_s:
             return None
-        gains = self._beliefs.improvements(
+        gains = self._posterior.improvements(
             [(m.plan, self._forecasts[m.plan], seconds_per_sample(m)) for m in self.measured],
             [(plan, self._forecasts[plan]) for plan in left],
         )
-        saved_s = [gain * best_s - PAY_BACK * self._cost_s(plan) for gain, plan in zip(gains, left, strict=True)]
+        # A trial costs as much as the last ones, and compiling.
+        trial_s = (self.spent_s - self._spent_compiling_s) / max(1, len(self.measured))
+        costs_s = [trial_s + self._compile_s(plan) for plan in left]
+        saved_s = [gain * best_s - PAY_BACK * cost_s for gain, cost_s in zip(gains, costs_s, strict=True)]
         most_saved_s, plan = max(zip(saved_s, left, strict=True), key=lambda pair: pair[0])
         return plan if most_saved_s > 0 else None
 
     def known_gradient_error(self, plan: Plan) -> float | None:
-        """How far gradients are from fp32's in the arithmetic of `plan`, where a trial has told; None where none has.
+        """Relative error of gradients in the arithmetic of `plan`, from an earlier trial; None without one.
 
-        Of what plans may differ in, precision and compilation decide it.
+        It depends on precision and compilation alone.
         """
-        alike = (m for m in self.measured if (m.plan.precision, m.plan.compile) == (plan.precision, plan.compile))
-        return next((m.gradient_error for m in alike), None)
+        same = (m for m in self.measured if (m.plan.precision, m.plan.compile) == (plan.precision, plan.compile))
+        return next((m.gradient_error for m in same), None)
 
     def in_doubt(self) -> tuple[Plan, ...]:
-        """Plans to be tried once more before the decision: the first, and those that noise does not tell from the best.
+        """Plans to try once more before the decision: the first, and those within noise of the best.
 
-        On a machine that is not ours alone, a burst of other work in one trial would else decide the whole run.
+        On a shared machine a burst of other work in one trial would otherwise decide the whole run.
         """
         if not self.measured or self.spent_s > self._most_s():
             return ()
@@ -153,7 +155,7 @@ class PlanSearch:
         return tuple(doubtful) if len(doubtful) > 1 else ()
 
     def record(self, measurement: Measurement) -> None:
-        """Take a trial's result into account; of two trials of a plan the faster, since others only slow one down."""
+        """Add a trial's result; of two trials of a plan the faster counts, since other processes only slow one down."""
         self.spent_s += measurement.took_s
         self._spent_compiling_s += measurement.compile_s
         if measurement.not_compiled is not None and any(not c.plan.compile for c in self.candidates):
@@ -162,68 +164,79 @@ class PlanSearch:
             return
         error = measurement.gradient_error
         if error is not None and not error <= LARGEST_GRADIENT_ERROR:
-            if measurement.plan.compile:  # which says nothing of the precision by itself
+            if measurement.plan.compile:  # the precision alone may be exact
                 self._can_compile = False
             else:
                 self._inexact.add(measurement.plan.precision)
             self.reject(measurement.plan, f"its gradient is {error:.1%} from fp32's, more than "
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
-        at = next((at for at, m in enumerate(self.measured) if m.plan == measurement.plan), None)
-        if at is None and (problem := self._memory_problem(measurement)) is not None:
-            self.reject(measurement.plan, problem, for_memory=True)
-        elif at is None:
+        index = next((i for i, m in enumerate(self.measured) if m.plan == measurement.plan), None)
+        if index is not None:
+            if seconds_per_sample(measurement) < seconds_per_sample(self.measured[index]):
+                self.measured[index] = measurement
+            return
+        # Only the first trial of a plan is held to the limit: a later one may begin with other trials' heap.
+        taken, allowed = taken_bytes(measurement), self.device.memory_bytes
+        if 0 < allowed < taken:
+            why = f"it took {format_bytes(taken)} of memory when it was tried, and may take {format_bytes(allowed)}"
+            self.reject(measurement.plan, why, for_memory=True)
+        else:
             self.measured.append(measurement)
-        elif seconds_per_sample(measurement) < seconds_per_sample(self.measured[at]):
-            self.measured[at] = measurement
 
     def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
-        """Rule a plan out; `for_memory` also those that need as much, as far as the two can be compared."""
+        """Rule a plan out; with `for_memory` also plans that need as much, by a forecast of the same basis."""
         self.rejected.append(Rejection(device=self.device.torch_name, plan=plan, reason=reason))
         self.measured = [m for m in self.measured if m.plan != plan]
         self._can_capture = self._can_capture and (for_memory or not plan.captured)
         if for_memory:
-            needed = self._needed(plan)
+            needed = next(c.forecast.peak_bytes for c in self.candidates if c.plan == plan)
             self._too_much[needed.basis] = min(self._too_much.get(needed.basis, math.inf), needed.value)
 
     def chosen(self) -> Candidate:
-        """The fastest plan that was tried, with the forecast of its measurement.
+        """The fastest plan that was tried, with a forecast from its trial.
 
         Raises:
             DoesNotFit: every plan was rejected.
         """
         if not self.measured:
             reasons = [f"{r.plan.in_words()}: {r.reason}" for r in self.rejected]
-            more = len(reasons) - _MOST_TOLD
-            told = [*reasons[:_MOST_TOLD], f"and {more} more like these"] if more > 0 else reasons
-            raise DoesNotFit(f"no plan works on {self.device.model}: {'; '.join(told)}")
+            if (more := len(reasons) - _MOST_REASONS) > 0:
+                reasons = [*reasons[:_MOST_REASONS], f"and {more} more like these"]
+            raise DoesNotFit(f"no plan works on {self.device.model}: {'; '.join(reasons)}")
         best = self._best
         expected = next(c for c in self.candidates if c.plan == best.plan)
-        found = forecast_from_trial(best, self.profile, self._extents(samples_per_s(best)))
+        forecast = forecast_from_trial(best, self.profile, self._extents(samples_per_s(best)))
         kept = {name: getattr(expected.forecast, name) for name in ("probability_it_fits", "reserved_bytes")}
         untried = None if expected.forecast.step_s.basis == "unknown" else expected.forecast
         return dataclasses.replace(
-            expected, forecast=dataclasses.replace(found, **kept), untried=untried, why="measured here"
+            expected, forecast=dataclasses.replace(forecast, **kept), untried=untried, why="measured here"
         )
 
     def losers(self) -> tuple[Rejection, ...]:
-        """What was not chosen, and what it lost by: what was tried, the nearest first, then what was ruled out."""
-        best = self._best if self.measured else None
-        slower = sorted((m for m in self.measured if m is not best), key=seconds_per_sample)
-        tried = [Rejection(device=self.device.torch_name, plan=m.plan, reason=self._lost_by(m)) for m in slower]
+        """The plans that were not chosen, and why: those tried, the nearest first, then those ruled out."""
+        tried = []
+        for trial in sorted(self.measured, key=seconds_per_sample):
+            if trial is not self._best:
+                ratio = seconds_per_sample(trial) / seconds_per_sample(self._best)
+                lost_by = f"{ratio:.2f}x the time"
+                if ratio < 1:
+                    lost_by = f"faster by {1 - ratio:.1%}: within the noise of a trial"
+                reason = f"{format_seconds(statistics.median(trial.update_s))} an update, {lost_by}"
+                tried.append(Rejection(device=self.device.torch_name, plan=trial.plan, reason=reason))
         return (*tried, *self.rejected)
 
     @property
     def _best(self) -> Measurement:
-        """The fastest; an earlier one unless a later one is faster by more than noise."""
+        """The fastest trial; a later one must be faster by more than noise."""
         best = self.measured[0]
-        for found in self.measured[1:]:
-            if seconds_per_sample(found) < seconds_per_sample(best) * (1 - LEAST_GAIN):
-                best = found
+        for trial in self.measured[1:]:
+            if seconds_per_sample(trial) < seconds_per_sample(best) * (1 - LEAST_GAIN):
+                best = trial
         return best
 
     def _untried(self) -> list[Plan]:
-        """Plans that may still be tried, the likeliest first."""
+        """Plans that may still be tried, likeliest first."""
         done = {m.plan for m in self.measured} | {r.plan for r in self.rejected}
         return [
             c.plan
@@ -232,70 +245,37 @@ class PlanSearch:
             and c.plan.precision not in self._inexact
             and (self._can_compile or not c.plan.compile)
             and (self._can_capture or not c.plan.captured)
-            and not self._is_too_much(c.plan)
+            # as much memory as a plan that did not fit, by a forecast of the same basis
+            and c.forecast.peak_bytes.value < self._too_much.get(c.forecast.peak_bytes.basis, math.inf)
         ]
 
-    def _needed(self, plan: Plan) -> Estimate:
-        """Memory a plan is forecast to need [bytes]."""
-        return next(c.forecast.peak_bytes for c in self.candidates if c.plan == plan)
-
-    def _is_too_much(self, plan: Plan) -> bool:
-        """Whether a plan needs as much memory as one that did not fit; a guess says nothing of what was traced."""
-        needed = self._needed(plan)
-        return needed.value >= self._too_much.get(needed.basis, math.inf)
-
-    def _memory_problem(self, measurement: Measurement) -> str | None:
-        """What a plan took beyond the memory that may be used; None where it kept to that, or nobody knows it.
-
-        Asked of the first trial alone: a later one may begin with what others left in the heap.
-        """
-        taken, there = taken_bytes(measurement), self.device.memory_bytes
-        if not 0 < there < taken:
-            return None
-        return f"it took {format_bytes(taken)} of memory when it was tried, and may take {format_bytes(there)}"
-
-    def _cost_s(self, plan: Plan) -> float:
-        """What a trial of `plan` costs [s]: as the last ones did, and compiling it; the run does not compile again."""
-        return (self.spent_s - self._spent_compiling_s) / max(1, len(self.measured)) + self._compile_s(plan)
-
     def _most_s(self) -> float:
-        """What all trials together may cost [s]."""
+        """Limit of the time of all trials together [s]."""
         return max(LEAST_PLANNING_S, PLANNING_SHARE * self._total_s(self._best))
 
-    def _is_begun_soon(self, plan: Plan) -> bool:
-        """Whether a trial of the plan begins without being compiled, or captured for long."""
-        return not plan.compile and self._compile_s(plan) <= LEAST_PLANNING_S
-
     def _compile_s(self, plan: Plan) -> float:
-        """What compiling or capturing a plan is forecast to take [s]."""
+        """Forecast time of compiling or capturing a plan [s]."""
         expected = self._expected_compiling.get(plan)
         return expected.value if expected is not None else 0.0
 
     def _total_s(self, measurement: Measurement) -> float:
         return forecast_from_trial(measurement, self.profile, self._extents(samples_per_s(measurement))).total_s.value
 
-    def _lost_by(self, loser: Measurement) -> str:
-        ratio = seconds_per_sample(loser) / seconds_per_sample(self._best)
-        shown = format_seconds(statistics.median(loser.update_s))
-        if ratio < 1:
-            return f"{shown} an update, faster by {1 - ratio:.1%}: within the noise of a trial"
-        return f"{shown} an update, {ratio:.2f}x the time"
-
 
 SHARED_ERROR = 0.5
-"""Prior spread of the error all forecasts on a device share (a machine is faster or slower than its model)."""
+"""Prior deviation of the error that all forecasts on a device share (a machine is faster or slower than its model)."""
 
 OWN_ERROR = 0.04
-"""Prior spread of the error that is a plan's own."""
+"""Prior deviation of the error of one plan."""
 
 COMPILED_ERROR = 0.2
-"""Prior spread of the error that compiling brings in, at least: nobody sees the kernels before they are compiled."""
+"""Least prior deviation of the error of compiling, whose kernels are unknown before."""
 
 GUESSED_ERROR = 0.15
-"""Prior spread of the error that a setting brings in of which no plan was traced."""
+"""Least prior deviation of the error of a setting that no traced plan has."""
 
 TRIAL_NOISE = 0.03
-"""Spread of a trial's pace on a machine that is not ours alone."""
+"""Deviation of a trial's time on a shared machine."""
 
 
 Setting = tuple[str, Hashable]
@@ -304,11 +284,10 @@ Setting = tuple[str, Hashable]
 
 @dataclass(frozen=True)
 class ForecastPosterior:
-    """Forecasts of pace, and how they err.
+    """Errors of forecast times, given trials.
 
-    `setting_error` is the prior spread of the error that one setting brings in: small where the forecast rests on
-    measured operations, large where it rests on a datasheet. What settings bring in that no plan was `traced` with is
-    known as a rule only; None: all were traced.
+    `setting_error` is the prior deviation of one setting's error: small if the forecast rests on measured operations,
+    large if it rests on a datasheet. `traced` are the settings of traced plans (None: of all plans).
     """
 
     setting_error: float
@@ -317,13 +296,11 @@ class ForecastPosterior:
     def improvements(
         self, tried: Sequence[tuple[Plan, float, float]], untried: Sequence[tuple[Plan, float]]
     ) -> list[float]:
-        """How much faster than the fastest tried plan each untried one will be, in expectation [fraction of time].
-
-        Slower counts as nothing: one would stay with the faster.
+        """Expected share of time saved by each untried plan over the fastest tried one [0 to 1]; slower counts as 0.
 
         Args:
-            tried: plans, their forecast and their measured pace [s per sample]; at least one.
-            untried: plans and their forecast pace [s per sample].
+            tried: plans, their forecast and their measured time [s per sample]; at least one.
+            untried: plans and their forecast time [s per sample].
         """
         if not untried:
             return []
@@ -343,18 +320,18 @@ class ForecastPosterior:
         ]
 
     def _covariance(self, ones: Sequence[Plan], others: Sequence[Plan]) -> npt.NDArray[np.float64]:
-        """How the errors of two plans' forecasts go together: by the settings they share."""
+        """Covariance of the errors of the plans' forecasts [len(ones), len(others)]."""
         return np.array([[self._shared(one, other) for other in others] for one in ones], dtype=np.float64)
 
     def _shared(self, one: Plan, other: Plan) -> float:
-        settings, theirs = _settings(one), _settings(other)
-        common = sum(self._variance(name, value) for name, value in settings.items() if value == theirs[name])
+        settings, others = _settings(one), _settings(other)
+        common = sum(self._variance(name, value) for name, value in settings.items() if value == others[name])
         own = OWN_ERROR**2 if one == other else 0.0
         trend = self.setting_error**2 * math.log2(one.micro_batch) * math.log2(other.micro_batch)
         return SHARED_ERROR**2 + own + common + trend
 
     def _variance(self, setting: str, value: Hashable) -> float:
-        """Of the error that one setting brings in."""
+        """Prior variance of one setting's error."""
         if setting == "compile" and value is True:
             return max(self.setting_error, COMPILED_ERROR) ** 2
         if self.traced is not None and (setting, value) not in self.traced:
@@ -363,29 +340,30 @@ class ForecastPosterior:
 
 
 def expected_gain(mean: float, spread: float) -> float:
-    """E[max(0, 1 - exp(x))] of a normal x: the share of time saved if a plan takes exp(x) times as long.
+    """E[max(0, 1 - exp(x))] of a normal x: the share of time saved [0 to 1] by a plan that takes exp(x) times as long.
 
     >>> expected_gain(0.0, 0.1) > expected_gain(0.1, 0.1) > 0
     True
     >>> round(expected_gain(-0.7, 1e-6), 3)  # surely half the time
     0.503
     """
-    return max(0.0, _normal(-mean / spread) - math.exp(mean + spread**2 / 2) * _normal(-mean / spread - spread))
+
+    def normal_cdf(x: float) -> float:
+        return (1 + math.erf(x / math.sqrt(2))) / 2
+
+    below, raised = normal_cdf(-mean / spread), normal_cdf(-mean / spread - spread)
+    return max(0.0, below - math.exp(mean + spread**2 / 2) * raised)
 
 
 _SETTINGS = ("precision", "memory_format", "optimizer_implementation", "threads", "checkpointed_blocks", "compile",
              "captured", "loss_chunks", "malloc", "micro_batch")  # fmt: skip
 
 
-def _normal(x: float) -> float:
-    return (1 + math.erf(x / math.sqrt(2))) / 2
-
-
 def settings_of(plans: Iterable[Plan]) -> frozenset[Setting]:
-    """All settings that any of the plans has."""
+    """All settings of the plans, with their values."""
     return frozenset(item for plan in plans for item in _settings(plan).items())
 
 
 def _settings(plan: Plan) -> dict[str, Hashable]:
-    """The values by which plans differ, by setting; what fetches samples is one."""
+    """Values by setting; loader and workers count as one setting."""
     return {"loader": (plan.loader, plan.num_workers), **{name: getattr(plan, name) for name in _SETTINGS}}

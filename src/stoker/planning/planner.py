@@ -1,7 +1,4 @@
-"""A job under planning: its coupling, its traces, and on each device the plans ranked by forecast or confirmed here.
-
-How fast this machine's CPU is while a plan is made, beside when `stoker doctor` measured it.
-"""
+"""The planner of one job: its coupling, traces and forecasts, and on each device its plans, ranked or tried."""
 
 from __future__ import annotations
 
@@ -14,11 +11,12 @@ from datetime import UTC, datetime
 
 import torch
 
-from stoker.devices import Place, cache_key, installed_torch, sample_cpu
+from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest, installed_torch, sample_cpu
 from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.planning.job_traces import TraceBook
+from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.planning.model.shared_cpu import describe_pace, pace_of
 from stoker.planning.plan_history import (
@@ -40,6 +38,7 @@ from stoker.records import (
     Candidate,
     Coupling,
     Hardware,
+    Layout,
     Measurement,
     MicroBenchmark,
     Pace,
@@ -55,21 +54,21 @@ from stoker.store import cache_root, calibration_log, operations_cache
 from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
-"""Seconds of training in one trial of a plan, beyond its first update."""
+"""Training in one trial of a plan, beyond its first update [s]."""
 
 _PROBED_FOR_ELSEWHERE = 64 * MIB
-"""Weights of a model that is probed here though no place named is here: a second or two for knowing its coupling."""
+"""Weights [bytes] up to which a model is probed here though no place named is here: takes a second or two."""
 
 _PROBE_COPIES = 6
 """A probe holds about so many copies of the weights: the model, its gradients, what they are compared with."""
 
 
 _Where = tuple[str, int]
-"""A place by its name and its memory [bytes], of which only a part may be allowed."""
+"""Name of a place, and its memory that may be used [bytes]."""
 
 
 class Planner:
-    """What is known of a job before it runs; each fact is found when first asked for."""
+    """Facts of a job before it runs, each computed on first use."""
 
     def __init__(
         self, prepared: ResolvedJob, *, is_all_elsewhere: bool = False, device_mtbf_h: float | None = None
@@ -79,17 +78,17 @@ class Planner:
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[_Where, TracedForecasts] = {}
         self._failures: dict[_Where, tuple[OutOfMemory, ...]] = {}
-        self._heedings: dict[_Where, Forecasts] = {}
+        self._oom_aware: dict[_Where, Forecasts] = {}
 
     @functools.cached_property
     def is_too_large_here(self) -> str | None:
-        """Why the model is not run on this machine's CPU, not even to probe it; None where it is."""
-        weights, there = bytes_of(self.prepared.model.parameters()), attached_cpu().memory_bytes
+        """Why the model is not run on this machine's CPU, not even to probe it; None if it is."""
+        weights, memory_bytes = bytes_of(self.prepared.model.parameters()), attached_cpu().memory_bytes
         if self._is_all_elsewhere and weights > _PROBED_FOR_ELSEWHERE:
             return "nothing so large is run here to plan it for elsewhere"
-        if not there or _PROBE_COPIES * weights <= there:
+        if not memory_bytes or _PROBE_COPIES * weights <= memory_bytes:
             return None
-        return f"its weights take {format_bytes(weights)}, this machine has {format_bytes(there)}"
+        return f"its weights take {format_bytes(weights)}, this machine has {format_bytes(memory_bytes)}"
 
     @functools.cached_property
     def coupling(self) -> Coupling:
@@ -102,7 +101,7 @@ class Planner:
 
     @functools.cached_property
     def fetch_s(self) -> float:
-        """What one process takes to fetch a sample that is not in memory [s], measured here."""
+        """Time in which one process fetches a sample that is not in memory [s], measured here."""
         with users_code("fetching samples", self.prepared.entry):
             return fetch_seconds(self.prepared.data.train)
 
@@ -115,8 +114,8 @@ class Planner:
         """The job's facts, for devices of this kind."""
         prepared = self.prepared
         if kind not in self._profiles:
-            found = job_profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
-            self._profiles[kind] = dataclasses.replace(found, device_mtbf_h=self.device_mtbf_h)
+            profile = job_profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
+            self._profiles[kind] = dataclasses.replace(profile, device_mtbf_h=self.device_mtbf_h)
         return self._profiles[kind]
 
     def extents(self, samples_per_s: float) -> Extents:
@@ -130,7 +129,7 @@ class Planner:
         )
 
     def total_updates(self, samples_per_s: float) -> int:
-        """Updates of the whole run."""
+        """Number of updates of the whole run."""
         until = self.prepared.job.until
         if until.unit == "seconds":
             until = Duration(max(1.0, until.value * samples_per_s), "samples")
@@ -148,7 +147,7 @@ class Planner:
         return self._forecasts[_where(place)]
 
     def ranked(self, place: Place) -> tuple[Candidate, ...]:
-        """Plans for `place`, the fastest first, by forecast.
+        """Plans for `place` by forecast, fastest first.
 
         Raises:
             BadJob: the model cannot be traced.
@@ -156,7 +155,7 @@ class Planner:
         """
         with users_code("the model or the loss", self.prepared.entry):
             return rank(
-                self.profile(place.device.kind), place.device, self._heeding(place), name=place.name,
+                self.profile(place.device.kind), place.device, self._oom_aware_forecasts(place), name=place.name,
                 is_here=place.is_here, is_limited=place.is_limited, can_compile=self.cannot_compile(place) is None,
             )  # fmt: skip
 
@@ -166,27 +165,25 @@ class Planner:
             self._failures[_where(place)] = known_failures(self.prepared, place)
         return self._failures[_where(place)]
 
-    def _heeding(self, place: Place) -> Forecasts:
-        """Forecasts under which what ran out of memory does not fit; where nothing else would, it is tried again."""
-        if _where(place) not in self._heedings:
-            self._heedings[_where(place)] = self._made_heeding(place)
-        return self._heedings[_where(place)]
-
-    def _made_heeding(self, place: Place) -> Forecasts:
-        forecasts, device = self.forecasts(place), place.device
-        failures = self.failures(place)
-        if not failures:
-            return forecasts
-        heeding = OomAwareForecasts(forecasts, failures, device.torch_name)
-        least = least_demanding(self.profile(device.kind), device, forecasts)
-        return forecasts if least is None or heeding.probability_it_fits(least) == 0 else heeding
+    def _oom_aware_forecasts(self, place: Place) -> Forecasts:
+        """Forecasts under which plans that ran out of memory do not fit, unless no other plan would fit."""
+        if _where(place) not in self._oom_aware:
+            forecasts: Forecasts = self.forecasts(place)
+            device = place.device
+            if failures := self.failures(place):
+                aware = OomAwareForecasts(forecasts, failures, device.torch_name)
+                least = least_demanding(self.profile(device.kind), device, forecasts)
+                if least is not None and aware.probability_it_fits(least) > 0:
+                    forecasts = aware
+            self._oom_aware[_where(place)] = forecasts
+        return self._oom_aware[_where(place)]
 
     def cannot_compile(self, place: Place) -> str | None:
-        """What a compiled plan would need and this machine lacks; None where nothing does, or for what is elsewhere."""
+        """What this machine lacks to compile plans; None if it lacks nothing, and for a place elsewhere."""
         return compiler_missing(torch.device(place.device.torch_name)) if place.is_here else None
 
     def confirmed(self, place: Place, only: Plan | None = None) -> tuple[PlanSearch, str]:
-        """The search among plans for a place that is here, its trials done, and why it had no forecasts, if so.
+        """The finished search among plans for a place that is here, and why it had no forecasts ("" if it had).
 
         Raises:
             BadJob, DoesNotFit: nothing can be trained here.
@@ -200,53 +197,51 @@ class Planner:
             doubtful = search.in_doubt()
             for plan in doubtful:
                 self._tried(search, plan)
-            if doubtful:  # what they took this time may make others worth a trial
+            if doubtful:  # their second times may make other plans worth a trial
                 self._try_promising(search, place, are_forecast=are_forecast)
         return search, problem
 
     def _try_promising(self, search: PlanSearch, place: Place, *, are_forecast: bool) -> None:
-        """Try plans until none is expected to pay back its trial; of those that were forecast more is known before."""
+        """Try plans until none is expected to pay back its trial."""
         while (plan := search.next_plan()) is not None:
             if are_forecast and (lack := self._lack_of_memory(place, plan, search.candidates)) is not None:
                 search.reject(plan, lack, for_memory=True)
                 continue
-            found = self._tried(search, plan)
-            if found and found.compile_s and found.not_compiled is None and are_forecast:
-                self._remember_compiling(place, found)
+            trial = self._tried(search, plan)
+            if trial and trial.compile_s and trial.not_compiled is None and are_forecast:
+                self._record_compile_time(place, trial)
 
     def _lack_of_memory(self, place: Place, plan: Plan, candidates: Sequence[Candidate]) -> str | None:
-        """Why a plan is not even tried: it is forecast to need more memory than may be used. None where it is not.
+        """Why a plan is not even tried: its memory forecast exceeds the limit. None if it does not.
 
-        Plans that were ranked fit; of the others, which are guesses, nobody has asked. Where there is plenty, nobody
-        need: a trace takes longer than a trial.
+        Ranked plans fit; untraced ones are checked here, unless there is memory in plenty: a trace takes longer than a
+        trial.
         """
         if not self.failures(place) and has_plenty(plan, candidates, place.device):
             return None
-        forecasts = self._heeding(place)
+        forecasts = self._oom_aware_forecasts(place)
         try:
             if forecasts.probability_it_fits(plan) >= SURE_ENOUGH:
                 return None
-        except BadJob:  # what cannot be traced, its trial tells
+        except BadJob:  # it cannot be traced: the trial decides
             return None
-        needed, there = forecasts.needed_bytes(plan), place.device.memory_bytes
-        return f"it is forecast to need {format_bytes(needed)} of memory, and may take {format_bytes(there)}"
+        needed, allowed = forecasts.needed_bytes(plan), place.device.memory_bytes
+        return f"it is forecast to need {format_bytes(needed)} of memory, and may take {format_bytes(allowed)}"
 
     def _tried(self, search: PlanSearch, plan: Plan) -> Measurement | None:
-        """Try a plan and tell the search; None where it cannot be used.
+        """Try a plan and report to the search; None if the plan cannot be used.
 
         Raises:
             BadJob: the run's own first updates fail as they were written, in fp32.
         """
         job, data, known = self.prepared.job, self.prepared.data, search.known_gradient_error(plan)
+        free_threads = None
+        if plan.device == "cpu" and may_give_up_threads(plan):
+            cores = attached_cpu().cores
+            free_threads = free_cores(cores, self.others_share() * cores)
         try:
-            found = try_plan(
-                job,
-                plan,
-                self.coupling,
-                data,
-                budget_s=TRIAL_S,
-                known_error=known,
-                most_threads=self._free_threads(plan),
+            trial = try_plan(
+                job, plan, self.coupling, data, budget_s=TRIAL_S, known_error=known, most_threads=free_threads
             )
         except DoesNotFit as error:
             search.reject(plan, str(error), for_memory=True)
@@ -255,39 +250,32 @@ class Planner:
                 raise BadJob(error.message, remedy=error.remedy) from error
             search.reject(plan, error.message)
         else:
-            search.record(found)
-            return found
+            search.record(trial)
+            return trial
         finally:
-            give_back()  # what one trial had of the heap is not to be counted as the next one's, or the run's
+            give_back()  # heap of one trial must not count as the next one's, or the run's
         return None
 
     def others_share(self) -> float:
-        """What other processes used of the CPU since planning began [0 to 1]; 0 where it is too little to matter."""
+        """Share of the CPU that other processes used since planning began [0 to 1]; 0 if too little to matter."""
         return used_by_others(self._began)
 
-    def _free_threads(self, plan: Plan) -> int | None:
-        """How many threads a trial may compute with: those that other processes leave, as a run would begin."""
-        if plan.device != "cpu" or not may_give_up_threads(plan):
-            return None
-        cores = attached_cpu().cores
-        return free_cores(cores, self.others_share() * cores)
-
-    def _remember_compiling(self, place: Place, found: Measurement) -> None:
-        """Keep what compiling took beside its forecast, for the next plan."""
-        expected = self.forecasts(place).update(found.plan).compile_s
+    def _record_compile_time(self, place: Place, trial: Measurement) -> None:
+        """Store the measured compile time with its forecast, to calibrate the next plan."""
+        expected = self.forecasts(place).update(trial.plan).compile_s
         build = installed_torch()
         if expected is None or build is None:
             return
         calibration = Calibration(
             device_model=place.device.model, torch_version=build.version, run=self.prepared.spec.name,
-            quantity="compile_s", forecast=expected.value, measured=found.compile_s,
+            quantity="compile_s", forecast=expected.value, measured=trial.compile_s,
             at=datetime.now(UTC).isoformat(timespec="seconds"), basis=expected.basis,
         )  # fmt: skip
         with contextlib.suppress(RunFailed):  # a cache that cannot be written makes the next forecast less certain
             calibration_log(cache_root()).append(calibration)
 
     def _candidates(self, place: Place, only: Plan | None) -> tuple[tuple[Candidate, ...], str]:
-        """Plans to try on a place that is here, the likeliest first, and why there is no forecast of any, if so."""
+        """Plans to try on a place that is here, likeliest first, and why none has a forecast ("" if they have)."""
         facts = self.profile(place.device.kind)
         if only is not None:
             return untraced_candidates(facts, place.device, name=place.name, plans=(only,)), ""
@@ -310,54 +298,69 @@ def calibrations_of(place: Place) -> tuple[Calibration, ...]:
 
 
 def describe_errors(place: Place) -> tuple[str, ...]:
-    """One line on how far forecasts have been off on this device, before trials and after them, if any were.
-
-    And one where the device, which is here, runs at another pace than when it was measured.
-    """
+    """A line on past forecast errors on this device, and one if its speed has changed since it was measured."""
     pace = measured_hardware(place, None).pace
     return (*describe_past_errors(calibrations_of(place)), *(describe_pace(pace) if pace else ()))
 
 
 def describe_failures(planner: Planner, place: Place) -> tuple[str, ...]:
     """One line for each size of micro-batch that ran out of memory on this device in earlier runs of the job."""
-    by_size = {one.plan.micro_batch: one for one in planner.failures(place)}
+    by_size = {failure.plan.micro_batch: failure for failure in planner.failures(place)}
     return tuple(
-        f"micro-batch {size} is not proposed: it ran out of memory here in {one.run} ({one.at[:10]})"
-        for size, one in sorted(by_size.items())
+        f"micro-batch {size} is not proposed: it ran out of memory here in {failure.run} ({failure.at[:10]})"
+        for size, failure in sorted(by_size.items())
     )
 
 
 def measured_hardware(place: Place, threads: int | None) -> Hardware:
-    """A place's figures, with the times of operations if `stoker doctor` measured them here.
+    """A place's figures, with operation times and current speed if `stoker doctor` measured it here.
 
-    A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all. It is
-    looked at again now, since its speed changes from hour to hour.
+    A CPU is measured on one thread and on all cores; other thread counts use the measurement of all cores.
     """
     build, whole = installed_torch(), place.hardware.device  # which has all cores, however few threads are allowed
+    hardware = place.hardware
     if not place.is_here or build is None:
-        return place.hardware
+        return hardware
     cache, key = operations_cache(cache_root()), cache_key(whole, build.version)
-    if place.device.kind != "cpu" or threads is None:
-        return _at_its_pace(dataclasses.replace(place.hardware, benchmark=cache.read(key)))
-    some = cache.read(key, f"{threads} threads")
-    share = threads / max(1, whole.cores)
-    hardware = dataclasses.replace(
-        place.hardware,
-        device=dataclasses.replace(place.device, cores=threads),
-        dense_flops={dtype: rate * share for dtype, rate in place.hardware.dense_flops.items()},
-        benchmark=some or cache.read(key),
-    )
-    return _at_its_pace(hardware)
-
-
-def _at_its_pace(hardware: Hardware) -> Hardware:
-    """With how fast it is now, where it was measured before."""
-    benchmark = hardware.benchmark
+    benchmark = None
+    if place.device.kind == "cpu" and threads is not None:
+        benchmark, share = cache.read(key, f"{threads} threads"), threads / max(1, whole.cores)
+        hardware = dataclasses.replace(
+            hardware,
+            device=dataclasses.replace(place.device, cores=threads),
+            dense_flops={dtype: rate * share for dtype, rate in hardware.dense_flops.items()},
+        )
+    benchmark = benchmark or cache.read(key)
+    hardware = dataclasses.replace(hardware, benchmark=benchmark)
     return hardware if benchmark is None else dataclasses.replace(hardware, pace=pace_now(benchmark))
 
 
+def with_costs(place: Place, candidate: Candidate, forecasts: TracedForecasts) -> Candidate:
+    """The candidate with the cost, energy and carbon dioxide of all its devices, as far as they are known."""
+    forecast, price, energy = candidate.forecast, None, None
+    if not place.is_here and (each := cheapest(place.entry.name if place.entry else place.name)) is not None:
+        price = dataclasses.replace(each, usd_per_hour=each.usd_per_hour * place.count)
+    plan, pue = dataclasses.replace(candidate.plan, layout=Layout()), PUE_HERE if place.is_here else PUE_DATA_CENTRE
+    with contextlib.suppress(BadJob):  # it cannot be traced, and is planned by trials alone
+        energy = forecasts.energy_kwh(plan, forecast, pue=pue)
+    if energy is not None and not place.is_shared:
+        energy = energy.scaled(place.count)
+    forecast = dataclasses.replace(
+        forecast,
+        energy_kwh=energy,
+        co2_kg=None if energy is None else co2_kg(energy),
+        cost_usd=None if price is None else cost_usd(forecast.total_s, price),
+    )
+    return dataclasses.replace(candidate, price=price, forecast=forecast)
+
+
+def price_assumptions(candidate: Candidate) -> str:
+    """The assumptions behind its money, energy and carbon, on one line."""
+    return cost_assumptions(candidate.price, pue=PUE_HERE if candidate.is_here else PUE_DATA_CENTRE)
+
+
 def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
-    """The plans behind the first of a device, with what they lose by."""
+    """The plans of a device after the best, each with its time as a ratio of the best's."""
     best = ranked[0]
     return tuple(
         Rejection(
@@ -369,18 +372,18 @@ def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
 
 
 def may_give_up_threads(plan: Plan) -> bool:
-    """Whether a run under `plan` may compute with fewer threads while other processes use the CPU."""
+    """True if a run under `plan` may compute with fewer threads while other processes use the CPU."""
     return not plan.compile and not torch.are_deterministic_algorithms_enabled()
 
 
 _HOLDS_S = 300.0
-"""For so long one look has to do [s]: plans of one job are compared at one pace."""
+"""A speed measurement is reused for this long [s]: plans of one job are compared at one speed."""
 
 
 def pace_now(benchmark: MicroBenchmark) -> Pace | None:
-    """The pace of the CPU that `benchmark` was measured on, which is here, with as many threads; half a second.
+    """Current speed of this CPU against `benchmark`, with as many threads; takes half a second.
 
-    None where nothing was kept to compare with, as by earlier versions.
+    None on a GPU, and if the benchmark kept no anchors, as in earlier versions.
     """
     if benchmark.device.kind != "cpu" or not benchmark.anchors_s:
         return None

@@ -1,4 +1,4 @@
-"""A job made ready: its data, its identity, and whose fault it is when its code raises."""
+"""A job with its data loaded, its model outlined and its open settings chosen; errors of the user's code named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stoker.units import format_bytes
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A job made ready: its data, an outline of its model, and its identity when somebody asks."""
+    """A job with its data, an outline of its model, and its identity on first use."""
 
     job: Job
     entry: Entry | None
@@ -44,13 +44,13 @@ class ResolvedJob:
     model: nn.Module
     """On PyTorch's meta device: sizes and types, no weights."""
     batch_choice: BatchChoice | None = None
-    """How the batch and the learning rate came about, where the job left the batch open."""
+    """How batch and learning rate were chosen, if the job left the batch open."""
     warnings: tuple[str, ...] = ()
-    """What of the job is likely to learn badly, one sentence each."""
+    """Settings that are likely to learn badly, one sentence each."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about how the job was made ready, one line each."""
+        """Choices made for the job that the user should know, one line each."""
         frozen = describe_trained_share(self.job, self.model)
         batch = None if self.batch_choice is None else self.batch_choice.in_words()
         early = "Job(stop=…) may end the run before its time: what is forecast is the whole" if self.job.stop else None
@@ -69,7 +69,7 @@ class ResolvedJob:
 
     @functools.cached_property
     def spec(self) -> JobSpec:
-        """Its identity, initial weights included: they are made here, once.
+        """Its identity, with a digest of the initial weights, which are built here once.
 
         Raises:
             DoesNotFit: not even the weights fit into this machine's memory.
@@ -92,7 +92,7 @@ class ResolvedJob:
 
     @functools.cached_property
     def spec_by_text(self) -> JobSpec:
-        """Its identity as it was written before 2026-11-23: comments count. By it runs of then are known."""
+        """Its identity as written before 2026-11-23, by which older runs are found: comments count."""
         text = None if self.entry is None else self.entry.text_digest
         with digests_by_text():
             return dataclasses.replace(
@@ -100,15 +100,15 @@ class ResolvedJob:
             )
 
     def spec_like(self, other: JobSpec) -> JobSpec:
-        """Its identity in the form of another one, so that the two compare."""
+        """Its identity in the form of `other`, to compare the two."""
         return self.spec_by_text if other.functions is None else self.spec
 
 
 def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
-    """The job's data and the outline of its model; its batch and learning rate as numbers, if they were left open.
+    """Load the job's data, outline its model, and choose its batch and learning rate if they were left open.
 
     Raises:
-        BadJob: it is no Job; its data or its model cannot be used, or no batch can be chosen for it.
+        BadJob: `job` is not a Job; its data or model cannot be used, or no batch can be chosen for it.
     """
     if not isinstance(job, Job):
         given = "a function" if callable(job) else f"{job!r}, of type {type(job).__name__}"
@@ -132,9 +132,9 @@ def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
 
 
 def _with_outer(prepared: ResolvedJob) -> ResolvedJob:
-    """With the outer optimiser of sites settled by how often they come together in the run.
+    """Choose the outer optimiser of `Job(sync=…)` by the number of exchanges in the run.
 
-    Not where the run is so many seconds long: nobody knows yet how many updates that is.
+    Not for a run of a given time, whose number of updates is not known yet.
     """
     job = prepared.job
     if job.sync is None or job.until.unit == "seconds":
@@ -146,24 +146,24 @@ def _with_outer(prepared: ResolvedJob) -> ResolvedJob:
 
 
 def require_room(prepared: ResolvedJob) -> None:
-    """Refuse a job whose weights alone are more than this machine's memory.
+    """Refuse a job whose weights alone exceed this machine's memory.
 
     Raises:
-        DoesNotFit: they are.
+        DoesNotFit: they exceed it.
     """
-    needed, there = bytes_of(prepared.model.parameters()), attached_cpu().memory_bytes
-    if there and needed > there:
+    needed, memory = bytes_of(prepared.model.parameters()), attached_cpu().memory_bytes
+    if memory and needed > memory:
         raise DoesNotFit(
-            f"the weights of {prepared.name} take {format_bytes(needed)}; this machine has {format_bytes(there)}",
+            f"the weights of {prepared.name} take {format_bytes(needed)}; this machine has {format_bytes(memory)}",
             remedy="`stoker plan` says what it needs elsewhere: stoker plan JOB --on all",
         )
 
 
 @contextmanager
 def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob) -> Iterator[None]:
-    """Turn an exception out of the user's model, loss or data into an error that names the user's own line.
+    """Turn an exception from the user's model, loss or data into an error that names the user's line.
 
-    Memory that cannot be had is DoesNotFit where nothing was spent yet (`error` is BadJob).
+    Out of memory becomes DoesNotFit before a run (`error` is BadJob), else `error`.
     """
     try:
         yield
@@ -171,66 +171,67 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
         raise
     except Exception as problem:
         where = _users_line(problem, entry)
-        summary, which = str(problem).strip().splitlines(), held_out_set_in_words(problem)
+        lines, which = str(problem).strip().splitlines(), held_out_set_in_words(problem)
+        summary = lines[0] if lines else "no message"
         if ran_out_of_memory(problem):
             raise (DoesNotFit if error is BadJob else error)(
-                f"{what} ran out of memory{where}: {summary[0] if summary else 'no message'}",
+                f"{what} ran out of memory{where}: {summary}",
                 remedy="Take a smaller batch, coupling_group or model, or a plan with a smaller micro_batch (--plan).",
             ) from problem
         raise error(
-            f"{what} raised {type(problem).__name__}{which}{where}: {summary[0] if summary else 'no message'}",
+            f"{what} raised {type(problem).__name__}{which}{where}: {summary}",
             remedy=_remedy(problem) or "Run again with --debug for the whole traceback.",
         ) from problem
 
 
 def _remedy(problem: Exception) -> str | None:
-    """What to do about the usual mistakes, told by PyTorch's and Python's words for them."""
-    said = str(problem)
+    """Remedy for a usual mistake, recognised by PyTorch's and Python's messages."""
+    message = str(problem)
     modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(problem.__traceback__)]
     layer = next((repr(one) for one in reversed(modules) if isinstance(one, nn.Module) and not list(one.children())),
                  "a layer")  # fmt: skip
-    if found := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", said):
-        return f"{layer} takes {found[2]} values, and is given {found[1]}: let both be one number, in model or data."
-    if found := re.search(r"expected input(\[.*?\]) to have (\d+) channels, but got (\d+)", said):
+    if match := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", message):
+        return f"{layer} takes {match[2]} values, and is given {match[1]}: let both be one number, in model or data."
+    if match := re.search(r"expected input(\[.*?\]) to have (\d+) channels, but got (\d+)", message):
         return (
-            f"{layer} takes {found[2]} channels, and is given {found[3]} in a batch of {found[1]}, of which the second "
+            f"{layer} takes {match[2]} channels, and is given {match[3]} in a batch of {match[1]}, of which the second "
             "number is the channels: let both be one number, in model or data."
         )
-    if "does not require grad" in said:
+    if "does not require grad" in message:
         return (
             "The loss does not depend on the weights by way of autograd: look for .detach(), .item(), .data, "
             ".numpy(), argmax or torch.no_grad() between the model's weights and the loss."
         )
-    if found := re.search(r"forward\(\) missing \d+ required positional arguments?: (.*)", said):
+    if match := re.search(r"forward\(\) missing \d+ required positional arguments?: (.*)", message):
         return (
-            f"The model also takes {found[1]}, and is given one input: name what goes into it, as by "
+            f"The model also takes {match[1]}, and is given one input: name what goes into it, as by "
             "Job(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
         )
-    if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", said):
+    if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", message):
         return (
             "A loss is called as loss(output, target), or as loss(model, batch) if its first parameter is called "
             "`model`; a model with one input, or with those that Job(inputs=…) names."
         )
-    if found := re.search(r"same dtype, but got:? (\w+) and (\w+)", said):
+    if match := re.search(r"same dtype, but got:? (\w+) and (\w+)", message):
         return (
-            f"{layer} computes in one type, and is given {found[1].lower()} for {found[2].lower()}: give inputs as "
+            f"{layer} computes in one type, and is given {match[1].lower()} for {match[2].lower()}: give inputs as "
             "float32 (.float(), .astype('float32')), or a model of theirs (.double())."
         )
-    if "index out of range in self" in said:
+    if "index out of range in self" in message:
         return f"An index is not below the number of rows of {layer}: look at the largest in the data, and at padding."
     return None
 
 
 def _users_line(problem: Exception, entry: Entry | None) -> str:
-    """` (train_me.py, line 12: `…`)` where the traceback passes through the user's files."""
+    """` (train_me.py, line 12: `…`)` if the traceback passes through the user's files, else empty."""
+    own, python = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
     for frame in reversed(traceback.extract_tb(problem.__traceback__)):
         path = Path(frame.filename)
-        if is_in_folder(path, entry.path.parent) if entry is not None else _is_users(path):
+        if entry is not None:
+            is_users = is_in_folder(path, entry.path.parent)
+        else:  # neither Stoker's, nor installed, nor Python's own, nor made up (`<string>`)
+            is_others = path.is_relative_to(own) or path.is_relative_to(python) or is_installed(path)
+            is_users = path.is_absolute() and not is_others
+        if is_users:
             return f" ({path.name}, line {frame.lineno}: `{frame.line}`)"
     return ""
-
-
-def _is_users(path: Path) -> bool:
-    """Whether a file is neither Stoker's, nor installed, nor Python's own, nor made up (`<string>`)."""
-    own, python = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
-    return path.is_absolute() and not (path.is_relative_to(own) or path.is_relative_to(python) or is_installed(path))

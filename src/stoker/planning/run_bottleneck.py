@@ -1,10 +1,9 @@
-"""What held a finished run back: its records brought together for `planning.find_bottleneck`."""
+"""The bottleneck of a finished run, from its report and a forecast of its update."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator
 
 import torch
@@ -13,7 +12,7 @@ from stoker.devices import Place, attached_devices, cache_key, planned_devices
 from stoker.errors import StokerError
 from stoker.planning.model.bottleneck import Remedy, RunTimes, UpdateBounds, as_profiled, find_bottleneck, update_bounds
 from stoker.planning.model.run_forecast import TracedForecasts
-from stoker.planning.model.search_space import trace_settings
+from stoker.planning.model.search_space import num_micro_batches, trace_settings
 from stoker.planning.model.update_time import operation_times
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner, measured_hardware
@@ -24,37 +23,38 @@ from stoker.reporting.summary import forecast_rows, live_history, time_split
 from stoker.store import cache_root, ceilings_cache
 
 WORTH_TRACING_S = 60.0
-"""A run whose plan was not traced before it began is traced afterwards if it took this long [s], or was profiled."""
+"""A run whose plan was not traced before is traced afterwards if it took this long [s], or was profiled."""
 _LARGER_BATCHES = (2, 4)
 
 
 def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
-    """What bounds the run that `report` tells of; None where it has no plan, or told of no time.
+    """The bottleneck of the run in `report`; None if the report has no plan or no times.
 
-    The report's decision is taken to be the one in force: a plan that gave way to another bounds nothing. The update is
-    traced again where that was not kept; nothing of the job is run.
+    The report's decision is taken to be the last one in force. The update is traced again if its trace was not kept;
+    nothing of the job is run.
     """
     decision, device = report.decision, report.device
     times = _times(report)
     if decision is None or device is None or not sum(times.split_s.values()):
         return None
-    plan, ceilings = decision.chosen.plan, _ceilings(device)
+    plan = decision.chosen.plan
+    ceilings = CeilingsCache(cache_root() / "ceilings").read(cache_key(device, torch.__version__))
     bounds: UpdateBounds | str = "the update was not traced: the plan was given, and the run short"
     considered: list[Remedy] = []
     is_asked = report.kernels is not None
     if is_asked or decision.breakdown is not None or report.run.wall_s >= WORTH_TRACING_S:
         try:
-            asked = _UpdateForecasts(prepared, report, device)
-            bounds = asked.bounds(plan, ceilings)
+            forecasts = _UpdateForecasts(prepared, report, device)
+            bounds = forecasts.bounds(plan, ceilings)
             bounds = as_profiled(bounds, report.kernels) if report.kernels is not None else bounds
-            considered = list(asked.remedies(plan, times))
-        except StokerError as problem:  # the run is done; what cannot be traced is told as unknown
+            considered = list(forecasts.remedies(plan, times))
+        except StokerError as problem:  # the run is done; an update that cannot be traced is reported as unknown
             bounds = f"the update cannot be traced: {problem.message}"
     return find_bottleneck(times, plan, device, bounds=bounds, ceilings=ceilings, considered=considered)
 
 
 def _times(report: Report) -> RunTimes:
-    """Where training time went, updates that were rolled back and made again counted once."""
+    """Training time by phase; updates that were rolled back and repeated count once."""
     split = {share.phase: share.seconds for share in time_split(report)}
     rows = {row.quantity: row.measured for row in forecast_rows(report)}
     total = report.decision.chosen.forecast.total_updates if report.decision is not None else 0
@@ -72,11 +72,6 @@ def _times(report: Report) -> RunTimes:
     )
 
 
-def _ceilings(device: Device) -> Ceilings | None:
-    """What the device reaches, if `stoker doctor` measured it under this PyTorch."""
-    return ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
-
-
 class _UpdateForecasts:
     """Forecasts of one update on the run's device, as planning makes them."""
 
@@ -84,7 +79,7 @@ class _UpdateForecasts:
         self._planner, self._device = Planner(prepared), device
         if report.coupling is not None:
             self._planner.coupling = report.coupling  # probed when the run began
-        # As it is now: its memory may have changed a little since the run began, as from boot to boot.
+        # The device as it is now: its memory may have changed a little since the run began, as from boot to boot.
         self._place: Place = planned_devices(device.torch_name, attached_devices())[0]
 
     @property
@@ -96,13 +91,12 @@ class _UpdateForecasts:
         return self._planner.forecasts(self._place)
 
     def bounds(self, plan: Plan, ceilings: Ceilings | None) -> UpdateBounds:
-        """What the plan's update waits for."""
+        """Time of the plan's update by what it waits for."""
         hardware = measured_hardware(self._place, plan.threads)
         capability = self._place.hardware.compute_capability or ""
-        micro_batches = math.ceil(min(self._profile.batch, self._profile.num_train) / plan.micro_batch)
         works = [
-            self._planner.needs.work(trace_settings(one, self._profile, capability), micro_batches)
-            for one in (plan, dataclasses.replace(plan, checkpointed_blocks=0))
+            self._planner.needs.work(trace_settings(p, self._profile, capability), num_micro_batches(self._profile, p))
+            for p in (plan, dataclasses.replace(plan, checkpointed_blocks=0))
         ]
         return update_bounds(
             works[0], self._forecasts.update(plan), operation_times(hardware), hardware, ceilings,
@@ -110,7 +104,7 @@ class _UpdateForecasts:
         )  # fmt: skip
 
     def remedies(self, plan: Plan, times: RunTimes) -> Iterator[Remedy]:
-        """What updates would take less under plans that the planner could not choose, and in larger batches."""
+        """Savings of plans that the planner could not choose, and of larger batches."""
         updates_s, now_s = times.split_s["update"], self._forecasts.update(plan).step_s.value
         if plan.checkpointed_blocks:
             step_s = self._forecasts.update(dataclasses.replace(plan, checkpointed_blocks=0)).step_s
@@ -119,10 +113,10 @@ class _UpdateForecasts:
         yield from self._larger_batches(plan, updates_s, now_s)
 
     def _larger_batches(self, plan: Plan, updates_s: float, now_s: float) -> Iterator[Remedy]:
-        """Of a job whose samples are separable: what so many samples would take in fewer updates, if they fit."""
+        """Savings of larger batches, if the samples are separable and the batches fit."""
         profile = self._profile
         if profile.coupling.kind != "separable" or plan.micro_batch < profile.batch or profile.mean_batch is not None:
-            return  # a batch that is stated in tokens has no one number of samples to be multiplied
+            return  # a batch stated in tokens has no fixed number of samples to multiply
         for factor in _LARGER_BATCHES:
             batch = factor * profile.batch
             larger = dataclasses.replace(plan, micro_batch=batch)

@@ -1,10 +1,10 @@
-"""What training in lockstep costs over a slow link, and how seldom sites should come together instead. No torch.
+"""Cost of training in lockstep over a slow link, and the synchronisation interval to use instead. No torch.
 
-What: the two exchanges, an all-reduce of gradients with every update, and an all-gather of compressed
-pseudo-gradients after an interval (`Job(sync=…)`), against the time of an update without either. Links are as measured,
-or stated as bandwidth and latency, and then costs are those of a ring.
+What: compares an all-reduce of gradients with every update with an all-gather of compressed pseudo-gradients after an
+interval (`Job(sync=…)`), both against the time of an update alone. Links are measured, or stated as bandwidth and
+latency; the latter cost as much as a ring.
 Assumes that gradients are summed after the backward pass (overlap hides at most the backward pass, two thirds of an
-update), that all links are alike, and that nothing else uses them. Not modelled: TCP's slow start, which adds some
+update), that all links are equal, and that nothing else uses them. Not modelled: TCP's slow start, which adds some
 round trips to an exchange after a pause.
 Sources: ring all-reduce as in Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002; intervals in
 Douillard et al. 2023, https://arxiv.org/abs/2311.08105, section 3.
@@ -20,28 +20,28 @@ from stoker.records.hardware import LinkCost, Links
 from stoker.units import format_bytes, format_seconds
 
 MOST_SHARE = 0.1
-"""Of a site's time, exchanges are to take no more than this."""
+"""Largest share of a site's time that exchanges may take."""
 
 MOST_EVERY = 500
-"""Updates between two exchanges that published results end at, about: the interval of DiLoCo's main result; its longer
-ones lose more. No more are recommended."""
+"""Most updates between two exchanges that are recommended: the interval of DiLoCo's main result; longer ones lose more
+there."""
 
 BYTES_EACH: dict[Compression, float] = {"int8": 1 + 4 / 1024, "int4": 0.5 + 4 / 128}
-"""What a parameter comes to in a compressed exchange: its bits, and a scale for each 1,024, or 128, of them."""
+"""Bytes per parameter in a compressed exchange: its bits, and a scale for each 1,024, or 128, parameters."""
 
 _ROUND = (1, 2, 3, 4, 5, 6, 8, 10)
 _BACKWARD = 2 / 3
-"""Of an update's arithmetic, the backward pass."""
+"""Share of the backward pass in an update's arithmetic."""
 
 
 def stated_link(*, bytes_per_s: float, latency_s: float, sites: int = 2) -> Links:
-    """A link between sites of which only this is known: bytes a second in one direction, and how long one takes [s].
+    """A link between sites from its bandwidth in one direction [bytes/s] and its latency [s].
 
     >>> stated_link(bytes_per_s=12.5e6, latency_s=0.05).seconds("all-reduce", 12.5e6)
     1.1
 
     Raises:
-        ValueError: a link without bandwidth, one that is faster than time, or one to nobody.
+        ValueError: no bandwidth, a negative latency, or fewer than 2 sites.
     """
     if not (0 < bytes_per_s < math.inf and 0 <= latency_s < math.inf and sites >= 2):
         raise ValueError(
@@ -63,13 +63,13 @@ def stated_link(*, bytes_per_s: float, latency_s: float, sites: int = 2) -> Link
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """Lockstep beside coming together after an interval, over one link.
+    """Lockstep compared with exchanges after an interval, over one link.
 
-    `sync_s` is what summing gradients takes in each update, `slowdown` how many times longer an update takes with it,
-    at best (its backward pass hides a part) and at worst. `exchange_s` is one exchange of weights under `compress`,
+    `sync_s` is the time of summing gradients in each update, `slowdown` the ratio of an update with it to one without,
+    at best (the backward pass hides a part) and at worst. `exchange_s` is one exchange of weights under `compress`,
     `every` the least round number of updates after which it takes no more than MOST_SHARE of the time. With exchanges
-    in the background, `overlap` is how many updates one lasts, and `overlapped_every` the least round number of updates
-    of which it takes at most half, so that links that are slower at times do not hold sites up. Neither is capped.
+    in the background, `overlap` is the length of one in updates, and `overlapped_every` the least round number of
+    updates of which it takes at most half, so that temporarily slower links do not hold sites up. Neither is capped.
     """
 
     step_s: float
@@ -85,24 +85,24 @@ class Recommendation:
 
     @property
     def is_in_background(self) -> bool:
-        """Whether exchanges have to go on beside updates, lest sites come together less often than is published."""
+        """True if exchanges must overlap with updates, since the interval would be longer than published ones."""
         return self.every > MOST_EVERY
 
     @property
     def interval(self) -> int:
-        """Updates between two exchanges that are recommended, MOST_EVERY at most."""
+        """Recommended number of updates between two exchanges, at most MOST_EVERY."""
         return min(MOST_EVERY, self.overlapped_every if self.is_in_background else self.every)
 
     @property
     def waiting_share(self) -> float:
-        """The share of its time that a site waits for exchanges at `interval`."""
+        """Share of a site's time spent waiting for exchanges at `interval` [0 to 1]."""
         hidden_s = min(self.overlap, self.interval - 1) * self.step_s if self.is_in_background else 0.0
         waiting_s = max(0.0, self.exchange_s - hidden_s)
         return waiting_s / (waiting_s + self.interval * self.step_s)
 
     @property
     def settings(self) -> str:
-        """The job's `sync` in words of Python."""
+        """The job's `sync` as a Python expression."""
         words = [f"every=stoker.updates({self.interval})"]
         if self.is_in_background:
             words.append(f"overlap={min(self.overlap, self.interval - 1)}")
@@ -112,12 +112,12 @@ class Recommendation:
 
     @property
     def is_needed(self) -> bool:
-        """Whether lockstep loses more than MOST_SHARE even where it overlaps."""
+        """True if lockstep loses more than MOST_SHARE even with overlap."""
         return self.slowdown[0] > 1 / (1 - MOST_SHARE)
 
     @property
     def fewer_bytes(self) -> float:
-        """How many times fewer bytes go over the link."""
+        """Ratio of the bytes over the link in lockstep to those at `interval` [1]."""
         return self.sync_bytes * self.interval / self.exchange_bytes
 
     def in_words(self) -> str:
@@ -138,22 +138,21 @@ class Recommendation:
                 f"Waiting for exchanges for no more than {100 * MOST_SHARE:g} % of the time would take {self.every:,} "
                 f"updates between two, and published intervals end at about {MOST_EVERY}. "
             )
+        waiting = f"at most {100 * MOST_SHARE:g} % of the time"
+        if self.is_in_background and (share := self.waiting_share) >= 0.005:
+            waiting = f"beside updates, but for {100 * share:.0f} % of the time"
+        elif self.is_in_background:
+            waiting = "all beside updates"
         words += (
             f"With sync={self.settings} an exchange takes {format_seconds(self.exchange_s)} after every "
-            f"{self.interval} updates: {self._waiting_in_words()}, and {self.fewer_bytes:,.0f} times fewer bytes. "
+            f"{self.interval} updates: {waiting}, and {self.fewer_bytes:,.0f} times fewer bytes. "
             "It changes what is learned."
         )
         return f"{words} fragments=… spreads the bytes evenly." if self.is_in_background else words
 
-    def _waiting_in_words(self) -> str:
-        if not self.is_in_background:
-            return f"at most {100 * MOST_SHARE:g} % of the time"
-        share = self.waiting_share
-        return f"beside updates, but for {100 * share:.0f} % of the time" if share >= 0.005 else "all beside updates"
-
 
 def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommendation:
-    """What lockstep would cost over the links between sites, and after how many updates to come together instead.
+    """The cost of lockstep over the links between sites, and the interval to exchange weights at instead.
 
     Args:
         links: between the sites, as measured or stated.
@@ -161,8 +160,8 @@ def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommen
         step_s: an update of one site without any exchange [s].
 
     Raises:
-        ValueError: there is nothing to exchange, or no time in which.
-        KeyError: nobody knows what an all-reduce or an all-gather over these links takes.
+        ValueError: `gradient_bytes` or `step_s` is not positive.
+        KeyError: the links lack the cost of an all-reduce or an all-gather.
     """
     if not (0 < gradient_bytes < math.inf and 0 < step_s < math.inf):
         raise ValueError(f"wanted gradients and the time of an update, got {gradient_bytes} bytes and {step_s} s")
@@ -170,7 +169,7 @@ def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommen
     sync_s = links.seconds("all-reduce", gradient_bytes)
     taking = {name: links.seconds("all-gather", sites * gradient_bytes / 4 * each) for name, each in BYTES_EACH.items()}
     intervals = {name: rounded_up(one * (1 - MOST_SHARE) / (MOST_SHARE * step_s)) for name, one in taking.items()}
-    # The coarser one only where sites would meet too seldom with the finer.
+    # int4 only if int8 would need too long an interval.
     compress: Compression = next((name for name in taking if intervals[name] <= MOST_EVERY), "int4")
     exchange_s, message_bytes = taking[compress], gradient_bytes / 4 * BYTES_EACH[compress]
     exposed_s = max(0.0, sync_s - _BACKWARD * step_s)
@@ -190,7 +189,7 @@ def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommen
 
 
 def rounded_up(updates: float) -> int:
-    """The least round number that is no less; at least 1.
+    """The least round number of updates that is no less than `updates`; at least 1.
 
     >>> [rounded_up(number) for number in (0.2, 7, 11, 43, 99, 450)]
     [1, 8, 20, 50, 100, 500]

@@ -1,9 +1,8 @@
-"""What one training step is made of, on a device that need not be here: of a Job, or of any function that trains."""
+"""The parts of one training step on a device that need not be here, for a Job or any function that trains."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -15,7 +14,7 @@ from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.loading.fields import map_tensors
 from stoker.planning.model.memory import MemoryForecast, forecast_memory
-from stoker.planning.model.search_space import kernel_generation, trace_settings
+from stoker.planning.model.search_space import kernel_generation, num_micro_batches, trace_settings
 from stoker.planning.model.update_time import UpdateTime, counted, operation_times, update_time
 from stoker.planning.plan_ranking import least_demanding
 from stoker.planning.planner import Planner, measured_hardware
@@ -24,20 +23,19 @@ from stoker.profiling.tracing.session import trace_step
 from stoker.records import Estimate, Plan, Share, Trace, TraceSettings
 
 StepFunction = Callable[[Any], Any]
-"""One update, given a batch: forward, backward, optimiser."""
+"""One update of a given batch: forward, backward, optimiser."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """What one training step needs on a device.
+    """Memory and time of one training step on a device.
 
     `device` is the catalogue's name, or `cpu`, `cuda:0` if it is here; `plan` is how a Job is executed, None for a step
-    function, which says so itself. `flops` are those of a whole update, a multiply-add counted as two. `peak_bytes` is
-    what tensors take at once at the peak, libraries' workspaces included; `reserved_bytes` is what the allocator then
-    holds of the device (on a CPU the same). `peak_shares` [bytes] say what they are for and in which of the user's
-    lines, `step_shares` [s] where the time goes, each the largest first. `step_s` is the time of an update [s].
-    `trace` has the update's operations one by one; of several micro-batches the first two, the second of which stands
-    for all that follow.
+    function. `flops` are those of a whole update, a multiply-add counted as two. `peak_bytes` is the peak of live
+    tensors, library workspaces included; `reserved_bytes` is what the allocator then holds of the device (on a CPU the
+    same). `peak_shares` [bytes] split the peak by purpose and user's line, `step_shares` [s] the time, each largest
+    first. `step_s` is the time of an update [s]. `trace` has the update's operations; of several micro-batches the
+    first two, the second of which stands for all that follow.
     """
 
     device: str
@@ -70,18 +68,17 @@ def profile(
     micro_batch: int | None = None,
     hints: Mapping[str, int] | None = None,
 ) -> StepProfile:
-    """What one update needs on a device: memory, time, and the lines they go to. Nothing is trained.
+    """Memory and time of one update on a device, and the lines they go to. Nothing is trained.
 
-    Of a Job, the update is traced under the plan that is likely the best there; where none fits, under the one that
-    needs the least. Of a step function, it is traced as the function does it. Its model and optimiser are found among
-    the variables it closes over, the globals it names and the object it is bound to; copies are traced, and the
-    originals left as they are.
+    A Job's update is traced under the plan that is likely best there; if none fits, under the one that needs the least.
+    A step function is traced as it is. Its model and optimiser are found among the variables it closes over, the
+    globals it names and the object it is bound to; copies are traced, the originals stay as they are.
 
     Args:
         job_or_step: a Job, or a function of a batch that makes one update: forward, backward, optimiser.
         example_batch: for a step function: a tensor, or a tuple, list or dict of tensors, of the shapes of a batch.
         on: one device: `here`, or a name of the catalogue such as `h100`.
-        micro_batch: for a Job: samples that go through the model at once; None: as the plan says.
+        micro_batch: for a Job: samples that go through the model at once; None: the plan's.
         hints: for a step function: sizes that depend on the data, by line: `{"train_me.py:42": 128}`.
 
     Returns:
@@ -124,7 +121,7 @@ def _of_job(job: Job, place: Place, micro_batch: int | None) -> StepProfile:
     plan = _likeliest(planner, place, micro_batch)
     facts = planner.profile(place.device.kind)
     settings = trace_settings(plan, facts, place.hardware.compute_capability or "")
-    micro_batches = math.ceil(min(facts.batch, facts.num_train) / plan.micro_batch)
+    micro_batches = num_micro_batches(facts, plan)
     with users_code("the model or the loss", planner.prepared.entry):
         trace = planner.needs.trace(settings)
     memory, time = planner.needs.peak(settings, micro_batches), planner.forecasts(place).update(plan)
@@ -151,42 +148,32 @@ def _of_function(step_fn: StepFunction, batch: Any, place: Place, hints: Mapping
     is_cpu = place.device.kind == "cpu"
     hardware = measured_hardware(place, torch.get_num_threads()) if is_cpu else place.hardware
     capability = "" if is_cpu else kernel_generation(hardware.compute_capability or "")
-    settings = TraceSettings(
-        target="cpu" if is_cpu else "cuda", capability=capability, micro_batch=_samples_in(batch)
-    )  # fmt: skip
+    sizes: list[int] = []
+    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    micro_batch = sizes[0] if sizes else 1  # the first dimension of the batch's first tensor
+    settings = TraceSettings(target="cpu" if is_cpu else "cuda", capability=capability, micro_batch=micro_batch)
     with users_code("the step", None):
         trace = trace_step(step_fn, batch, settings, hints=hints)
     time = update_time(counted(trace), operation_times(hardware), hardware)
     return _step_profile(trace, forecast_memory(trace), time, micro_batches=1, device=place.name, plan=None)
 
 
-def _samples_in(batch: Any) -> int:
-    """The first size of the batch's first tensor; 1 where it has none."""
-    sizes: list[int] = []
-    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
-    return sizes[0] if sizes else 1
-
-
 def _step_profile(
     trace: Trace, memory: MemoryForecast, time: UpdateTime, *, micro_batches: int, device: str, plan: Plan | None
 ) -> StepProfile:
+    repeats = {0: 1, 1: micro_batches - 1}  # the second micro-batch of a trace stands for all but the first
+    flops = sum(
+        trace.operations[one.operation].flops * (1 if one.phase == "optimizer" else repeats[one.part])
+        for one in trace.occurrences
+    )
     return StepProfile(
         device=device,
         plan=plan,
-        flops=_flops(trace, micro_batches),
+        flops=flops,
         peak_bytes=memory.allocated,
         reserved_bytes=memory.reserved,
         peak_shares=memory.shares,
         step_s=time.step_s,
         step_shares=time.shares,
         trace=trace,
-    )
-
-
-def _flops(trace: Trace, micro_batches: int) -> int:
-    """FLOPs of an update: the second micro-batch of a trace stands for all but the first."""
-    repeats = {0: 1, 1: micro_batches - 1}
-    return sum(
-        trace.operations[one.operation].flops * (1 if one.phase == "optimizer" else repeats[one.part])
-        for one in trace.occurrences
     )

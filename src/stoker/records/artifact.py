@@ -1,4 +1,4 @@
-"""An exported model: what it takes, what it gives, and what was proved of it."""
+"""An exported model: its inputs and outputs, and the proofs that it computes what it should."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ EngineName = str
 """Name of an engine: of a file in `stoker.engines` with a record `ENGINE`; or `torch`, which no artifact is run by."""
 
 ServingPrecision = Literal["fp32", "bf16", "fp16", "int8", "int8+bf16"]
-"""What an engine computes in; always stated, never left to the engine.
+"""Precision of an engine; always stated, never left to the engine.
 
-What is not quantised of an int8 graph is computed in fp32, or in bf16 where that is added.
+The parts of an int8 graph that are not quantised are computed in fp32, or in bf16 with `+bf16`.
 """
 
 BATCH = "batch"
@@ -52,9 +52,9 @@ class DynamicDim:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far two answers to one request may lie apart: |a - b| <= absolute + relative × |b|, of every element.
+    """Allowed difference of two answers to one request: |a - b| <= absolute + relative × |b|, of every element.
 
-    Whole numbers, which name classes or tokens, may not.
+    Whole numbers, which name classes or tokens, must be equal.
     """
 
     absolute: float
@@ -63,7 +63,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Something that was checked, the error found and the most that was allowed, in the unit that `what` names."""
+    """A check, its error and the allowed limit, in the unit that `what` names."""
 
     what: str
     error: float
@@ -111,5 +111,5 @@ class Manifest:
 
     @property
     def is_batched(self) -> bool:
-        """Whether samples can be stacked: every input and output begins with the batch."""
+        """True if samples can be stacked: every input and output begins with the batch."""
         return all(spec.shape[:1] == (BATCH,) for spec in (*self.inputs, *self.outputs))

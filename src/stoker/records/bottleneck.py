@@ -1,9 +1,4 @@
-"""What bounds a run, what shows it, and the one change that would help most.
-
-What a profiled stretch of training was made of: operations by the user's lines, and memory at its peak.
-
-Where the time of updates went on one process of several, as that process noted it.
-"""
+"""The bottleneck of a run, the profile of its operations, and the times of each of its processes."""
 
 from __future__ import annotations
 
@@ -16,15 +11,15 @@ from stoker.records.plan import Share
 Bound = Literal[
     "data", "host launch", "memory bandwidth", "arithmetic", "copies", "checkpoints", "evaluation", "unknown"
 ]
-"""What a run waits for most: samples; the host, which starts operations; bytes to cross the device's memory; products;
-the batch to cross to the device; checkpoints; evaluations; or nobody knows."""
+"""What a run waits for most: samples; the host, which starts operations; bytes across the device's memory; products;
+the batch's copy to the device; checkpoints; evaluations; or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """A rate that training reached, in `unit` (`FLOP/s` or `bytes/s`), beside what the device reaches at nothing else.
+    """A rate that training reached, in `unit` (`FLOP/s` or `bytes/s`), and the device's ceiling.
 
-    `ceiling` is measured on this device, never a datasheet's; None where it was not measured.
+    `ceiling` is measured on this device, never a datasheet's; None if it was not measured.
     """
 
     what: str
@@ -34,20 +29,19 @@ class Achieved:
 
     @property
     def fraction(self) -> float | None:
-        """Of the ceiling; None where that is not known."""
+        """Share of the ceiling [fraction]; None if that is unknown."""
         return self.value / self.ceiling if self.ceiling else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """What bounds a run, in one `sentence`.
+    """The bottleneck of a run, in one `sentence`.
 
-    `shares` are the training time [s] by what it waited for, the largest first: those of an update's inside are
-    forecast for its operations and scaled to what updates took. `mfu` is the share of time that the model's own
-    arithmetic would take at the measured ceilings, recomputation left out [fraction]; None where it is not known, or
-    would be above 1.
-    `advice` is the change that would help most, `gain` the share of the training time that it would save [fraction]
-    (None: nobody knows). `problems` are figures that cannot be true, in words.
+    `shares` are the training time [s] by what it waited for, largest first: those within an update are forecast for its
+    operations and scaled to the measured time. `mfu` is the share of time that the model's own arithmetic would take at
+    the measured ceilings, without recomputation [fraction]; None if it is unknown, or would be above 1. `advice` is the
+    change that would help most, `gain` the share of the training time that it would save [fraction] (None: unknown).
+    `problems` are figures that cannot be true, as text.
     """
 
     schema: ClassVar[int] = 1
@@ -64,12 +58,12 @@ class Bottleneck:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One operation from one line of the user's, over all profiled updates.
+    """One operation from one of the user's lines, over all profiled updates.
 
-    `phase` is the range it ran in: `data`, `gradient`, `forward`, `backward`, `update`, or `beside` them. `device_s` is
-    the time of the kernels that it started itself on a GPU; on a CPU, and on the host of a GPU, it takes `host_s`
-    without the operations it calls [s]. `flops_per_s` are of its products and convolutions alone (None: it has
-    none that are counted).
+    `phase` is the range it ran in: `data`, `gradient`, `forward`, `backward`, `update`, or `beside` (none of them).
+    `device_s` is the time of its own kernels on a GPU; `host_s` is its time on a CPU, or on the host of a GPU, without
+    the operations it calls [s]. `flops_per_s` is the rate of its products and convolutions (None: it has none that are
+    counted).
     """
 
     operation: str
@@ -83,12 +77,11 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTable:
-    """Operations of `updates` updates from number `first_update` (from 0) on, the most time first.
+    """Operations of `updates` updates from number `first_update` (from 0) on, by time, largest first.
 
-    Times are of the profiled stretch, which the profiler slows down: shares are of use, seconds are not the run's.
-    `peak_bytes` is the most that was allocated on the device beyond what was there when the profile began, and
-    `peak_shares` [bytes] are what of it was alive, by operation and line. `files` are names within the run's profile
-    directory, by what they are.
+    The profiler slows the profiled updates down: use shares, not seconds. `peak_bytes` is the peak of memory allocated
+    on the device since the profile began, and `peak_shares` [bytes] its live parts, by operation and line. `files` are
+    names within the run's profile directory, by kind.
     """
 
     schema: ClassVar[int] = 1
@@ -102,34 +95,34 @@ class KernelTable:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether times are the kernels' on a GPU, not the host's."""
+        """True if times are those of kernels on a GPU, not the host's."""
         return any(kernel.device_s > 0 for kernel in self.kernels)
 
     def seconds(self, kernel: Kernel) -> float:
-        """The time an operation is ranked by [s]."""
+        """Time that an operation is ranked by [s]."""
         return kernel.device_s if self.is_on_gpu else kernel.host_s
 
     @property
     def total_s(self) -> float:
-        """The time of all operations [s]."""
+        """Time of all operations [s]."""
         return sum(self.seconds(kernel) for kernel in self.kernels)
 
 
 PARTS = ("compute", "blocked", "optimiser", "data", "evaluation", "checkpoint", "other")
-"""What a process does in its time; `blocked` is all time in which it could not go on without the others."""
+"""Parts of a process's time; `blocked` is all time that it waits for other processes."""
 
 
 FIRST_IN_FULL = 20
-"""The first updates after processes met, all of which are kept in full; they are the slow ones."""
+"""Number of first updates after a rendezvous that are all kept in full; they are the slow ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledUpdates:
-    """Some updates in full, one entry of each column for each of them; all but `update` in seconds.
+    """Some updates in full, one entry of each column per update; all but `update` in seconds.
 
-    `began_s` is by the clock of the first process (see `RankTimes.uncertainty_s`), `data_s` the wait for the batch
-    before it. Where a layout communicates within its passes, `compute_s` is without that: the process would have been
-    done at `began_s + compute_s`, had it never waited.
+    `began_s` is by the clock of rank 0 (see `RankTimes.uncertainty_s`), `data_s` the wait for the batch before it. If a
+    layout communicates within its passes, `compute_s` is without that: without waiting, the process would have ended at
+    `began_s + compute_s`.
     """
 
     schema: ClassVar[int] = 1
@@ -150,10 +143,10 @@ class SampledUpdates:
 class RankTimes:
     """Times of process number `rank` of `size` that trained together from update `first_update` on.
 
-    Processes that met have the same `began_at` [seconds since 1970]; after one was lost, or came back, those that are
-    left meet anew. `worker` is the process by the number that it keeps meanwhile. `parts_s` sums over all `updates`, by
-    the names PARTS; `sample` has the first ones and then every so many. Clocks of different hosts are compared once:
-    `uncertainty_s` is how far this one may be off the first process's [s], 0 on the same host.
+    Processes of one rendezvous have the same `began_at` [seconds since 1970]; there is a new one after a process was
+    lost or came back. `worker` is the process's number across them. `parts_s` sums over all `updates`, by the names
+    PARTS; `sample` has the first updates and then one at regular intervals. Clocks of different hosts are compared
+    once: `uncertainty_s` is the possible difference to that of rank 0 [s], 0 on the same host.
     """
 
     schema: ClassVar[int] = 1
@@ -170,5 +163,5 @@ class RankTimes:
 
     @property
     def file_name(self) -> str:
-        """The file for it, among those of all processes and all meetings of a run."""
+        """Its file, among those of all processes and rendezvous of a run."""
         return f"{self.first_update:09}-{self.rank}.json"

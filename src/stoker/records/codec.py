@@ -130,9 +130,7 @@ def _with_whole_numbers(value: JSON) -> JSON:
     return [_with_whole_numbers(item) for item in value] if isinstance(value, list) else value
 
 
-@functools.cache
-def _hints(record: type) -> dict[str, Any]:
-    return typing.get_type_hints(record)
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _decode(value: JSON, wanted: Any, path: str) -> Any:

@@ -1,7 +1,4 @@
-"""What was tried to make a model smaller and faster, what each attempt was worth, and why one of them was taken.
-
-Which channels of a network were taken out, and why those: enough to make the smaller network again.
-"""
+"""A compression search: its trials and their gates; and the cut of a pruned network, to make it again."""
 
 from __future__ import annotations
 

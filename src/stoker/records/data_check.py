@@ -1,4 +1,4 @@
-"""What `stoker data check` found wrong with a data set, and which of its samples to leave out."""
+"""Findings of `stoker data check` about a data set, and the samples to leave out."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class DataCheck:
 
     @property
     def num_samples(self) -> int:
-        """Samples that could be read."""
+        """Number of samples that could be read."""
         return sum(split.num_samples for split in self.splits)
 
     def counts(self) -> dict[tuple[Gravity, Fault], int]:
-        """How many findings of each kind, the gravest first, then the most."""
+        """Number of findings of each kind, the gravest first, then the most."""
         order = ("corrupt", "fault", "suspect", "note")
         counted = Counter((finding.gravity, finding.fault) for finding in self.findings)
         return dict(sorted(counted.items(), key=lambda item: (order.index(item[0][0]), -item[1], item[0][1])))

@@ -1,7 +1,4 @@
-"""Hardware and surroundings as data.
-
-What an hour of a device costs, who said so, and when.
-"""
+"""Devices, their measured ceilings, their prices, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 """Precisions of a plan: plain fp32, tf32 products, autocast bf16 over fp32 weights and reductions, or plain fp64 for
 models whose weights are in float64, which nothing reduces."""
 FULL_PRECISIONS = ("fp32", "fp64")
-"""Those that compute as the model is written."""
+"""The precisions that compute as the model is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device within reach.
+    """An attached device.
 
-    `fast_dtypes` are the dtypes its matrix units multiply natively, "unknown" ones left out; `memory_bytes` is what a
-    process may use (for a CPU: physical memory or the container's limit, whichever is smaller).
+    `fast_dtypes` are the dtypes that its matrix units multiply natively, without "unknown" ones; `memory_bytes` is the
+    memory that a process may use (for a CPU: the smaller of physical memory and the container's limit).
     """
 
     schema: ClassVar[int] = 1
@@ -37,13 +34,13 @@ class Device:
 
     @property
     def torch_name(self) -> str:
-        """What PyTorch calls it: `cpu` or `cuda:0`."""
+        """Its name in PyTorch: `cpu` or `cuda:0`."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What a device really reaches, measured: matrix products [FLOP/s] per dtype and bandwidths [bytes/s].
+    """Measured rates of a device: matrix products [FLOP/s] by dtype, and bandwidths [bytes/s].
 
     `copy_bytes_per_s` counts bytes read plus bytes written; `host_to_device_bytes_per_s` is None on a CPU.
     """
@@ -81,7 +78,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Price of one device for one hour [USD], host included; `seen_on` is an ISO date, None where the source has none.
+    """Price of one device for one hour [USD], with its host; `seen_on` is an ISO date, None if the source has none.
 
     `device` is a name of the catalogue. `is_stale` marks prices too old, or of a source without a date.
     """

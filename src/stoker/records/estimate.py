@@ -1,4 +1,4 @@
-"""A number somebody may rely on: its value, its interval, its unit, and what it rests on."""
+"""An estimate: a value, its interval, its unit and its basis."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Estimate:
             raise ValueError(f"an estimate lies within its interval, got {self.low} <= {self.value} <= {self.high}")
 
     def scaled(self, factor: float, unit: str | None = None) -> Estimate:
-        """The same knowledge of `factor` times the quantity."""
+        """The estimate of `factor` times the quantity."""
         ends = sorted((self.low * factor, self.high * factor))
         return Estimate(value=self.value * factor, low=ends[0], high=ends[1], unit=unit or self.unit, basis=self.basis)

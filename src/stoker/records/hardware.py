@@ -1,7 +1,4 @@
-"""What forecasts rest on: a device's figures, and the times of single operations measured on it.
-
-Links between devices: how long a message of some size takes, by what is done with it.
-"""
+"""Hardware as forecasts use it: a device's figures, times of single operations, and links between devices."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from stoker.records.trace import Operation
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long an operation took on a device [s], the median over repetitions, alone on the device."""
+    """Time of an operation on an otherwise idle device [s], the median over repetitions."""
 
     schema: ClassVar[int] = 1
     operation: Operation
@@ -26,12 +23,12 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBenchmark:
-    """Times of single operations on one device, driver and PyTorch: what `stoker doctor` measures once.
+    """Times of single operations on one device, driver and PyTorch, measured once by `stoker doctor`.
 
-    `launch_s` is what the host needs to start one operation [s]; `threads` are the CPU threads it was measured with.
-    `host_s` is what Python and autograd take besides the operations themselves [s]: `forward` and `backward` for each
-    operation, `optimizer` for each parameter, `update` for each update. `anchors_s` are times [s] by name of the
-    few calls that are timed again later, to know how fast the device was meanwhile; empty where there are none.
+    `launch_s` is the host's time to start one operation [s]; `threads` are the CPU threads it was measured with.
+    `host_s` is the time of Python and autograd without the operations [s]: `forward` and `backward` for each operation,
+    `optimizer` for each parameter, `update` for each update. `anchors_s` are times [s] by name of a few calls that are
+    timed again later, to compare the device's speed; empty if there are none.
     """
 
     schema: ClassVar[int] = 1
@@ -48,9 +45,9 @@ class MicroBenchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast a device is now, beside when its operations were timed.
+    """Speed of a device now, compared with when its operations were timed.
 
-    `factor` is how many times as long the same calls take now, `deviation` one standard deviation of its logarithm.
+    `factor` is the ratio of times now to times then, `deviation` one standard deviation of its logarithm.
     """
 
     schema: ClassVar[int] = 1
@@ -60,11 +57,11 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A device as forecasts see it; None where nobody knows.
+    """Figures of a device for forecasts; None: unknown.
 
-    `dense_flops` are peak rates of dense products [FLOP/s] by dtype, `power_w` the power limit and `idle_w` what it
-    draws doing nothing [W], `host_link_bytes_per_s` one direction. `benchmark` is there if the device was measured,
-    `pace` if it was looked at again since.
+    `dense_flops` are peak rates of dense products [FLOP/s] by dtype, `power_w` the power limit and `idle_w` the idle
+    draw [W], `host_link_bytes_per_s` the rate in one direction. `benchmark` is there if the device was measured, `pace`
+    if its speed was compared since.
     """
 
     schema: ClassVar[int] = 1
@@ -82,26 +79,26 @@ class Hardware:
 
     @property
     def basis(self) -> Basis:
-        """What a forecast for it rests on."""
+        """The basis of forecasts for it."""
         return "calibrated" if self.benchmark is not None else "datasheet"
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as in `benchmark` everything takes now."""
+        """Ratio of times now to those in `benchmark` [1]."""
         return self.pace.factor if self.pace else 1.0
 
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point"]
-"""What processes do together with a tensor, as `torch.distributed` calls it."""
+"""A collective operation on a tensor, as named by `torch.distributed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCost:
     """The time of one collective among the processes of a group: `alpha_s` [s] and `beta_s_per_byte` [s/byte].
 
-    Bytes are those of the whole tensor: of an all-gather what each process has afterwards, of a reduce-scatter what
-    each has before, of an all-to-all what each one sends in all. `measured` are sizes [bytes] and times [s], by size,
-    if it was measured: a protocol changes with the size of its messages, and a line alone would miss that.
+    Bytes are those of the whole tensor: in an all-gather the result of each process, in a reduce-scatter its input, in
+    an all-to-all everything that it sends. `measured` are sizes [bytes] and times [s], by size, if it was measured:
+    protocols change with the size of messages, which a line would miss.
     """
 
     collective: Collective
@@ -110,7 +107,7 @@ class LinkCost:
     measured: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, num_bytes: float) -> float:
-        """The time of a tensor of so many bytes [s]: between the sizes measured, or by the line.
+        """Time of the collective over so many bytes [s]: interpolated between measured sizes, or by the line.
 
         >>> LinkCost(collective="all-reduce", alpha_s=1e-3, beta_s_per_byte=1e-9).seconds(1e6)
         0.002
@@ -118,8 +115,8 @@ class LinkCost:
         if len(self.measured) < 2:
             return self.alpha_s + num_bytes * self.beta_s_per_byte
         sizes = [size for size, _ in self.measured]
-        at = min(max(bisect.bisect_left(sizes, num_bytes), 1), len(sizes) - 1)
-        (small, low_s), (large, high_s) = self.measured[at - 1], self.measured[at]
+        index = min(max(bisect.bisect_left(sizes, num_bytes), 1), len(sizes) - 1)
+        (small, low_s), (large, high_s) = self.measured[index - 1], self.measured[index]
         if num_bytes <= small:
             return low_s
         return max(low_s, low_s + (high_s - low_s) * (num_bytes - small) / (large - small))
@@ -127,15 +124,14 @@ class LinkCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What `world_size` devices, each with one process, reach between them on one level.
+    """Links between `world_size` devices, each with one process, on one level.
 
-    `name` says over what, such as `NVLink`. `spread` is how far times may be off to either side, as a factor of at
-    least 1 that holds in 8 cases of 10. `overlap` is which share of a message's time passes beside arithmetic where
-    both go on at once [0 to 1]: on a CPU they compete for its cores. `slowdown` is how much longer arithmetic takes
-    where all processes compute at once than where one does alone, by what bounds it, `arithmetic` or `memory`: those of
-    one CPU share its caches and its memory. `waits` are how much longer a message that all stop for takes where
-    each process comes to it from so much arithmetic of its own: (arithmetic, longer) [s], by arithmetic. `note` says
-    what was assumed.
+    `name` is the kind of link, such as `NVLink`. `spread` is a factor of at least 1 by which times may be off to either
+    side in 8 cases of 10. `overlap` is the share of a message's time that is hidden by concurrent arithmetic [0 to 1]:
+    on a CPU they compete for its cores. `slowdown` is the ratio of arithmetic in all processes at once to that in one
+    process, by what bounds it, `arithmetic` or `memory`: processes on one CPU share its caches and its memory. `waits`
+    are the extra times of a message that all wait for, after so much arithmetic in each process: (arithmetic, extra)
+    [s], by arithmetic. `note` has the assumptions.
     """
 
     schema: ClassVar[int] = 2
@@ -157,22 +153,22 @@ class Links:
             raise ValueError(f"spread is a factor of at least 1, got {self.spread}")
 
     def cost(self, collective: Collective) -> LinkCost:
-        """That of a collective.
+        """The cost of a collective.
 
         Raises:
-            KeyError: nobody knows it.
+            KeyError: it is unknown.
         """
-        for one in self.costs:
-            if one.collective == collective:
-                return one
+        for cost in self.costs:
+            if cost.collective == collective:
+                return cost
         raise KeyError(collective)
 
     def seconds(self, collective: Collective, num_bytes: float) -> float:
-        """The time of one collective over a tensor of so many bytes [s]."""
+        """Time of a collective over a tensor of so many bytes [s]."""
         return self.cost(collective).seconds(num_bytes)
 
     def wait_s(self, arithmetic_s: float) -> float:
-        """What a message that all stop for takes longer after so much arithmetic [s]; 0 where nobody measured it.
+        """Extra time of a message that all wait for, after so much arithmetic [s]; 0 if it was not measured.
 
         >>> Links(name="", world_size=2, costs=(), basis="unknown", waits=((1e-3, 2e-3), (3e-3, 4e-3))).wait_s(2e-3)
         0.003

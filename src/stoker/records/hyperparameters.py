@@ -1,7 +1,4 @@
-"""The gradient's noise, and the batch and learning rate that were chosen by it.
-
-What a learning-rate range test found.
-"""
+"""Chosen hyperparameters: the batch by the gradient's noise scale, the learning rate by a range test."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from stoker.records.estimate import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """How many samples an update must average over before its gradient is as much signal as noise.
+    """Number of samples at which an update's gradient is as much signal as noise.
 
     `squared_gradient` estimates |G|², the squared norm of the gradient over all data, without bias: where it is lost in
     noise it may come out negative. `variance` estimates tr(Σ), the summed variance of a single sample's gradient, both
@@ -55,31 +52,23 @@ class BatchChoice:
 
     def in_words(self) -> str:
         """The choice and its numbers on one line."""
-        later = [one.scale for one in self.trained]
-        span = f"{_bound(min(later, key=_value))} to {_bound(max(later, key=_value))}"
+        first, later = self.initial.scale, sorted((one.scale for one in self.trained), key=lambda scale: scale.value)
+        initial = _bound(first)  # `410 (330 to 540)`, or its lower bound
+        if first.value != float("inf"):
+            initial += f" ({first.low:.3g} to {first.high:.3g})"
+        span = f"{_bound(later[0])} to {_bound(later[-1])}"
         after = f"{self.noise_scale:.3g} ({span}) after up to {self.trained[-1].trained_samples:,} samples"
         groups = "" if self.coupling_group is None else f" in coupling groups of {self.coupling_group}"
         return (
             f"batch {self.batch:,}{groups} and lr {self.lr * self.lr_factor:.4g}, from lr {self.lr:g} stated for "
-            f"batch {self.base:,}: the gradient's noise scale is {_samples(self.initial.scale)} "
+            f"batch {self.base:,}: the gradient's noise scale is {initial} "
             f"on the initial weights, {after}; {self.why} "
             f"(measured in {self.took_s:.1f} s)"
         )
 
 
-def _samples(scale: Estimate) -> str:
-    """`410 (330 to 540)`, or what is known of a scale that the samples do not bound."""
-    if scale.value == float("inf"):
-        return _bound(scale)
-    return f"{scale.value:.3g} ({scale.low:.3g} to {scale.high:.3g})"
-
-
 def _bound(scale: Estimate) -> str:
     return f"above {scale.low:.3g}" if scale.value == float("inf") else f"{scale.value:.3g}"
-
-
-def _value(scale: Estimate) -> float:
-    return scale.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""JobSpec: what a Job is, as data: stored, compared, and never executed."""
+"""JobSpec: the identity of a Job as data: stored, compared, and never executed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JobSpec:
         return codec.digest({name: value for name, value in codec.to_json(self).items() if name != "functions"})
 
     def differences(self, other: JobSpec) -> tuple[str, ...]:
-        """What differs, one line each: `batch: 512 here, 256 there`; nothing where the digests are equal."""
+        """The differences, one line each: `batch: 512 here, 256 there`; none if the digests are equal."""
         return tuple(
             f"{name.removeprefix('settings.').removeprefix('functions.')}: {mine} here, {theirs} there"
             for name, mine, theirs in self._unequal(other)
@@ -74,11 +74,13 @@ class JobSpec:
         """(dotted name, here, there) of all that differs; parts of the code instead of the digest of all of it."""
         mine, theirs = dict(leaves(codec.to_json(self))), dict(leaves(codec.to_json(other)))
         names = [*mine, *(name for name in theirs if name not in mine)]
+        # By digest: a difference here is exactly what made the two specs differ.
+        same = {n for n in mine if n in theirs and codec.digest(mine[n]) == codec.digest(theirs[n])}
         has_parts = self.functions is not None and other.functions is not None
         return [
             (name, mine.get(name, _ABSENT), theirs.get(name, _ABSENT))
             for name in names
-            if not (_is_same(name, mine, theirs) or (name.startswith("functions") and not has_parts))
+            if not (name in same or (name.startswith("functions") and not has_parts))
             and not (name in ("entry_digest", "functions") and has_parts and self.functions != other.functions)
         ]
 
@@ -89,12 +91,7 @@ _CONTENT = {
     "data_fingerprint": "the content of the training data",
     "weights_digest": "the initial weights (the model, or the seed)",
 }
-"""What is compared by digest, which tells people nothing."""
-
-
-def _is_same(name: str, mine: dict[str, JSON], theirs: dict[str, JSON]) -> bool:
-    # By digest, so that what counts as a difference here is what made two specs differ.
-    return name in mine and name in theirs and codec.digest(mine[name]) == codec.digest(theirs[name])
+"""Fields that are compared by digest, with their names for users."""
 
 
 def leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:

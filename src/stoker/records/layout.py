@@ -1,4 +1,4 @@
-"""Layouts: how one update is spread over processes, one device each."""
+"""Layouts: how one update is divided over processes, one device each."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Layout:
 
     @cached_property
     def world_size(self) -> int:
-        """Processes in all."""
+        """Number of processes [1]."""
         return self.stages * self.replicas * self.shards * self.tensor
 
     @property
     def data_size(self) -> int:
-        """Processes, or groups of them, that each take a part of every batch."""
+        """Number of processes, or groups of them, that each take a part of every batch [1]."""
         return self.replicas * self.shards
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every process holds all of the state, so that any one of them can give it to the others."""
+        """True if every process holds all of the state, so that each can send it to the others."""
         return self.world_size == self.replicas
 
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
@@ -68,7 +68,7 @@ class Layout:
         return stage, replica, shard, tensor
 
     def data_rank(self, rank: int) -> int:
-        """Which part of every batch a process takes, from 0 up to `data_size`.
+        """Index of the part of every batch that a process takes [0 to data_size - 1].
 
         >>> Layout(shards=2, tensor=2).data_rank(3)
         1
@@ -77,9 +77,9 @@ class Layout:
         return replica * self.shards + shard
 
     def resized(self, world_size: int) -> Layout | None:
-        """The layout for another number of processes, which share the batch; None where it is no layout.
+        """The layout for another number of processes, which share the batch; None if there is none.
 
-        Stages and tensor groups keep their size, replicas theirs where that goes.
+        Stages and tensor groups keep their size, replicas if possible.
 
         >>> Layout(replicas=4).resized(3).in_words()
         '3 replicas'
@@ -95,14 +95,14 @@ class Layout:
         return replace(self, replicas=replicas, shards=data // replicas)
 
     def usable(self, world_size: int) -> int:
-        """How many of so many processes can be used, in this layout resized; 0 where they are too few."""
+        """Number of processes, of `world_size`, that this layout resized can use; 0 if they are too few."""
         return next((size for size in range(world_size, 0, -1) if self.resized(size) is not None), 0)
 
     def problem_with(self, coupling: Coupling, batch: int) -> str | None:
-        """Why a batch cannot be shared so, with the numbers and what would be; None where it can.
+        """Why a batch cannot be divided like this, with the numbers and the remedy; None if it can.
 
-        A process without a sample would never have one, and samples that are coupled through the loss or the model as a
-        whole have to be seen by one process.
+        Every process needs a sample, and one process must have all samples that are coupled through the loss or the
+        model as a whole.
         """
         size, group = self.data_size, coupling.group
         if size == 1:

@@ -1,7 +1,4 @@
-"""Plans and what is said of them: how a Job is executed, never what it learns.
-
-Memory that ran out under a plan: what the next plan on such a device must know.
-"""
+"""Plans, their forecasts, trials and the planner's decision: how a Job is executed, never what it learns."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ _MOST = {
     "micro_batch": 2**40, "loss_chunks": 2**31, "threads": 2**16, "prefetch_batches": 2**16,
     "checkpointed_blocks": 2**31, "num_workers": 2**16, "checkpoint_every_s": 1e9,
 }  # fmt: skip
-"""Beyond these a number in a plan is a mistake, or an attack: no machine has as many threads."""
+"""Upper limits of a plan's numbers: larger ones are a mistake, or an attack."""
 
 Malloc = Literal["retained", "default", "mapped"]
-"""How a process on a CPU has its memory: kept once had, as the C library decides, or given back block by block."""
+"""Memory of a process on a CPU: kept once allocated, as the C library decides, or given back block by block."""
 
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
@@ -154,17 +151,17 @@ class Forecast:
 
     @property
     def seconds_per_sample(self) -> float:
-        """Time of the whole run for each sample that it trains on [s].
+        """Time of the whole run per sample [s].
 
-        By this plans and devices compare: where a run lasts a stated time, all of them take as long, and the faster
-        ones train on more samples.
+        The measure for comparing plans and devices: in a run of a stated time all take as long, and the faster ones
+        train on more samples.
         """
         return self.total_s.value / max(1, self.total_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a plan did on this device in a short trial.
+    """Results of a short trial of a plan on this device.
 
     `update_s` are the times of single updates, data included [s]; `state_bytes` are weights, gradients, optimiser state
     and average; `gradient_error` is the gradient's relative error against fp32 (None where the plan is fp32).
@@ -206,7 +203,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """A plan that was not chosen, and what it lost by; where none fits on a device, the one that needs the least."""
+    """A plan that was not chosen, and why; if none fits on a device, the plan that needs the least."""
 
     schema: ClassVar[int] = 2
     device: str
@@ -216,7 +213,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A part of a whole, in the whole's unit: `what` says of what kind, `where` in which of the user's lines."""
+    """A part of a whole, in the whole's unit: `what` is its kind, `where` the user's line."""
 
     what: str
     value: float
@@ -225,7 +222,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """What the chosen plan's peak [bytes] and one of its updates [s] are made of, the largest parts first."""
+    """Parts of the chosen plan's peak [bytes] and of one of its updates [s], largest first."""
 
     schema: ClassVar[int] = 1
     peak_bytes: tuple[Share, ...]
@@ -260,7 +257,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDecision:
-    """A decision for a device that was here, when it was made (ISO 8601), and what was found of the job's samples."""
+    """A decision for a device that was here, when it was made (ISO 8601), and the coupling of the job's samples."""
 
     schema: ClassVar[int] = 2
     decision: Decision
@@ -269,7 +266,7 @@ class KeptDecision:
 
 
 _MALLOC_BY_BYTES: tuple[Malloc, ...] = ("mapped", "default", "retained")
-"""From the one that holds least of the system's memory to the one that holds most."""
+"""In the order of the system memory that they hold, least first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +289,7 @@ class OutOfMemory:
     reachable_bytes: int | None = None
 
     def rules_out(self, plan: Plan) -> bool:
-        """Whether `plan` of the same job needs as much on any account: as many samples, saving no more."""
+        """True if `plan` of the same job needs at least as much memory: as many samples, saving no more."""
         saves_no_more = (
             plan.checkpointed_blocks <= self.plan.checkpointed_blocks
             and plan.loss_chunks <= self.plan.loss_chunks

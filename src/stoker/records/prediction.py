@@ -1,4 +1,4 @@
-"""An offline job over files: what it reads, how it is cut into parts, and what came of it."""
+"""An offline prediction job over files: its sources, its parts, and its results."""
 
 from __future__ import annotations
 

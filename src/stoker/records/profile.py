@@ -1,7 +1,4 @@
-"""What a job's step is made of, as far as planning needs to know.
-
-What a model is made of, as far as dividing it among devices goes: its parameters by name, shape and block.
-"""
+"""Facts of a job that planning rests on: the coupling of its samples, its size, and the parts of its model."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:
-    """Whether the samples of a batch influence each other's losses, and through what.
+    """How the samples of a batch influence each other's losses.
 
     `separable`: any micro-batch is legal. `batch_norm`: only through batch statistics, so a micro-batch is any whole
     number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
@@ -38,7 +35,7 @@ class Coupling:
             raise ValueError(f"a {self.kind} coupling does not go with group={self.group}")
 
     def problem_with(self, micro_batch: int, batch: int) -> str | None:
-        """Why a micro-batch of that many samples would change what is learned; None where it does not."""
+        """Why a micro-batch of that many samples would change what is learned; None if it does not."""
         if not 1 <= micro_batch <= batch:
             return f"a micro-batch has 1 to {batch} samples, not {micro_batch}"
         if self.group is None or micro_batch == self.group:
@@ -49,9 +46,9 @@ class Coupling:
         return f"samples are coupled in groups of {self.group}: a micro-batch is {rule}, not {micro_batch} samples"
 
     def legal_micro_batches(self, batch: int) -> tuple[int, ...]:
-        """Legal sizes, largest first: of a separable job the batch and its halvings, else those of whole groups.
+        """Legal sizes, largest first: of a separable job the batch and its halvings, else whole groups of that size.
 
-        There are none where a group is larger than the batch.
+        There are none if a group is larger than the batch.
         """
         if self.kind == "whole_group" and self.group is not None:
             return (self.group,) if self.group <= batch else ()
@@ -118,7 +115,7 @@ class Parameter:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole parameter [bytes]."""
+        """Size of the whole parameter [bytes]."""
         return math.prod(self.shape) * self.item_bytes
 
 
@@ -138,7 +135,7 @@ class ModelParts:
     buffer_bytes: int = 0
 
     def in_blocks(self, blocks: tuple[str, ...]) -> ModelParts:
-        """The same model, other modules of which count as its blocks."""
+        """The same model with other modules as its blocks."""
         numbered = tuple(
             dataclasses.replace(
                 one, block=next((n for n, block in enumerate(blocks) if one.name.startswith(f"{block}.")), None)
@@ -149,5 +146,5 @@ class ModelParts:
 
     @property
     def trained_bytes(self) -> int:
-        """Of all parameters that are trained, whole [bytes]."""
+        """Size of all trained parameters, whole [bytes]."""
         return sum(one.num_bytes for one in self.parameters if one.is_trained)

@@ -1,4 +1,4 @@
-"""Where a run is, and what happened in it."""
+"""The position of a run, its events, and the manifest of its checkpoints."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _misfit(name: str, value: JSON) -> str | None:
 
 
 def is_number(value: JSON) -> bool:
-    """Whether a JSON value is a number that a float can hold; "nan", "inf" and "-inf" are."""
+    """True if a JSON value is a number that a float can hold; "nan", "inf" and "-inf" are."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float) or value in ("nan", "inf", "-inf")
@@ -201,7 +201,7 @@ class CheckpointManifest:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it holds what its checksum was made of."""
+        """True if its content matches its checksum."""
         return self.checksum == self._checksum()
 
     def _checksum(self) -> str:

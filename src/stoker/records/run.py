@@ -1,9 +1,4 @@
-"""A run on disk, and what is reported of it.
-
-Where a run was first started: what relative paths in its job mean.
-
-What the trained weights made of some samples of a held-out set, to be looked at.
-"""
+"""A run on disk, its report, and examples of what its weights compute."""
 
 from __future__ import annotations
 
@@ -50,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything a report shows: the plan's forecast beside the run's events."""
+    """Everything that a report shows: the plan's forecast and the run's events."""
 
     schema: ClassVar[int] = 1
     run: Run
@@ -82,9 +77,9 @@ Quantity = Literal["total_s", "peak_bytes", "compile_s"]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Forecast beside measured for one finished run: what the next plan on this device learns from.
+    """Forecast and measurement of one finished run, from which the next plan on this device learns.
 
-    `basis` is what the forecast rested on: trials of the plan (*measured here*), or traces alone. `compile_s` is
+    `basis` is that of the forecast: trials of the plan (*measured here*), or traces alone. `compile_s` is
     measured in trials: its `run` is the job's name, and its forecast the one before earlier calibrations correct it.
     """
 
@@ -151,7 +146,7 @@ class ExampleSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSets:
-    """Those of all splits that were evaluated at a run's end."""
+    """The examples of all splits that were evaluated at a run's end."""
 
     schema: ClassVar[int] = 1
     sets: tuple[ExampleSet, ...] = ()

@@ -1,7 +1,4 @@
-"""How a model is served: what `stoker bench-serve` finds and a server loads.
-
-What a service did under load: measured at one rate, and the most it holds within an objective.
-"""
+"""Serving settings of a model, and measurements of its service under load."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ MOST_LISTED, MOST_NUMBER = 1000, 10**9 - 1
 _MOST = {
     "instances": 1024, "threads": 1024, "max_batch_rows": 65_536, "max_queue_rows": 10**9, "max_queue_bytes": 2**50,
 }  # fmt: skip
-"""Above these a number is a slip or an attack: threads that no system starts, a batch that no memory holds."""
+"""Upper limits of settings: larger numbers are a mistake, or an attack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +63,14 @@ class ServiceSettings:
 
 
 Held = Literal["held", "missed", "unclear"]
-"""Whether an objective is met, as far as the requests measured can tell."""
+"""Whether an objective is met, by the requests measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantile:
-    """The latency [s] that a share `q` of the requests stays below, and an interval of 95 % about it.
+    """The latency [s] that a share `q` of the requests is below, and its 95 % interval.
 
-    `high` is infinite, and `low` zero, where there were too few requests to bound it.
+    `high` is infinite, and `low` zero, if there were too few requests to bound it.
     """
 
     q: float
@@ -139,17 +136,17 @@ class LoadMeasurement:
 
     @property
     def throughput(self) -> float:
-        """Answers a second."""
+        """Rate of answers [requests/s]."""
         return self.answered / self.duration_s if self.duration_s > 0 else 0.0
 
     @property
     def goodput(self) -> float:
-        """Answers within the objective a second."""
+        """Rate of answers within the objective [requests/s]."""
         return self.good / self.duration_s if self.duration_s > 0 else 0.0
 
     def quantile(self, q: float) -> Quantile:
-        """That of a share `q`, one of those measured."""
-        return next(one for one in self.quantiles if one.q == q)
+        """The quantile of a share `q`, one of those measured."""
+        return next(quantile for quantile in self.quantiles if quantile.q == q)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A study over settings of a job: its space, its trials, its forecast, and what came of it."""
+"""A hyperparameter study of a job: its space, trials, forecast and results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if self.kind == "choice":
-            self._require_choices()
+            if len(self.choices) < 2:
+                raise ValueError(f"{self.name}: a choice needs at least two values, got {len(self.choices)}")
+            for value in self.choices:
+                if not (value is None or isinstance(value, bool | int | float | str)):
+                    raise ValueError(
+                        f"{self.name}: a value to choose is a number, a text, true, false or none: {value!r}"
+                    )
+                if self.choices.count(value) > 1:
+                    raise ValueError(f"{self.name}: {value!r} is there twice")
             return
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             raise ValueError(f"{self.name}: the ends of a range are numbers, got {self.low:g} and {self.high:g}")
@@ -48,22 +56,13 @@ class Parameter:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are whole numbers."""
+        """True if its values are whole numbers."""
         return self.kind in ("int", "logint")
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether it is searched evenly in the logarithm."""
+        """True if it is searched evenly in the logarithm."""
         return self.kind in ("log", "logint")
-
-    def _require_choices(self) -> None:
-        if len(self.choices) < 2:
-            raise ValueError(f"{self.name}: a choice needs at least two values, got {len(self.choices)}")
-        for value in self.choices:
-            if not (value is None or isinstance(value, bool | int | float | str)):
-                raise ValueError(f"{self.name}: a value to choose is a number, a text, true, false or none: {value!r}")
-            if self.choices.count(value) > 1:
-                raise ValueError(f"{self.name}: {value!r} is there twice")
 
     def _require_step(self) -> None:
         if self.step is None:
@@ -202,16 +201,16 @@ class StudyResult:
 
     @property
     def samples(self) -> int:
-        """Samples trained on in all trials together."""
+        """Number of samples trained on in all trials together."""
         return sum(trial.samples for trial in self.trials)
 
     def lineage(self, number: int) -> tuple[StudyTrial, ...]:
-        """The trials whose weights a trial goes back to, the first one first, itself last."""
+        """The trials that a trial's weights descend from, oldest first, itself last."""
         by_number = {trial.number: trial for trial in self.trials}
-        found = [by_number[number]]
-        while (parent := found[-1].parent) is not None:
-            found.append(by_number[parent])
-        return tuple(reversed(found))
+        trials = [by_number[number]]
+        while (parent := trials[-1].parent) is not None:
+            trials.append(by_number[parent])
+        return tuple(reversed(trials))
 
 
 @dataclass(frozen=True, kw_only=True)

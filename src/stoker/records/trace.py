@@ -1,20 +1,18 @@
-"""What one update is made of: its operations and the life of every storage, in the order in which they happen.
+"""The trace of one update: its operations, the life of every storage, and their order.
 
-A trace is made without computing anything, for a target that need not be here. It is short: operations that recur are
-written once, and of repeated blocks only a few are in it (see `Repetition`).
+A trace is made without computing anything, for a target that need not be here. It is short: recurring operations are
+stored once, and of repeated blocks only a few are in it (see `Repetition`).
 
-A trace as one sequence: executions, births and deaths in the order in which they happen, and what repeats in it.
-
-Of a model of equal blocks, a shortened one is traced (see `Repetition`). What happens for one block comes in *runs*,
-and all blocks come one after the other in *sweeps*: forwards when the batch passes through them, backwards with the
-gradients, forwards again where the optimiser goes through a list of parameters. A repeated block is *proved* to be like
-the next one if in every sweep the same happens for both, to storages in the same place relative to the block itself.
+A timeline is the trace as one sequence of executions, births and deaths. Events of one block form *runs*, and runs of
+all blocks form *sweeps*: forwards when the batch passes through them, backwards with the gradients, forwards again when
+the optimiser goes through a list of parameters. A repeated block is *proved* equal to the next one if in every sweep
+both have the same events, on storages in the same place relative to the block.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -40,11 +38,8 @@ class TensorShape:
 
     @property
     def numel(self) -> int:
-        """Number of scalars."""
-        product = 1
-        for size in self.shape:
-            product *= size
-        return product
+        """Number of scalars [elements]."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +180,7 @@ class Trace:
     took_s: float = 0.0
 
     def where(self, one: Occurrence) -> str:
-        """Where an occurrence comes from: the user's line, or the module where the line is Stoker's own."""
+        """Origin of an occurrence: the user's line, or the module if the line is Stoker's own."""
         line = self.sources[one.source] if self.sources else ""
         is_own = line.startswith("stoker/") and not line.startswith("stoker/zoo/")
         return (self.modules[one.module] if self.modules else "") if is_own else line
@@ -255,11 +250,16 @@ class TraceTimeline:
 
 
 def in_order(trace: Trace) -> tuple[TraceItem, ...]:
-    """All that happens in a trace, in order.
+    """All items of a trace, in order.
 
-    An event whose stated occurrence comes after that of a later event has happened before the latter.
+    An event whose stated occurrence is after that of a later event happened before the latter.
     """
-    stated = [_stated(trace, event) for event in trace.events]
+    stated: list[int] = []  # the occurrence of each event
+    for event in trace.events:
+        storage = trace.storages[abs(event) - 1]
+        occurrence = storage.born if event > 0 else storage.died
+        assert occurrence is not None, "a storage that outlives the update has no death"
+        stated.append(occurrence)
     happened = list(itertools.accumulate(reversed(stated), min))[::-1]
     items: list[TraceItem] = []
     executed = 0
@@ -277,57 +277,63 @@ def settled(events: Sequence[int], storages: Sequence[Storage]) -> tuple[int, ..
     PyTorch frees some by the addresses of tensors (the weights that autocast has cast), so that their order says
     nothing; nothing depends on it either, since no memory is asked for in between.
     """
-    found: list[int] = []
+    result: list[int] = []
     for _, group in itertools.groupby(events, key=lambda event: storages[-event - 1].died if event < 0 else -2):
         members = list(group)
-        found.extend(sorted(members, reverse=True) if members[0] < 0 else members)
-    return tuple(found)
+        result.extend(sorted(members, reverse=True) if members[0] < 0 else members)
+    return tuple(result)
 
 
 def timeline(trace: Trace, repetition: Repetition) -> TraceTimeline:
-    """The timeline of a shortened trace, parted into runs and sweeps.
+    """The timeline of a shortened trace, divided into runs and sweeps.
 
-    Deaths alone may come apart: what the outermost blocks hand on to what is around them.
+    Runs of deaths alone may be outside of sweeps: storages that the outermost blocks pass to their surroundings.
 
     Raises:
-        NotPeriodic: something goes through some of the blocks only.
+        NotPeriodic: a sweep covers some of the blocks only.
     """
     items = in_order(trace)
     runs = _runs(trace, items, repetition)
-    sweeps = sweeps_of([run.block for run in runs], repetition.traced, lambda at: _only_deaths(runs[at], items))
-    return TraceTimeline(items, runs, sweeps)
+
+    def has_only_deaths(index: int) -> bool:
+        return all(item.kind == "death" for item in items[runs[index].start : runs[index].stop])
+
+    return TraceTimeline(items, runs, sweeps_of([run.block for run in runs], repetition.traced, has_only_deaths))
 
 
 def prove(trace: Trace, repetition: Repetition) -> TraceTimeline:
-    """The timeline of a shortened trace of which each repeated block is known to be like the next.
+    """The timeline of a shortened trace in which each repeated block is equal to the next.
 
     Raises:
-        NotPeriodic: it is not; the reason is told.
+        NotPeriodic: it is not, with the reason.
     """
-    found = timeline(trace, repetition)
-    births, deaths = found.births(), found.deaths()
+    proved = timeline(trace, repetition)
+    births, deaths = proved.births(), proved.deaths()
     repeated = {block for block, _ in repetition.copies}
     for storage in deaths.keys() & births.keys():
-        if {births[storage].block, deaths[storage].block} & repeated:
-            _require_near(births[storage], deaths[storage])
+        born, died = births[storage].block, deaths[storage].block
+        if {born, died} & repeated and abs(died - born) > 1:  # further than the missing blocks are known
+            raise NotPeriodic(f"what block {born} makes is freed by block {died}")
     for storage in deaths.keys() - births.keys():
         if {deaths[storage].block} & {b for t in repeated for b in (t, t + 1)}:
             raise NotPeriodic(f"storage {storage} is not of a repeated block, which frees it")
-    by_sweep = {(run.block, sweep): run for run, sweep in zip(found.runs, found.sweeps, strict=True) if sweep >= 0}
+    by_sweep = {(run.block, sweep): run for run, sweep in zip(proved.runs, proved.sweeps, strict=True) if sweep >= 0}
     view = _Relative(trace, repetition.module, births, deaths)
-    for sweep, template in itertools.product(sorted({s for s in found.sweeps if s >= 0}), sorted(repeated)):
+    for sweep, template in itertools.product(sorted({s for s in proved.sweeps if s >= 0}), sorted(repeated)):
         one, other = (by_sweep[block, sweep] for block in (template, template + 1))
         if one.stop - one.start != other.stop - other.start:
             raise NotPeriodic(f"blocks {template} and {template + 1} do different numbers of things in sweep {sweep}")
-        for first, second in zip(found.items[one.start : one.stop], found.items[other.start : other.stop], strict=True):
+        for first, second in zip(
+            proved.items[one.start : one.stop], proved.items[other.start : other.stop], strict=True
+        ):
             if view.of(first, template) != view.of(second, template + 1):
                 raise NotPeriodic(f"blocks {template} and {template + 1} differ in sweep {sweep}: {first}, {second}")
-    return found
+    return proved
 
 
 @dataclass(frozen=True)
 class _Relative:
-    """Items as seen from the block they happen for, so that those of equal blocks are equal."""
+    """Items relative to their block, so that those of equal blocks are equal."""
 
     trace: Trace
     module: str
@@ -362,14 +368,6 @@ def renamed(module: str, blocks: str, before: int, after: int) -> str:
     if module != prefix and not module.startswith(prefix + "."):
         return module
     return f"{blocks}.{after}{module[len(prefix) :]}"
-
-
-def _stated(trace: Trace, event: int) -> int:
-    storage = trace.storages[abs(event) - 1]
-    if event > 0:
-        return storage.born
-    assert storage.died is not None, "a storage that outlives the update has no death"
-    return storage.died
 
 
 def _runs(trace: Trace, items: Sequence[TraceItem], repetition: Repetition) -> tuple[BlockRun, ...]:
@@ -412,34 +410,20 @@ def sweeps_of(
     (-1, 0, 0, 0, 0, 1, 1, 1, -1)
     """
     sweeps = [-1] * len(blocks)
-    number = at = 0
-    while at < len(blocks):
-        block = blocks[at]
+    passes: list[list[int | None]] = [[*range(traced)], [*reversed(range(traced))]]
+    number = index = 0
+    while index < len(blocks):
+        block = blocks[index]
         if block is None:
-            at += 1
+            index += 1
             continue
-        before = blocks[at - 1] if at and sweeps[at - 1] >= 0 else None
-        start = at - 1 if before in (0, traced - 1) and abs(before - block) == 1 else at
-        if blocks[start : start + traced] in _passes(traced):
-            sweeps[at : start + traced] = [number] * (start + traced - at)
-            number, at = number + 1, start + traced
-        elif block in (0, traced - 1) and is_apart(at):
-            at += 1
+        before = blocks[index - 1] if index and sweeps[index - 1] >= 0 else None
+        start = index - 1 if before in (0, traced - 1) and abs(before - block) == 1 else index
+        if blocks[start : start + traced] in passes:
+            sweeps[index : start + traced] = [number] * (start + traced - index)
+            number, index = number + 1, start + traced
+        elif block in (0, traced - 1) and is_apart(index):
+            index += 1
         else:
-            raise NotPeriodic(f"runs of blocks {list(blocks[at : at + traced])} are not all {traced} in order")
+            raise NotPeriodic(f"runs of blocks {list(blocks[index : index + traced])} are not all {traced} in order")
     return tuple(sweeps)
-
-
-@functools.cache
-def _passes(traced: int) -> tuple[list[int | None], list[int | None]]:
-    return [*range(traced)], [*reversed(range(traced))]
-
-
-def _only_deaths(run: BlockRun, items: Sequence[TraceItem]) -> bool:
-    return all(item.kind == "death" for item in items[run.start : run.stop])
-
-
-def _require_near(born: BlockPlace, died: BlockPlace) -> None:
-    """What a block frees must be of itself or of a neighbour: further away, what stands for what is not known."""
-    if abs(died.block - born.block) > 1:
-        raise NotPeriodic(f"what block {born.block} makes is freed by block {died.block}")

@@ -37,7 +37,7 @@ from stoker.records.plan import OutOfMemory
 from stoker.stepping.world import ALONE, World, is_broken, join, leave
 from stoker.store import RunDirectory, cache_root, disk_errors
 from stoker.store.files import make_directories
-from stoker.store.record_caches import OutOfMemoryStore
+from stoker.store.record_caches import out_of_memory_log
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
 from stoker.training.elastic.state_broadcast import SurvivorState
@@ -294,7 +294,7 @@ class RunProcess:
             reachable_bytes=change.reachable_bytes,
         )
         with contextlib.suppress(RunFailed):  # without the cache the next run repeats one update
-            OutOfMemoryStore(cache_root() / "calibration").append(failure)
+            out_of_memory_log(cache_root()).append(failure)
 
 
 def _who_is_here(before: int, now: int) -> str:

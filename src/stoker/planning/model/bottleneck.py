@@ -1,17 +1,12 @@
-"""What bounds a run: from where its time went, what its updates do, and what the device reaches, to one sentence.
+"""The bottleneck of a run: from where its time went, what its updates do and what the device reaches, to one sentence.
 
-The part that takes the most training time bounds the run. The inside of an update is not measured while training: it is
-forecast operation by operation and scaled to what updates took, and where the two lie too far apart the verdict is
-"unknown". Planning is not counted: it is told in the plan.
+The part with the most training time is the bottleneck; planning is not counted. The inside of an update is not measured
+while training: it is forecast per operation and scaled to the measured update. If the two are too far apart, the
+verdict is "unknown".
 
-What one update is made of by what it waits for: products, memory, the host, the batch's way to the device.
-
-An operation counts as arithmetic where its FLOPs take longer at the device's rate than its bytes at its bandwidth
-(the roofline: Williams, Waterman and Patterson, CACM 2009), else as memory bandwidth; in either case with the time that
-is forecast for it, which for small operations is far above the roof. Of each operation on a CPU, the least time that
-any takes there is the host's.
-
-Changes that would make a run faster, each with what it would save.
+An operation counts as arithmetic if its FLOPs take longer at the device's rate than its bytes at its bandwidth
+(the roofline: Williams, Waterman and Patterson, CACM 2009), else as memory bandwidth; in both cases with its forecast
+time, which for small operations is far above the roof. On a CPU, the least time of an operation counts as the host's.
 """
 
 from __future__ import annotations
@@ -41,9 +36,9 @@ from stoker.units import format_count, format_seconds
 
 FURTHEST = {"calibrated": 3.0}
 _FURTHEST_UNMEASURED = 5.0
-"""Where updates take this many times as long as forecast, or as short, the forecast does not say what bounds them. By
-the forecast's basis: of a device whose operations were not measured, only the proportions are of use."""
-_BESIDE: dict[str, Bound] = {"data": "data", "evaluation": "evaluation", "checkpoint": "checkpoints"}
+"""Largest ratio of measured to forecast update time, either way, for which the forecast is used; by the forecast's
+basis. On a device whose operations were not measured, only the proportions are of use."""
+_OUTSIDE_UPDATES: dict[str, Bound] = {"data": "data", "evaluation": "evaluation", "checkpoint": "checkpoints"}
 
 
 def find_bottleneck(
@@ -55,14 +50,14 @@ def find_bottleneck(
     ceilings: Ceilings | None = None,
     considered: Sequence[Remedy] = (),
 ) -> Bottleneck:
-    """What bounds the run, and the one change that would help most.
+    """The bottleneck of a run, and the one change that would help most.
 
     Args:
-        times: what the run showed.
+        times: measured times of the run.
         plan: how it was executed.
-        device: what on.
-        bounds: what its updates do, or why nobody knows.
-        ceilings: what the device reaches, if that was measured.
+        device: where.
+        bounds: an update by what it waits for, or why that is unknown.
+        ceilings: rates that the device reaches, if measured.
         considered: changes whose effect on an update was forecast.
     """
     parts, why_unknown = _parts(times, bounds, is_cuda=device.kind == "cuda")
@@ -71,6 +66,9 @@ def find_bottleneck(
     share = parts[bound_by] / whole if whole > 0 else 0.0
     achieved, mfu, problems = _utilisation(times, bounds, ceilings)
     best = best_remedy((*considered, *remedies(times, plan, device)), whole)
+    advice = "No change known here would save 2 % of the training time"
+    if bound_by in ("arithmetic", "memory bandwidth"):
+        advice += "; for faster devices, see `stoker plan JOB --on all`"
     return Bottleneck(
         bound_by=bound_by,
         sentence=_sentence(bound_by, share, why_unknown),
@@ -78,16 +76,16 @@ def find_bottleneck(
         achieved=achieved,
         mfu=mfu,
         evidence=_evidence(times, bounds, why_unknown, ceilings),
-        advice=best.change if best is not None else _no_remedy(bound_by),
+        advice=best.change if best is not None else f"{advice}.",
         gain=best.gain(whole) if best is not None else None,
         problems=problems,
     )
 
 
 def _parts(times: RunTimes, bounds: UpdateBounds | str, *, is_cuda: bool) -> tuple[dict[Bound, float], str]:
-    """Training time by what it waits for [s], and why the inside of updates is unknown, if it is."""
+    """Training time by what it waits for [s], and why the inside of updates is unknown ("" if it is known)."""
     split = times.split_s
-    parts: dict[Bound, float] = {bound: split.get(phase, 0.0) for phase, bound in _BESIDE.items()}
+    parts: dict[Bound, float] = {bound: split.get(phase, 0.0) for phase, bound in _OUTSIDE_UPDATES.items()}
     updates_s = split.get("update", 0.0)
     if isinstance(bounds, str):
         return {**parts, "unknown": updates_s}, bounds
@@ -109,7 +107,7 @@ def _parts(times: RunTimes, bounds: UpdateBounds | str, *, is_cuda: bool) -> tup
 def _utilisation(
     times: RunTimes, bounds: UpdateBounds | str, ceilings: Ceilings | None
 ) -> tuple[tuple[Achieved, ...], float | None, tuple[str, ...]]:
-    """Rates beside ceilings, the model FLOPs utilisation, and what cannot be true of them."""
+    """Rates with their ceilings, the model FLOPs utilisation, and a problem if it exceeds 1."""
     update_s = times.update_s
     if isinstance(bounds, str) or update_s is None:
         return (), None, ()
@@ -125,15 +123,12 @@ def _utilisation(
     mfu = sum(flops / rates[dtype] for dtype, flops in bounds.model_flops.items()) / update_s
     if mfu <= 1:
         return (*achieved, moved), mfu, ()
-    return (moved,), None, (_impossible(mfu),)
-
-
-def _impossible(mfu: float) -> str:
-    return (
+    problem = (
         f"The model's FLOPs in the time they took come to {100 * mfu:.0f} % of what matrix products were measured to "
         "reach on this device. That cannot be, so no utilisation is given: measure again with `stoker doctor --fresh` "
         "while nothing else runs; if it stays so, the FLOPs are miscounted, which is a bug."
     )
+    return (moved,), None, (problem,)
 
 
 def _sentence(bound_by: Bound, share: float, why_unknown: str) -> str:
@@ -172,39 +167,28 @@ def _evidence(
     if ceilings is None:
         lines.append("what this device reaches was not measured, so no utilisation is known: `stoker doctor` measures")
     else:
-        lines.append(f"ceilings measured here on {ceilings.measured_at[:10]} with {_threads(ceilings)}")
+        threads = "1 thread" if ceilings.threads == 1 else f"{ceilings.threads} threads"
+        lines.append(f"ceilings measured here on {ceilings.measured_at[:10]} with {threads}")
     return tuple(lines)
 
 
-def _threads(ceilings: Ceilings) -> str:
-    return "1 thread" if ceilings.threads == 1 else f"{ceilings.threads} threads"
-
-
-def _no_remedy(bound_by: Bound) -> str:
-    """What to say where no change is known to help by as much as it is worth to speak of."""
-    known = "No change known here would save 2 % of the training time"
-    if bound_by in ("arithmetic", "memory bandwidth"):
-        return f"{known}; for faster devices, see `stoker plan JOB --on all`."
-    return f"{known}."
-
-
 _START_S = 4e-6
-"""The least time of an operation on a CPU that was not measured [s]."""
+"""Least time of an operation on a CPU that was not measured [s]."""
 _UNKNOWN_FLOPS_PER_BYTE = 10.0
-"""Where neither rates nor bandwidth are known: CPUs and GPUs of today lie between 5 and 300 in their fastest dtype."""
+"""Ridge point if rates or bandwidth are unknown; today's devices have 5 to 300 in their fastest dtype."""
 _PHASES = ("gradient", "forward", "backward", "update")
 _PRODUCT = re.compile(r"mm$|conv|attention|dot$|linear|lstm|gru")
 _FROM_SYSTEM, _CROSSING = "memory had from the system", "the batch's way to the device"
-"""What `UpdateTime.shares` calls them."""
+"""Their names in `UpdateTime.shares`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateBounds:
-    """One update, forecast.
+    """The forecast of one update by what it waits for.
 
-    `seconds` by what it waits for [s]; of memory bandwidth, `from_system_s` are page faults. `flops` are executed
-    ones by dtype, `model_flops` those without recomputation, `num_bytes` what operations read and write.
-    `is_profiled` says that arithmetic and memory are told apart by a profile of the run, not by forecast.
+    `seconds` is the split [s]; of memory bandwidth, `from_system_s` are page faults. `flops` are executed ones by
+    dtype, `model_flops` those without recomputation, `num_bytes` the bytes that operations read and write.
+    `is_profiled`: arithmetic and memory are split by a profile of the run, not by forecast.
     """
 
     seconds: Mapping[Bound, float]
@@ -218,7 +202,7 @@ class UpdateBounds:
 
     @property
     def total_s(self) -> float:
-        """The whole update [s]."""
+        """Time of the update [s]."""
         return sum(self.seconds.values())
 
 
@@ -236,27 +220,35 @@ def update_bounds(
     """Split the forecast of an update by what it waits for.
 
     Args:
-        work: what the update does.
-        update: its time, as `update_time` gives it for the same work, times and hardware.
+        work: the update's operations.
+        update: its time, from `update_time` for the same work, times and hardware.
         times: of the device's operations.
         hardware: the device.
-        ceilings: what it reaches, if that was measured; else the datasheet says which roof an operation is under.
+        ceilings: rates that it reaches, if measured; else the datasheet decides which roof an operation is under.
         without_recomputation: the same update without activation checkpointing (None: there is none).
-        precision: the plan's; `tf32` traces as fp32, and is computed as what it is.
+        precision: the plan's; `tf32` is traced as fp32.
         is_compiled: elementwise chains are one kernel each.
     """
     operations = work.trace.operations
-    left = _left_when_compiled(work, times) if is_compiled else [1.0] * len(operations)
+    left = [1.0] * len(operations)  # mean share of each operation's time that compiling leaves
+    if is_compiled:
+        shares = kernel_shares(work.trace, [times.seconds(operation) for operation in operations])
+        kept: defaultdict[int, list[float]] = defaultdict(list)
+        for one, (of_time, _) in zip(work.trace.occurrences, shares, strict=True):
+            kept[one.operation].append(of_time)
+        left = [sum(kept[index]) / len(kept[index]) if kept[index] else 1.0 for index in range(len(operations))]
     executed = [(operations[index], count * left[index]) for index, _, _, count in work.counts]
     seconds: defaultdict[Bound, float] = defaultdict(float)
-    start_s = _start_s(hardware)
+    start_s = 0.0  # of an operation's own time, the host's; a GPU's operations do not wait for it in theirs
+    if hardware.device.kind != "cuda":
+        start_s = hardware.benchmark.launch_s if hardware.benchmark is not None else _START_S
     for operation, count in executed:
         each = times.seconds(operation)
         started = min(start_s, each)
         seconds["host launch"] += count * started
         seconds[_roof(operation, hardware, ceilings, precision)] += count * (each - started)
     from_system_s, crossing_s = _named(update.shares, _FROM_SYSTEM), _named(update.shares, _CROSSING)
-    # What is left of the update is Python, autograd, and a GPU's wait for what the host has not started yet.
+    # The rest of the update is Python, autograd, and a GPU's wait for operations that the host has not started yet.
     of_host = update.step_s.value - sum(seconds.values()) - from_system_s - crossing_s
     seconds["host launch"] += max(0.0, of_host)
     seconds["memory bandwidth"] += from_system_s
@@ -274,7 +266,7 @@ def update_bounds(
 
 
 def as_profiled(bounds: UpdateBounds, table: KernelTable) -> UpdateBounds:
-    """The same with arithmetic and memory in the proportion in which a profile saw operations take time.
+    """The bounds with arithmetic and memory in proportion to the times of operations in a profile.
 
     Products, convolutions, attention and recurrent layers count as arithmetic, all else within updates as memory.
     """
@@ -287,23 +279,6 @@ def as_profiled(bounds: UpdateBounds, table: KernelTable) -> UpdateBounds:
     share, busy_s = products_s / whole_s, arithmetic + memory
     seconds: dict[Bound, float] = {"arithmetic": busy_s * share, "memory bandwidth": busy_s * (1 - share)}
     return replace(bounds, seconds={**bounds.seconds, **seconds}, is_profiled=True)
-
-
-def _left_when_compiled(work: UpdateWork, times: OperationTimes) -> list[float]:
-    """Of each operation's time, the mean share that compiling leaves."""
-    trace = work.trace
-    shares = kernel_shares(trace, [times.seconds(operation) for operation in trace.operations])
-    kept: defaultdict[int, list[float]] = defaultdict(list)
-    for one, (of_time, _) in zip(trace.occurrences, shares, strict=True):
-        kept[one.operation].append(of_time)
-    return [sum(kept[index]) / len(kept[index]) if kept[index] else 1.0 for index in range(len(trace.operations))]
-
-
-def _start_s(hardware: Hardware) -> float:
-    """Of each operation's own time, what is the host's [s]; a GPU's operations do not wait for it in theirs."""
-    if hardware.device.kind == "cuda":
-        return 0.0
-    return hardware.benchmark.launch_s if hardware.benchmark is not None else _START_S
 
 
 def _roof(operation: Operation, hardware: Hardware, ceilings: Ceilings | None, precision: str) -> Bound:
@@ -325,27 +300,27 @@ def _flops(work: UpdateWork, precision: str) -> dict[str, float]:
 
 
 def _in_their_dtype(flops: Mapping[str, float], precision: str) -> dict[str, float]:
-    """FLOPs by the dtype they are computed in, where that is not the one they are traced in."""
+    """FLOPs by the dtype they are computed in: `tf32` is traced as fp32."""
     return {precision if dtype == "fp32" and precision == "tf32" else dtype: count for dtype, count in flops.items()}
 
 
 def _named(shares: Sequence[Share], what: str) -> float:
-    """A share by its name; 0 where it is too small to be listed."""
+    """A share by its name; 0 if it is too small to be listed."""
     return sum(share.value for share in shares if share.what == what)
 
 
 WORTH_TELLING = 0.02
-"""The least share of the training time that a change must save to be spoken of [fraction]."""
+"""Least share of the training time that a change must save to be advised [fraction]."""
 _FOR_LEARNING_OTHERWISE = 2.0
-"""A change of what is learned is advised only where it saves this many times what the best other change does."""
+"""A change of what is learned is advised only if it saves this many times as much as the best other change."""
 _WORKERS_BESIDE_A_GPU = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One change, an imperative sentence, and the seconds of a run that it would save, in 8 cases of 10 low to high.
+    """One change, an imperative sentence, and the seconds of a run that it saves, in 8 cases of 10 low to high.
 
-    `changes_job` says that something other than the execution changes: what is learned, or what is looked at meanwhile.
+    `changes_job`: it changes more than the execution, such as what is learned or evaluated.
     """
 
     change: str
@@ -356,7 +331,7 @@ class Remedy:
     changes_job: bool = False
 
     def gain(self, whole_s: float) -> Estimate:
-        """The share of a training time of `whole_s` [s] that it saves [fraction]."""
+        """Share of a training time of `whole_s` [s] that it saves [fraction]."""
         value = self.saved_s / whole_s
         low, high = min(self.low_s / whole_s, value), max(self.high_s / whole_s, value)
         return Estimate(value=value, low=low, high=min(high, 1.0), unit="of the training time", basis=self.basis)
@@ -364,11 +339,11 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """What a run showed of its time.
+    """Measured times of a run.
 
-    `split_s` is where it went [s]: `update`, `data`, `evaluation`, `checkpoint`. `updates` are those that it tells of.
-    `samples_per_s` is the rate over updates and waiting for data, None where nothing was trained. `evaluations_s` are
-    the single evaluations while training [s], those at the end left out.
+    `split_s` is time by phase [s]: `update`, `data`, `evaluation`, `checkpoint`. `updates` is their number.
+    `samples_per_s` is the rate over updates and waiting for data, None if nothing was trained. `evaluations_s` are the
+    single evaluations while training [s], without those at the end.
     """
 
     split_s: Mapping[str, float]
@@ -380,23 +355,23 @@ class RunTimes:
 
     @property
     def update_s(self) -> float | None:
-        """One update, with waiting for its data [s]."""
+        """Time of one update, with waiting for its data [s]."""
         return self.samples_per_update / self.samples_per_s if self.samples_per_s else None
 
 
 def best_remedy(known: Sequence[Remedy], whole_s: float) -> Remedy | None:
-    """The change to advise for a run of `whole_s` of training time [s]; None where none is worth telling."""
-    worth = sorted((one for one in known if one.saved_s > WORTH_TELLING * whole_s), key=lambda one: -one.saved_s)
+    """The change to advise for a run of `whole_s` of training time [s]; None if none saves enough."""
+    worth = sorted((r for r in known if r.saved_s > WORTH_TELLING * whole_s), key=lambda remedy: -remedy.saved_s)
     if not worth or whole_s <= 0:
         return None
-    harmless = [one for one in worth if not one.changes_job]
+    harmless = [remedy for remedy in worth if not remedy.changes_job]
     if harmless and worth[0].saved_s < _FOR_LEARNING_OTHERWISE * harmless[0].saved_s:
         return harmless[0]
     return worth[0]
 
 
 def remedies(times: RunTimes, plan: Plan, device: Device) -> Iterator[Remedy]:
-    """What follows from where the time went, whatever the model: loaders, evaluations, checkpoints."""
+    """Remedies that do not depend on the model: loaders, evaluations, checkpoints."""
     split = times.split_s
     yield from _of_data(split.get("update", 0.0), split.get("data", 0.0), plan, device)
     for change, spent_s, count, changes_job in (
@@ -413,12 +388,12 @@ def remedies(times: RunTimes, plan: Plan, device: Device) -> Iterator[Remedy]:
 
 
 def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iterator[Remedy]:
-    """Ways to wait less for samples. How much fetching costs is known from the wait, and roughly."""
+    """Ways to wait less for samples. The cost of fetching is estimated from the wait."""
     if data_s <= 0:
         return
     cheaper = data_s / 2
     if plan.loader == "workers":
-        # Fetching takes what an update and the wait for it take together, beside each other.
+        # Fetching overlaps with the update, and takes as long as the update and the wait together.
         cheaper = min(data_s, (update_s + data_s) / 2)
         if device.kind == "cuda":
             yield Remedy(
@@ -428,10 +403,10 @@ def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iter
             )  # fmt: skip
     if plan.loader == "inline":
         workers = device.cores if device.kind == "cpu" else _WORKERS_BESIDE_A_GPU
-        beside = max(update_s, data_s / workers)
+        overlapped_s = max(update_s, data_s / workers)
         if device.kind == "cpu":
-            beside = max(beside, (update_s * plan.threads + data_s) / max(1, device.cores))
-        saved = update_s + data_s - beside
+            overlapped_s = max(overlapped_s, (update_s * plan.threads + data_s) / max(1, device.cores))
+        saved = update_s + data_s - overlapped_s
         yield Remedy(
             change=f'Fetch samples in {workers} loader workers (--plan with loader "workers").',
             saved_s=saved, low_s=min(0.0, saved), high_s=data_s, basis="roofline",

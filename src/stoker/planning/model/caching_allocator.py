@@ -1,32 +1,21 @@
-"""CUDA's caching allocator of PyTorch, replayed: what a process holds of a GPU, to the byte.
+"""Replay of PyTorch's CUDA caching allocator: the memory that a process holds of a GPU, to the byte.
 
 PyTorch asks the driver for segments and cuts them into blocks. A request is rounded up to 512 bytes and gets the
 smallest free block of its pool that suffices; a rest worth keeping is split off, and freed neighbours join again.
 Requests up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones from segments
-of their own size, rounded up to 2 MiB. Where the device has no more, cached segments that are wholly free go back to it
+of their own size, rounded up to 2 MiB. If the device has no more, cached segments that are wholly free go back to it
 and the request is tried again; then it is out of memory.
 
+With `expandable_segments:True` each pool is one range of addresses, into which memory is mapped granule by granule, so
+that a freed block and the room behind it can serve a larger request. If the device has no more, all granules that are
+wholly free are unmapped.
+
 Source: c10/cuda/CUDACachingAllocator.cpp (`malloc`, `get_free_block`, `should_split`, `get_allocation_size`,
-`alloc_block`, `release_available_cached_blocks`, `release_cached_blocks`, `free_block`, `try_merge_blocks`) and
-c10/core/AllocatorConfig.h. Left out: several streams, graph captures, `garbage_collection_threshold` and
-`roundup_power2_divisions` (off unless asked for). The driver's addresses are not known: segments lie in the order in
-which they were asked for, which decides only between free blocks of the same size.
-
-The pools of CUDA's caching allocator: segments had from the device, cut into blocks.
-
-Source: c10/cuda/CUDACachingAllocator.cpp (`get_free_block`, `should_split`, `get_allocation_size`, `alloc_block`,
-`release_available_cached_blocks`, `release_block`) and c10/core/AllocatorConfig.h.
-
-The variant of CUDA's caching allocator whose segments can grow: `expandable_segments:True`.
-
-Each pool is one range of addresses, into which memory is mapped granule by granule, so that a freed block and the room
-behind it can serve a larger request. Where the device has no more, all granules that are wholly free are unmapped.
-
-Source: c10/cuda/CUDACachingAllocator.cpp (`find_expandable_block`, `map_block`, `try_allocate_expandable_block`,
-`get_free_block`, `unmap_block`, `ExpandableSegment`). Left out: the range's end, at 9/8 of the device's memory, beyond
-which PyTorch opens another.
-
-Free blocks of memory, found by size and joined with their neighbours.
+`alloc_block`, `release_available_cached_blocks`, `release_cached_blocks`, `free_block`, `try_merge_blocks`,
+`find_expandable_block`, `map_block`, `unmap_block`) and c10/core/AllocatorConfig.h. Left out: several streams, graph
+captures, `garbage_collection_threshold`, `roundup_power2_divisions` (off by default), and the end of an expandable
+range at 9/8 of the device's memory. The driver's addresses are unknown: segments are ordered as they were asked for,
+which decides only between free blocks of the same size.
 """
 
 from __future__ import annotations
@@ -38,10 +27,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """What a user may set in `PYTORCH_CUDA_ALLOC_CONF`, and how much of the device there is.
+    """Settings of `PYTORCH_CUDA_ALLOC_CONF`, and the device's memory.
 
-    `capacity` is what segments may take altogether [bytes] (None: no limit), `max_split_bytes` the size from which
-    blocks are not split (None: all are; PyTorch's default), `expandable` whether segments can grow.
+    `capacity` limits all segments together [bytes] (None: no limit), `max_split_bytes` is the size from which blocks
+    are not split (None: all are; PyTorch's default), `expandable`: segments can grow.
     """
 
     capacity: int | None = None
@@ -58,19 +47,27 @@ class CachingAllocator:
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         settings = settings or AllocatorSettings()
         self._ledger = Ledger(settings.capacity)
-        self._small, self._large = (_pool(self._ledger, base, settings) for base in (0, LARGE_POOL_BASE))
+        self._small: AllocatorPool
+        self._large: AllocatorPool
+        if settings.expandable:
+            self._small, self._large = (ExpandablePool(self._ledger, base=base) for base in (0, LARGE_POOL_BASE))
+        else:
+            self._small, self._large = (
+                SegmentedPool(self._ledger, base=base, max_split_bytes=settings.max_split_bytes)
+                for base in (0, LARGE_POOL_BASE)
+            )
         self._taken: dict[int, int] = {}
         self.allocated = 0
         self.peak_allocated = 0
 
     @property
     def reserved(self) -> int:
-        """What segments take of the device now [bytes], as `torch.cuda.memory_reserved`."""
+        """Memory of all segments now [bytes], as `torch.cuda.memory_reserved`."""
         return self._ledger.reserved
 
     @property
     def peak_reserved(self) -> int:
-        """The most segments ever took [bytes], as `torch.cuda.max_memory_reserved`."""
+        """Peak memory of all segments [bytes], as `torch.cuda.max_memory_reserved`."""
         return self._ledger.peak_reserved
 
     @property
@@ -79,14 +76,19 @@ class CachingAllocator:
         return dict(self._taken)
 
     def malloc(self, num_bytes: int) -> int | None:
-        """Allocate `num_bytes` > 0; returns the block's address, None where the device is out of memory."""
+        """Allocate `num_bytes` > 0; returns the block's address, None if the device is out of memory."""
         size = rounded(num_bytes)
         pool = self._small if size <= SMALL_REQUEST else self._large
         address = pool.find(size)
         if address is None:
-            address = self._grow(pool, size)
-            if address is None:
-                return None
+            address = pool.grow(size)
+        if address is None and pool.give_back_oversize(size):
+            address = pool.grow(size)
+        if address is None:
+            self.empty_cache()
+            address = pool.grow(size)
+        if address is None:
+            return None
         taken = pool.take(address, size)
         self._taken[address] = taken
         self.allocated += taken
@@ -100,24 +102,9 @@ class CachingAllocator:
         (self._large if address >= LARGE_POOL_BASE else self._small).free.absorb(address, size)
 
     def empty_cache(self) -> None:
-        """Return what is free to the device, as `torch.cuda.empty_cache`."""
+        """Return free segments to the device, as `torch.cuda.empty_cache`."""
         self._large.give_back()
         self._small.give_back()
-
-    def _grow(self, pool: AllocatorPool, size: int) -> int | None:
-        address = pool.grow(size)
-        if address is None and pool.give_back_oversize(size):
-            address = pool.grow(size)
-        if address is None:
-            self.empty_cache()
-            address = pool.grow(size)
-        return address
-
-
-def _pool(ledger: Ledger, base: int, settings: AllocatorSettings) -> AllocatorPool:
-    if settings.expandable:
-        return ExpandablePool(ledger, base=base)
-    return SegmentedPool(ledger, base=base, max_split_bytes=settings.max_split_bytes)
 
 
 MIN_BLOCK = 512
@@ -141,14 +128,14 @@ _GAP = MIN_BLOCK
 
 @dataclass(slots=True)
 class Ledger:
-    """What is held of the device now and at most [bytes]."""
+    """Memory held of the device, now and at the peak [bytes]."""
 
     capacity: int | None
     reserved: int = 0
     peak_reserved: int = 0
 
     def take(self, num_bytes: int) -> bool:
-        """Ask the device for so much; False where it has it not."""
+        """Take memory of the device; False if it has too little."""
         if self.capacity is not None and self.reserved + num_bytes > self.capacity:
             return False
         self.reserved += num_bytes
@@ -156,17 +143,17 @@ class Ledger:
         return True
 
     def give_back(self, num_bytes: int) -> None:
-        """Return so much to the device."""
+        """Return memory to the device."""
         self.reserved -= num_bytes
 
 
 def rounded(num_bytes: int) -> int:
-    """Size of the block that a request for so many bytes gets at least [bytes]."""
+    """Least size of the block for a request [bytes]."""
     return max(MIN_BLOCK, -(-num_bytes // MIN_BLOCK) * MIN_BLOCK)
 
 
 def segment_bytes(size: int) -> int:
-    """Size of the segment asked for when no free block suffices for `size` bytes, already rounded [bytes]."""
+    """Size of a new segment for a request of `size` bytes, already rounded [bytes]."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     if size < OWN_SEGMENT_FROM:
@@ -175,7 +162,7 @@ def segment_bytes(size: int) -> int:
 
 
 class AllocatorPool(ABC):
-    """Blocks for small or for large requests. What it takes of the device and gives back is written in `ledger`."""
+    """Blocks for small or for large requests; `ledger` counts the memory taken of the device and given back."""
 
     def __init__(self, ledger: Ledger, *, base: int) -> None:
         self.ledger = ledger
@@ -184,26 +171,26 @@ class AllocatorPool(ABC):
 
     @abstractmethod
     def find(self, size: int) -> int | None:
-        """Address of the free block to be used for `size` bytes; None where there is none."""
+        """Address of the free block to use for `size` bytes, or None."""
 
     @abstractmethod
     def grow(self, size: int) -> int | None:
-        """Address of a free block of at least `size` bytes, new from the device; None where it has no more."""
+        """Address of a free block of at least `size` bytes, new from the device; None if it has no more."""
 
     @abstractmethod
     def smallest_rest(self, size: int) -> int | None:
-        """Bytes from which the rest of a block cut to `size` is split off; None where it never is."""
+        """Size from which the rest of a block cut to `size` is split off [bytes]; None: never."""
 
     @abstractmethod
     def give_back_oversize(self, size: int) -> bool:
-        """Return just enough large free segments to make room for `size`; whether that was possible."""
+        """Return just enough large free segments to make room for `size`; True if that was possible."""
 
     @abstractmethod
     def give_back(self) -> None:
-        """Return to the device all that is free and may be returned."""
+        """Return all free memory that may be returned to the device."""
 
     def take(self, address: int, size: int) -> int:
-        """Take `size` bytes of a free block; returns how much the block taken has."""
+        """Take at least `size` bytes of a free block; returns the size of the block taken [bytes]."""
         have = self.free.remove(address)
         smallest = self.smallest_rest(size)
         if smallest is None or have - size < smallest:
@@ -254,15 +241,16 @@ class SegmentedPool(AllocatorPool):
         """The smallest segment that suffices, else the largest until they do."""
         if self._max_split is None:
             return False
-        wanted, given = max(size, self._max_split), 0
-        oversize = [(have, at) for have, at in self.free.fitting(self._max_split) if self._segments.get(at) == have]
-        enough = [(have, at) for have, at in oversize if have >= wanted]
+        needed, given = max(size, self._max_split), 0
+        fitting = self.free.fitting(self._max_split)
+        oversize = [(have, address) for have, address in fitting if self._segments.get(address) == have]
+        enough = [(have, address) for have, address in oversize if have >= needed]
         for have, address in enough[:1] or reversed(oversize):
-            if given >= wanted:
+            if given >= needed:
                 break
             self._return(address)
             given += have
-        return given >= wanted
+        return given >= needed
 
     def give_back(self) -> None:
         """All segments that are wholly free."""
@@ -276,11 +264,11 @@ class SegmentedPool(AllocatorPool):
 
 
 _RANGE = 1 << 47
-"""Addresses a pool has: more than any device has bytes."""
+"""Size of a pool's range of addresses: more than any device has bytes."""
 
 
 class ExpandablePool(AllocatorPool):
-    """One range of addresses, mapped where it is needed."""
+    """One range of addresses, mapped on demand."""
 
     def __init__(self, ledger: Ledger, *, base: int) -> None:
         super().__init__(ledger, base=base)
@@ -290,7 +278,7 @@ class ExpandablePool(AllocatorPool):
         self._hole_sizes = {base: _RANGE}
 
     def find(self, size: int) -> int | None:
-        """The block that could grow the least, among those that are at first glance the best fit."""
+        """The block that could grow the least, among the first ones by size."""
         best, smallest = None, 0
         for have, address in self.free.fitting(size):
             # A block counts as large as it could become, but the search ends at the first that is no smaller.
@@ -306,7 +294,10 @@ class ExpandablePool(AllocatorPool):
 
     def grow(self, size: int) -> int | None:
         """Granules mapped behind the lowest free block with room behind it."""
-        start = next(start for start in self._starts() if self._room_from(start, size) >= size)
+        # A search begins at each hole, or at the free block right before it, by address.
+        before = ((hole, self.free.ending_at(hole)) for hole in self._holes)
+        starts = (hole if block is None else block for hole, block in before)
+        start = next(start for start in starts if self._room_from(start, size) >= size)
         if start not in self.free.sizes:
             mapped = self._map(start, min(self._hole_sizes[start], size))
             if mapped is None:
@@ -329,11 +320,6 @@ class ExpandablePool(AllocatorPool):
             last = self._base + (address + size - self._base) // self._granule * self._granule
             if first < last:
                 self._unmap(address, size, first, last)
-
-    def _starts(self) -> list[int]:
-        """Where a search may begin: at each hole, or at the free block right before it, by address."""
-        before = (self.free.ending_at(hole) for hole in self._holes)
-        return [hole if start is None else start for hole, start in zip(self._holes, before, strict=True)]
 
     def _room_from(self, address: int, enough: int) -> int:
         """Bytes from `address` on without a block in use; counted no further than `enough`."""
@@ -384,7 +370,7 @@ _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 
 class FreeBlocks:
-    """Free blocks [bytes], none of which touches another once it went through `absorb`.
+    """Free blocks [bytes], found by size; `absorb` joins a block with its neighbours.
 
     A block is one integer, its size above its address: in sorted order the first that is not smaller than a request is
     the best fit, at the lowest address among equals.
@@ -396,13 +382,13 @@ class FreeBlocks:
         self._starts: dict[int, int] = {}
 
     def add(self, address: int, size: int) -> None:
-        """Hold a block."""
+        """Add a block without joining it."""
         insort(self._keys, size << _ADDRESS_BITS | address)
         self.sizes[address] = size
         self._starts[address + size] = address
 
     def remove(self, address: int) -> int:
-        """Give a block away; returns its size."""
+        """Remove a block; returns its size [bytes]."""
         size = self.sizes.pop(address)
         del self._starts[address + size]
         del self._keys[bisect_left(self._keys, size << _ADDRESS_BITS | address)]
@@ -415,15 +401,15 @@ class FreeBlocks:
 
     def fitting(self, size: int) -> list[tuple[int, int]]:
         """(size, address) of all blocks of at least `size` bytes, the smallest first."""
-        found = self._keys[bisect_left(self._keys, size << _ADDRESS_BITS) :]
-        return [(key >> _ADDRESS_BITS, key & _ADDRESS) for key in found]
+        keys = self._keys[bisect_left(self._keys, size << _ADDRESS_BITS) :]
+        return [(key >> _ADDRESS_BITS, key & _ADDRESS) for key in keys]
 
     def ending_at(self, address: int) -> int | None:
-        """Where the block that ends at `address` begins."""
+        """Address of the block that ends at `address`, or None."""
         return self._starts.get(address)
 
     def absorb(self, address: int, size: int) -> int:
-        """Add a block, joined with those it touches; returns where the whole begins."""
+        """Add a block, joined with those it touches; returns the address of the whole [bytes from 0]."""
         if address + size in self.sizes:
             size += self.remove(address + size)
         before = self._starts.get(address)

@@ -1,15 +1,11 @@
-"""Times of operations on a CPU, between those that a micro-benchmark measured.
+"""Times of operations on a CPU, interpolated between those that a micro-benchmark measured.
 
-Each family of operations has a first guess, a fixed time, the FLOPs at the best rate of the dtype and the bytes at the
-bandwidth, and a surface that says by how much that guess is wrong, as a function of sizes and traits. No constant
-belongs to a model. Without a micro-benchmark the guess stands alone, at a usual share of the datasheet's rates.
+Each family of operations has a first guess (a fixed time, FLOPs at the best rate of the dtype, bytes at the bandwidth)
+and a surface: the factor by which the guess is wrong, as a function of sizes and traits. No constant belongs to a
+model. Without a micro-benchmark the guess is used alone, at a usual share of the datasheet's rates.
 
-Families of operations that run alike on a CPU, and where in its family an operation stands.
-
-Interpolation between measured points, with how far to trust it: Gaussian-process regression in a few lines.
-
-What: the logarithm of measured over expected time, as a smooth function of the logarithms of sizes, and of traits such
-as a dtype or a layout, between which it jumps. Far from all points it returns to the mean.
+What: a surface is a Gaussian process over the logarithms of sizes and over traits such as a dtype or a layout, between
+which it jumps; its values are logarithms of measured over guessed time. Far from all points it returns to the mean.
 Use when: some ten to a few hundred points, up to six sizes.
 Source: C. E. Rasmussen and C. K. I. Williams, "Gaussian Processes for Machine Learning" (2006), algorithm 2.1 and, for
 leave-one-out residuals without refitting, equations 5.10 to 5.12. Ours differs: length and similarity are taken from a
@@ -28,15 +24,15 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from stoker.records.hardware import Hardware, Timing
-from stoker.records.trace import Operation, TensorShape
+from stoker.records.hardware import Hardware
+from stoker.records.trace import Operation
 
 _USUAL_START_S = 4e-6
 _DATASHEET_SHARE = 0.5
-"""Of a datasheet's rates that operations reach where nothing was measured, give or take `_DATASHEET_ERROR`."""
+"""Share of a datasheet's rates that operations reach without measurements, give or take `_DATASHEET_ERROR`."""
 _DATASHEET_ERROR = 0.6
 _UNKNOWN_FLOPS, _UNKNOWN_BANDWIDTH = 5e10, 1.5e10
-"""Of one core of which nothing is known [FLOP/s in fp32, bytes/s]; where bf16 is native it is twice as fast."""
+"""Rates of one unknown core [FLOP/s in fp32, bytes/s]; native bf16 is twice as fast."""
 _BANDWIDTH_POWER = 0.5
 """Bandwidth grows with cores to this power, since they share the memory."""
 
@@ -50,14 +46,14 @@ class Roof:
     start_s: float
 
     def seconds(self, place: PlacedOperation) -> float:
-        """A first guess [s]."""
+        """First guess of an operation's time [s]."""
         dtype = next((trait for trait in place.point.traits if trait in self.flops_per_s), "fp32")
         return self.start_s + place.flops / self.flops_per_s[dtype] + place.num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Times of operations on one CPU at one number of threads; `slowdown` is its pace now [times as long]."""
+    """Times of operations on one CPU at one number of threads; `slowdown` is their ratio to those measured."""
 
     roof: Roof
     surfaces: dict[str, Surface] = field(default_factory=dict)
@@ -65,41 +61,36 @@ class CpuTimes:
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:
-        """From its micro-benchmark; from its datasheet, or usual figures, where it was not measured."""
+        """The model from a CPU's micro-benchmark, else from its datasheet or usual figures."""
         if hardware.benchmark is None:
             return cls(_datasheet_roof(hardware))
-        roof, surfaces = _measured(hardware.benchmark.timings)
+        placed = [(place_of(timing.operation), timing.seconds) for timing in hardware.benchmark.timings]
+        roof = _roof(placed)
+        families: defaultdict[str, list[tuple[PlacedOperation, float]]] = defaultdict(list)
+        for place, seconds in placed:
+            families[place.family].append((place, seconds))
+        surfaces = {}
+        for family, members in families.items():
+            values = [math.log(seconds / roof.seconds(place)) for place, seconds in members]
+            surfaces[family] = fitted([place.point for place, _ in members], values)
         return cls(roof, surfaces, hardware.slowdown)
 
     def seconds(self, operation: Operation) -> float:
-        """Time of `operation` alone, with its operands out of the cache [s]."""
+        """Time of `operation` by itself, with its operands out of the cache [s]."""
         place = place_of(operation)
         return self.slowdown * self.roof.seconds(place) * math.exp(self._guess(place).value)
 
     def traffic_seconds(self, operation: Operation) -> float:
-        """Time that the bytes of `operation` take to come and go, at the memory's best rate [s]."""
+        """Time to read and write the bytes of `operation` at the memory's best rate [s]."""
         return self.slowdown * place_of(operation).num_bytes / self.roof.bytes_per_s
 
     def relative_error(self, operation: Operation) -> float:
-        """One standard deviation of `seconds`, as a fraction of it, as left-out measurements show it."""
+        """One standard deviation of `seconds`, from left-out measurements [fraction]."""
         return self._guess(place_of(operation)).deviation
 
     def _guess(self, place: PlacedOperation) -> Guess:
         surface = self.surfaces.get(place.family)
         return surface.at(place.point) if surface else Guess(0.0, _DATASHEET_ERROR)
-
-
-def _measured(timings: Sequence[Timing]) -> tuple[Roof, dict[str, Surface]]:
-    placed = [(place_of(timing.operation), timing.seconds) for timing in timings]
-    roof = _roof(placed)
-    families: defaultdict[str, list[tuple[PlacedOperation, float]]] = defaultdict(list)
-    for place, seconds in placed:
-        families[place.family].append((place, seconds))
-    surfaces = {}
-    for family, members in families.items():
-        values = [math.log(seconds / roof.seconds(place)) for place, seconds in members]
-        surfaces[family] = fitted([place.point for place, _ in members], values)
-    return roof, surfaces
 
 
 def _roof(placed: Sequence[tuple[PlacedOperation, float]]) -> Roof:
@@ -138,7 +129,7 @@ _BY_ROWS = ("layer_norm", "softmax", "sum", "mean", "amax", "amin", "argmax", "m
 
 @dataclass(frozen=True)
 class PlacedOperation:
-    """An operation within its family; `flops` and `num_bytes` are the work that a first guess rests on."""
+    """An operation as a point of its family; the first guess rests on `flops` and `num_bytes`."""
 
     family: str
     point: KrigingPoint
@@ -147,13 +138,20 @@ class PlacedOperation:
 
 
 def place_of(operation: Operation) -> PlacedOperation:
-    """Where `operation` stands."""
+    """The family of `operation`, and its point there."""
     name, work = operation.name, float(operation.bytes_read + operation.bytes_written)
     family, describe = _family(operation)
     if not operation.inputs and not operation.outputs:
         return PlacedOperation("elementwise", KrigingPoint((0.0,), (name, "none", "")), 0.0, 0.0)
     sizes, traits = describe(operation)
-    flops = float(operation.flops) or _flops(family, operation)
+    flops = float(operation.flops)
+    if not flops and family == "attention":  # on a CPU it also computes what a causal mask hides
+        (q, k), products = _queries_and_keys(operation), 10.0 if "backward" in name else 4.0
+        flops = products * math.prod(q) * k[-2]
+    elif not flops and family == "recurrent":  # its matrix products; a backward pass has twice as many
+        steps, batch, size = operation.inputs[0].shape
+        gates, hidden = operation.inputs[2].shape
+        flops = (4.0 if name.endswith("_backward") else 2.0) * steps * batch * gates * (size + hidden)
     logarithms = tuple(math.log(max(1.0, size)) for size in sizes)
     return PlacedOperation(family, KrigingPoint(logarithms, (name, *traits)), flops, work)
 
@@ -167,7 +165,9 @@ def _family(operation: Operation) -> tuple[str, Callable[[Operation], Descriptio
     if name in _PRODUCTS:
         return "product", _product
     if name in _CONVOLUTIONS:
-        return ("depthwise", _depthwise) if _is_depthwise(operation) else ("convolution", _convolution)
+        groups = operation.attribute("groups", 1)
+        is_depthwise = isinstance(groups, int) and groups > 1 and _weight(operation)[1] == 1
+        return ("depthwise", _depthwise) if is_depthwise else ("convolution", _convolution)
     if "attention" in name:
         return "attention", _attention
     if name in _RECURRENT:
@@ -199,13 +199,8 @@ def _product(operation: Operation) -> Description:
 
 
 def _alignment(*sizes: int) -> str:
-    """Whether all are whole numbers of vector registers."""
+    """`aligned` if all sizes are multiples of a vector register, else `ragged`."""
     return "aligned" if all(size % _LANES == 0 for size in sizes) else "ragged"
-
-
-def _is_depthwise(operation: Operation) -> bool:
-    groups = operation.attribute("groups", 1)
-    return isinstance(groups, int) and groups > 1 and _weight(operation)[1] == 1
 
 
 def _weight(operation: Operation) -> tuple[int, ...]:
@@ -231,7 +226,7 @@ def _convolution(operation: Operation) -> Description:
 
 
 def _steps(operation: Operation) -> int:
-    """Pixels of the input for each of the output, by the stride alone."""
+    """Number of input pixels per output pixel, from the stride alone."""
     stride = operation.attribute("stride")
     return math.prod(step for step in stride if isinstance(step, int)) if isinstance(stride, list) else 1
 
@@ -244,36 +239,20 @@ def _depthwise(operation: Operation) -> Description:
 
 def _queries_and_keys(operation: Operation) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of both [..., heads, tokens, width]."""
-    at = 1 if "backward" in operation.name else 0
-    return operation.inputs[at].shape, operation.inputs[at + 1].shape
+    first = 1 if "backward" in operation.name else 0
+    return operation.inputs[first].shape, operation.inputs[first + 1].shape
 
 
 def _attention(operation: Operation) -> Description:
     q, k = _queries_and_keys(operation)
     causal = "causal" if operation.attribute("is_causal") else "all pairs"
-    # Each head is computed alone: how many there are says nothing that the FLOPs do not.
+    # Each head is computed by itself: their number is in the FLOPs.
     return (q[-2], k[-2], q[-1]), (_dtype(operation), causal, _alignment(q[-1]), _alignment(q[-2]))
 
 
 def _recurrent(operation: Operation) -> Description:
     x, weight = operation.inputs[0].shape, operation.inputs[2].shape
     return (x[0], x[1], x[2], weight[1]), (_dtype(operation),)
-
-
-def _flops(family: str, operation: Operation) -> float:
-    """FLOPs of what PyTorch has no formula for. Its attention on a CPU computes what a causal mask hides, too."""
-    if family == "attention":
-        (q, k), products = _queries_and_keys(operation), 10.0 if "backward" in operation.name else 4.0
-        return products * math.prod(q) * k[-2]
-    return _recurrent_flops(operation) if family == "recurrent" else 0.0
-
-
-def _recurrent_flops(operation: Operation) -> float:
-    """The matrix products of a recurrent layer; its backward pass has twice as many."""
-    steps, batch, size = operation.inputs[0].shape
-    gates, hidden = operation.inputs[2].shape
-    forward = 2.0 * steps * batch * gates * (size + hidden)
-    return 2 * forward if operation.name.endswith("_backward") else forward
 
 
 def _list(operation: Operation) -> Description:
@@ -297,25 +276,24 @@ def _table(operation: Operation) -> Description:
 
 
 def _rows(operation: Operation) -> Description:
+    """Rows and columns; `columns` elements are reduced to one, along the last dimension or the first ones."""
     x = max(operation.inputs, key=lambda tensor: tensor.numel)
-    columns, where = _reduced(operation, x)
-    return (x.numel / max(1, columns), columns), (_dtype(operation), where)
-
-
-def _reduced(operation: Operation, x: TensorShape) -> tuple[int, str]:
-    """How many elements become one, and whether those lie side by side."""
+    dims, where = operation.attribute("dim"), "last"
     if "layer_norm" in operation.name:
         ends = (*operation.outputs, *operation.inputs)
         num_rows = min((tensor.numel for tensor in ends if tensor.shape[-1:] == (1,)), default=1)
-        return max(1, x.numel // num_rows), "last"
-    dims = operation.attribute("dim")
-    if dims is None:
-        return (x.shape[-1] if "softmax" in operation.name and x.shape else x.numel), "last"
-    listed = [dims] if isinstance(dims, int) else dims
-    places = {d % max(1, len(x.shape)) for d in listed if isinstance(d, int)} if isinstance(listed, list) else set()
-    places = places or set(range(len(x.shape)))
-    columns = math.prod(x.shape[place] for place in places)
-    return columns, "last" if len(x.shape) - 1 in places else "first"
+        columns = max(1, x.numel // num_rows)
+    elif dims is None:
+        columns = x.shape[-1] if "softmax" in operation.name and x.shape else x.numel
+    else:
+        listed = [dims] if isinstance(dims, int) else dims
+        reduced = (
+            {d % max(1, len(x.shape)) for d in listed if isinstance(d, int)} if isinstance(listed, list) else set()
+        )
+        reduced = reduced or set(range(len(x.shape)))
+        columns = math.prod(x.shape[dim] for dim in reduced)
+        where = "last" if len(x.shape) - 1 in reduced else "first"
+    return (x.numel / max(1, columns), columns), (_dtype(operation), where)
 
 
 def _elementwise(operation: Operation) -> Description:
@@ -323,7 +301,7 @@ def _elementwise(operation: Operation) -> Description:
     written = operation.outputs[0].dtype if operation.outputs else "none"
     variant = str(operation.attribute("approximate", ""))
     floats = {tensor.dtype for tensor in operation.inputs if tensor.numel > 1 and tensor.dtype.startswith(("fp", "bf"))}
-    # Of two dtypes one is converted on the way, slice by slice, which takes several times as long.
+    # With two dtypes one is converted slice by slice, which takes several times as long.
     read = " and ".join(sorted(floats)) or _dtype(operation)
     return (max(tensor.numel for tensor in ends),), (f"{read} to {written}", variant)
 
@@ -331,17 +309,17 @@ def _elementwise(operation: Operation) -> Description:
 Floats = npt.NDArray[np.float64]
 
 _LENGTHS = (1.0, 2.0, 3.5, 6.0)
-"""Over how many e-folds of a size times are alike."""
+"""Correlation length of times [e-folds of a size]."""
 _SIMILARITIES = (0.4, 0.7, 0.9)
-"""How alike times are of which one trait differs."""
+"""Correlation of times that differ in one trait."""
 _NOISES = (0.03, 0.1)
-"""Scatter of a measured point that no size explains, as a fraction of the spread of all."""
+"""Variance of a measured point that no size explains, as a fraction of the variance of all."""
 _SMALLEST_DEVIATION = 0.02
 
 
 @dataclass(frozen=True)
 class KrigingPoint:
-    """A place: logarithms of sizes, and traits; the same number of each for all points of one surface."""
+    """A point: logarithms of sizes, and traits; the same number of each for all points of one surface."""
 
     sizes: tuple[float, ...]
     traits: tuple[str, ...]
@@ -349,7 +327,7 @@ class KrigingPoint:
 
 @dataclass(frozen=True)
 class Guess:
-    """What a surface says of a place: the value, and one standard deviation of it."""
+    """The value of a surface at a point, and its standard deviation."""
 
     value: float
     deviation: float
@@ -357,30 +335,30 @@ class Guess:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """How a surface varies: over which length of sizes, how alike points are that differ in a trait, and scatter."""
+    """Parameters of a surface: correlation length of sizes, correlation per differing trait, and noise variance."""
 
     length: float
     similarity: float
     noise: float
 
-    def covariance(self, apart: PointDistances) -> Floats:
-        """Between points that are so far apart, of a surface whose variance is 1."""
+    def covariance(self, distances: PointDistances) -> Floats:
+        """Covariance of points at these distances, of a surface whose variance is 1."""
         # Matérn with 5/2: twice differentiable, where the squared exponential would overshoot.
-        distance = math.sqrt(5) / self.length * apart.sizes
-        result: Floats = (1 + distance + distance**2 / 3) * np.exp(-distance) * self.similarity**apart.traits
+        scaled = math.sqrt(5) / self.length * distances.sizes
+        result: Floats = (1 + scaled + scaled**2 / 3) * np.exp(-scaled) * self.similarity**distances.traits
         return result
 
 
 @dataclass(frozen=True)
 class PointDistances:
-    """How far points are apart: in the logarithms of sizes, and in how many traits. Both [points, known points]."""
+    """Distances in the logarithms of sizes, and numbers of differing traits. Both [points, known points]."""
 
     sizes: Floats
     traits: Floats
 
 
 class KnownPoints:
-    """Points where the function is known, to measure from."""
+    """Points where the function is known."""
 
     def __init__(self, points: Sequence[KrigingPoint]) -> None:
         self.points = tuple(points)
@@ -388,8 +366,8 @@ class KnownPoints:
         self._codes: dict[str, int] = {}
         self._traits = self._coded(points)
 
-    def apart_from(self, points: Sequence[KrigingPoint]) -> PointDistances:
-        """How far `points` are from all that are known."""
+    def distances_from(self, points: Sequence[KrigingPoint]) -> PointDistances:
+        """Distances of `points` from all known points."""
         sizes = np.array([point.sizes for point in points], dtype=np.float64)
         squares = ((sizes[:, None, :] - self._sizes[None, :, :]) ** 2).sum(-1)
         differing = (self._coded(points)[:, None, :] != self._traits[None, :, :]).sum(-1)
@@ -405,37 +383,37 @@ class Surface:
 
     Args:
         known: at least one point.
-        apart: of these points from each other.
+        distances: of these points from each other.
         values: dimensionless, such as logarithms of ratios.
-        smoothness: how the function varies; `fitted` finds it.
+        smoothness: the function's parameters; `fitted` finds them.
     """
 
-    def __init__(self, known: KnownPoints, apart: PointDistances, values: Floats, smoothness: Smoothness) -> None:
+    def __init__(self, known: KnownPoints, distances: PointDistances, values: Floats, smoothness: Smoothness) -> None:
         self._known, self._smoothness = known, smoothness
         noise = smoothness.noise
-        covariance = smoothness.covariance(apart) + noise * np.eye(len(values))
+        covariance = smoothness.covariance(distances) + noise * np.eye(len(values))
         self._inverse: Floats = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
         self._mean = float(self._inverse.sum(0) @ values / self._inverse.sum())
         self._weights: Floats = self._inverse @ (values - self._mean)
         variances = 1 / self._inverse.diagonal()
         self.residuals: Floats = self._weights * variances
-        """Each left-out value, less what the others say of it."""
+        """Each value, less its prediction from the others."""
         self._scale = max(float(np.mean(self.residuals**2 / variances)), _SMALLEST_DEVIATION**2)
         self.density = -0.5 * float(np.mean(np.log(variances * self._scale)))
         """Logarithm of the density of left-out values, less a constant: the larger, the better the fit."""
 
     def at(self, point: KrigingPoint) -> Guess:
         """The value at `point`, and its deviation."""
-        shared = self._smoothness.covariance(self._known.apart_from([point]))[0]
+        shared = self._smoothness.covariance(self._known.distances_from([point]))[0]
         variance = max(0.0, 1 - float(shared @ self._inverse @ shared)) + self._smoothness.noise
         deviation = math.sqrt(self._scale * variance)
         return Guess(self._mean + float(shared @ self._weights), max(deviation, _SMALLEST_DEVIATION))
 
 
 def fitted(points: Sequence[KrigingPoint], values: Sequence[float]) -> Surface:
-    """The surface through `points` under whose smoothness left-out points are the likeliest."""
+    """The surface through `points` whose smoothness makes left-out points likeliest."""
     known, array = KnownPoints(points), np.array(values, dtype=np.float64)
-    apart = known.apart_from(points)
+    distances = known.distances_from(points)
     choices = itertools.product(_LENGTHS, _SIMILARITIES, _NOISES)
-    surfaces = (Surface(known, apart, array, Smoothness(*choice)) for choice in choices)
+    surfaces = (Surface(known, distances, array, Smoothness(*choice)) for choice in choices)
     return max(surfaces, key=lambda surface: surface.density)

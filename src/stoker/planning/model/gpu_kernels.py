@@ -1,33 +1,24 @@
-"""Which matrix products an operation is made of: sizes (batch, rows, columns, depth).
+"""Kernels on a GPU: the products that operations are made of, their times in tiles, and bytes across memory.
 
-Matrix products on a GPU: tiles of the result, in waves over the multiprocessors.
-
-A kernel cuts the result into tiles; each multiprocessor works through its share of them, so that the time is that of
-the multiprocessor with the most. Small tiles leave fewer idle, but load more operands per FLOP; where the result has
-few tiles, the depth is split and the parts are added up. What the libraries' heuristics choose is taken to be the best
-of these. Operands that do not fit into the caches cross memory, in parallel with the arithmetic.
-
+Products: a kernel cuts the result into tiles; each multiprocessor works through its share of them, so that the time is
+that of the multiprocessor with the most. Small tiles leave fewer idle, but load more operands per FLOP; if the result
+has few tiles, the depth is split and the parts are added up. The libraries are assumed to choose the best of these.
+Operands that do not fit into the caches cross memory, in parallel with the arithmetic.
 Source: the tile decomposition is that of NeuSight (Lee et al., ASPLOS 2025) and of NVIDIA's guide "Matrix
 Multiplication Background" (tile and wave quantisation); here the utilisation is a closed form, not a network.
 
-Operations that memory bounds: how often each byte crosses it.
+Memory: an element-wise operation reads and writes everything once. A norm or softmax goes over a row more than once;
+later passes find it in the L2 cache if the rows of all multiprocessors fit there together. The kernels and their reads
+are from PyTorch 2.1's sources (`SoftMax.cu`, `layer_norm_kernel.cu`, `Normalization.cuh`), checked against the public
+measurements of NeuSight: an A100 does layer norms of up to 2048 columns at 0.86 of its bandwidth and of more at 0.58,
+two thirds of that.
 
-An element-wise operation reads and writes everything once. A norm or softmax goes over a row more than once; the later
-passes find it in the L2 cache if the rows that all multiprocessors have at hand fit there together. Which kernel runs
-and how often it reads was told from PyTorch 2.1's sources (`SoftMax.cu`, `layer_norm_kernel.cu`, `Normalization.cuh`)
-and checked against the public measurements of NeuSight (ASPLOS 2025): an A100 does layer norms of up to 2048 columns at
-0.86 of its bandwidth and of more at 0.58, two thirds of that.
-
-Recurrent layers on a GPU: what cuDNN computes of all time steps at once, and what step after step.
-
-What  A layer's inputs are multiplied for all steps together. The state's product, and what is computed of it element by
-      element, are two kernels for each step, of which none begins before the last one has ended. Backward likewise; the
-      gradients of the weights are products over all steps.
-Costs  Nothing was measured here: what a step takes beside its product is a judgement.
-Does not combine with  cuDNN's persistent kernels, which keep small weights in registers from step to step, and layers
-      that it runs beside each other: where it takes those, it is faster.
-Source  Appleyard, Kocisky and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs" (2016),
-      arXiv:1604.01946, sections 3.1 to 3.3; their streaming of layers is left out.
+Recurrent layers: cuDNN multiplies a layer's inputs for all steps together. The state's product and its element-wise
+operations are two kernels for each step, of which none begins before the last one has ended. Backward likewise; the
+gradients of the weights are products over all steps. The overhead of a step is a judgement, not measured. Left out:
+cuDNN's persistent kernels, which keep small weights in registers, and layers that run in parallel; both are faster.
+Source: Appleyard, Kocisky and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs" (2016),
+arXiv:1604.01946, sections 3.1 to 3.3; their streaming of layers is left out.
 """
 
 from __future__ import annotations
@@ -49,7 +40,7 @@ BATCHED = ("bmm", "baddbmm", "_grouped_mm")
 
 
 def product_sizes(operation: Operation) -> Sizes | None:
-    """Of a matrix product; None where its shapes do not tell."""
+    """Sizes (batch, rows, columns, depth) of a matrix product; None if its shapes do not determine them."""
     matrices = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 2]
     if operation.name == "linear" and len(matrices) >= 2:
         (*rows, depth), (columns, _) = matrices[:2]
@@ -65,7 +56,7 @@ def product_sizes(operation: Operation) -> Sizes | None:
 
 
 def _grouped_sizes(a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ...]) -> Sizes:
-    """Products of groups as if all were of one size: the rows, columns or depth that have no groups are divided."""
+    """Sizes of products of equal groups: the rows, columns or depth that are shared are divided."""
     groups = next((shape[0] for shape in (a, b, result) if len(shape) == 3), 1)
     rows, columns, depth = a[-2], b[-1], a[-1]
     if len(a) == len(b) == 2:
@@ -78,10 +69,11 @@ def _grouped_sizes(a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ..
 
 
 def convolution_products(operation: Operation) -> list[list[tuple[Sizes, float]]] | None:
-    """The ways in which each part of a convolution can be done; None where its shapes do not tell.
+    """The algorithms for each part of a convolution; None if its shapes do not determine them.
 
-    A part is the result, the input's gradient or the weight's. A way is the sizes of its product and how many elements
-    cross memory besides: implicit products gather the input as they go; Winograd's transforms write and read it.
+    A part is the result, the input's gradient or the weight's. An algorithm is the sizes of its product and the number
+    of extra elements that cross memory: implicit products gather the input as they go; Winograd's transforms write and
+    read it.
     Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016): F(m x m, 3 x 3) does
     (m + 2)^2 products per tile of m x m results, which an implicit product needs 9 m^2 for.
     """
@@ -96,11 +88,11 @@ def convolution_products(operation: Operation) -> list[list[tuple[Sizes, float]]
     groups_attribute = operation.attribute("groups", 1)
     groups = groups_attribute if isinstance(groups_attribute, int) else 1
     mask = operation.attribute("output_mask") if is_backward else None
-    wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
+    needed = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
     sizes = _Convolution(image, weight, result, groups)
     if not is_backward:
         return [sizes.forward()]
-    return [ways for ways, is_wanted in zip((sizes.of_input(), sizes.of_weight()), wanted, strict=False) if is_wanted]
+    return [ways for ways, is_needed in zip((sizes.of_input(), sizes.of_weight()), needed, strict=False) if is_needed]
 
 
 class _Convolution:
@@ -142,19 +134,19 @@ class _Convolution:
 
 
 def is_depthwise(operation: Operation) -> bool:
-    """Whether each channel is convolved alone: then memory bounds it."""
+    """True if each channel is convolved by itself: then memory bounds it."""
     groups = operation.attribute("groups", 1)
     weights = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 3]
     return isinstance(groups, int) and groups > 1 and any(shape[1] == 1 for shape in weights[1:])
 
 
 def attention_sizes(operation: Operation) -> tuple[int, int, int, int] | None:
-    """Heads of all samples, queries, keys and width of a fused attention; None where its shapes do not tell."""
-    places = [tensor.shape for tensor in operation.inputs if len(tensor.shape) == 4]
+    """Heads of all samples, queries, keys and width of a fused attention; None if its shapes do not determine them."""
+    shapes = [tensor.shape for tensor in operation.inputs if len(tensor.shape) == 4]
     first = 1 if operation.name.endswith("_backward") else 0
-    if len(places) < first + 2:
+    if len(shapes) < first + 2:
         return None
-    query, key = places[first], places[first + 1]
+    query, key = shapes[first], shapes[first + 1]
     return query[0] * query[1], query[2], key[2], query[3]
 
 
@@ -175,13 +167,13 @@ _DEPTH_STEP = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TileShape:
-    """How tiles behave, the same on every device.
+    """Efficiency of tiles, the same on every device.
 
-    The efficiencies are of tiles (rows x columns) relative to 128 x 128 [fraction]. `prologue` is what filling and
-    draining a tile costs [elements of depth]. `resident` is how many 128 x 128 tiles a multiprocessor needs at once to
-    be busy. `tail` is how much of a started wave counts as if the others helped out [fraction]. `split_traffic` scales
-    the bytes that a split depth adds, `split_s` is what adding up costs [s]. `overlap` is the exponent of the norm that
-    joins arithmetic and memory: 1 would be their sum, infinity their maximum.
+    The efficiencies are of tiles (rows x columns) relative to 128 x 128 [fraction]. `prologue` is the cost of filling
+    and draining a tile [elements of depth]. `resident` is the number of 128 x 128 tiles that keep a multiprocessor
+    busy. `tail` is the share of a started wave that other multiprocessors take over [fraction]. `split_traffic` scales
+    the bytes that a split depth adds, `split_s` is the time of adding up [s]. `overlap` is the exponent of the norm
+    that joins arithmetic and memory: 1 would be their sum, infinity their maximum.
     """
 
     large: float
@@ -200,16 +192,20 @@ class TileShape:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device sustains: `flops` on large tiles [FLOP/s], `bytes_per_s` of memory, and its multiprocessors."""
+    """Sustained rates of a device: `flops` on large tiles [FLOP/s], `bytes_per_s` of memory; its multiprocessors."""
 
     flops: float
     bytes_per_s: float
     multiprocessors: int
 
+    def scaled(self, *, flops: float, bandwidth: float) -> Rates:
+        """The rates times these factors."""
+        return Rates(self.flops * flops, self.bytes_per_s * bandwidth, self.multiprocessors)
+
 
 @functools.lru_cache(maxsize=64)
 def _efficiencies(shape: TileShape) -> Floats:
-    """Of every choice of tile and split, in the order of `_CHOICES`."""
+    """Efficiency of every choice of tile and split, in the order of `_CHOICES`."""
     by_tile = {
         (256, 128): shape.large, (128, 256): shape.large, (128, 128): 1.0, (128, 64): shape.half_columns,
         (64, 128): shape.half_rows, (64, 64): shape.quarter, (64, 32): shape.eighth, (32, 64): shape.eighth,
@@ -219,13 +215,13 @@ def _efficiencies(shape: TileShape) -> Floats:
 
 
 def product_seconds(sizes: Floats, element_bytes: float, shape: TileShape, rates: Rates) -> Floats:
-    """Time of each product [s], without what it takes to start it.
+    """Time of each product [s], without its launch.
 
     Args:
         sizes: rows of (batch, rows, columns, depth), shape (n, 4).
         element_bytes: size of an operand's element [bytes].
-        shape: how tiles behave.
-        rates: what the device sustains.
+        shape: efficiency of tiles.
+        rates: sustained by the device.
     """
     batch, rows, columns, depth = (sizes[:, [i]] for i in range(4))
     tile_rows, tile_columns, splits = (_CHOICES[:, i].astype(float) for i in range(3))
@@ -246,9 +242,9 @@ def product_seconds(sizes: Floats, element_bytes: float, shape: TileShape, rates
 
 _RESIDENT_THREADS = {"6.0": 2048, "6.1": 2048, "7.0": 2048, "7.5": 1024, "8.0": 2048, "9.0": 2048, "10.0": 2048}
 _OTHER_RESIDENT_THREADS = 1536
-"""Threads a multiprocessor holds. Source: CUDA programming guide, table "Technical Specifications"."""
+"""Resident threads of a multiprocessor. Source: CUDA programming guide, table "Technical Specifications"."""
 _L2_BEGINS_TO_MISS, _L2_ALWAYS_MISSES = 0.2, 0.6
-"""Share of the L2 cache that rows at hand may take before later passes miss it, and from which all do."""
+"""Share of the L2 cache taken by rows in flight at which later passes begin to miss it, and at which all miss."""
 _DEFAULT_L2_BYTES = 4 * 2**20
 _WARP_SOFTMAX = 1024
 """Columns up to which a warp holds a row of a softmax in registers."""
@@ -260,8 +256,8 @@ _SECTOR_RATIO = 8
 class RowKernel:
     """A kernel over rows.
 
-    `passes` over the tensor when everything is cached, `again` how many cross memory anew when it is not, `threads` per
-    row.
+    `passes` over the tensor if everything is cached, `again` the passes that cross memory once more if it is not,
+    `threads` per row.
     """
 
     passes: float
@@ -289,7 +285,7 @@ ROW_KERNELS = {
 
 
 def row_sizes(operation: Operation) -> tuple[int, int]:
-    """Rows and columns of a row kernel's tensor: what it normalises over are the columns."""
+    """Rows and columns of a row kernel's tensor; it normalises over the columns."""
     largest = max(operation.inputs, key=lambda tensor: tensor.numel)
     if "layer_norm" in operation.name or "rms_norm" in operation.name:
         weights = [tensor.numel for tensor in operation.inputs if 1 < tensor.numel < largest.numel]
@@ -305,29 +301,23 @@ def row_bytes(operation: Operation, hardware: Hardware, element_bytes: float) ->
     kernel = ROW_KERNELS[operation.name]
     rows, columns = row_sizes(operation)
     is_softmax = "softmax" in operation.name
-    again = (
-        0.0
-        if is_softmax and columns <= _WARP_SOFTMAX
-        else kernel.again * _missing(kernel, columns, element_bytes, hardware)
-    )
+    again = 0.0
+    if not is_softmax or columns > _WARP_SOFTMAX:
+        threads = _RESIDENT_THREADS.get(hardware.compute_capability or "", _OTHER_RESIDENT_THREADS)
+        in_flight = (hardware.multiprocessors or 1) * max(1, threads // kernel.threads) * columns * element_bytes
+        share = in_flight / (hardware.l2_bytes or _DEFAULT_L2_BYTES)
+        missing = min(1.0, max(0.0, (share - _L2_BEGINS_TO_MISS) / (_L2_ALWAYS_MISSES - _L2_BEGINS_TO_MISS)))
+        again = kernel.again * missing
     # Blocks of a softmax are powers of two times four elements: other widths leave threads idle.
     idle = 1.25 if is_softmax and _WARP_SOFTMAX < columns < 4096 and columns & (columns - 1) else 1.0
     return rows * columns * element_bytes * (kernel.passes + again) * idle
 
 
-def _missing(kernel: RowKernel, columns: int, element_bytes: float, hardware: Hardware) -> float:
-    """Share of the later passes that miss the L2 cache."""
-    threads = _RESIDENT_THREADS.get(hardware.compute_capability or "", _OTHER_RESIDENT_THREADS)
-    at_hand = (hardware.multiprocessors or 1) * max(1, threads // kernel.threads) * columns * element_bytes
-    share = at_hand / (hardware.l2_bytes or _DEFAULT_L2_BYTES)
-    return min(1.0, max(0.0, (share - _L2_BEGINS_TO_MISS) / (_L2_ALWAYS_MISSES - _L2_BEGINS_TO_MISS)))
-
-
 def stream_bytes(operation: Operation, hardware: Hardware) -> float:
     """Bytes that cross memory in an operation that goes over its tensors once.
 
-    Attribute `strided_bytes` are those of operands that lie in another order than the result, `strided_reach_bytes`
-    what is read until the rest of a sector is wanted: where the L2 cache holds less than that, each sector comes anew.
+    Attribute `strided_bytes` are the bytes of operands in another order than the result, `strided_reach_bytes` the
+    bytes read until the rest of a sector is used: if the L2 cache holds less than that, each sector is read again.
     """
     total = float(operation.bytes_read + operation.bytes_written)
     strided, reach = (operation.attribute(f"strided_{what}") for what in ("bytes", "reach_bytes"))
@@ -338,15 +328,15 @@ def stream_bytes(operation: Operation, hardware: Hardware) -> float:
 
 
 STEP_S = 5e-6
-"""Of each step, beside its product at full rate: two kernels that begin, and wait for each other [s]. A judgement."""
+"""Overhead of each step: two kernels that start, and wait for each other [s]. A judgement."""
 _LAYERS = ("_cudnn_rnn", "_cudnn_rnn_backward")
 
 
 @dataclass(frozen=True)
 class RecurrentWork:
-    """Products of recurrent layers, each with how often it is made, and how many `steps` follow each other.
+    """Products of recurrent layers, each with its count, and the number of consecutive `steps`.
 
-    Steps are those of all layers and directions together; `batch` and `width` are those of a state.
+    Steps count all layers and directions; `batch` and `width` are those of a state.
     """
 
     products: tuple[tuple[Sizes, int], ...]
@@ -356,7 +346,7 @@ class RecurrentWork:
 
 
 def recurrent_work(operation: Operation) -> RecurrentWork | None:
-    """What recurrent layers compute; None of any other operation, and where its shapes do not tell."""
+    """Work of recurrent layers; None for other operations, and if the shapes do not determine it."""
     matrices = [tensor.shape for tensor in operation.inputs[1:] if len(tensor.shape) == 2]
     states = [tensor.shape for tensor in operation.inputs[1:] if len(tensor.shape) == 3]
     if operation.name not in _LAYERS or not matrices or not states:

@@ -1,31 +1,26 @@
-"""What bounds an operation on a GPU, and how long it takes at the rates given.
+"""Roofline of a GPU: what bounds an operation, its time at sustained rates, and the power limit's effect on the clock.
 
-What a GPU sustains of what its datasheet says, where nobody measured it.
+Sustained shares of the peak were fitted once on the public measurements of NeuSight (ASPLOS 2025: P4, P100, V100, T4,
+A100, L4, H100; fp32 outside of tensor cores), or, for tensor cores, are as published by others.
+`bench/forecast/gpu_constants.py` fits them again with a device left out, and `bench/forecast/gpu_operations.py` shows
+the error for that device: one that differs from all others is forecast wrong by as much as they differ from each other.
 
-The shares are of the peak, fitted once on the public measurements of NeuSight (ASPLOS 2025: P4, P100, V100, T4, A100,
-L4, H100; fp32 outside of tensor cores), or, for tensor cores, as published by others. `bench/forecast/gpu_constants.py`
-fits them again with a device left out, and `bench/forecast/gpu_operations.py` tells how wrong they then are for it: a
-device that differs from all others is told wrong by as much as they differ among themselves.
+A product on large tiles draws `idle + energy per FLOP x rate`. If that is above the limit the driver lowers clock and
+voltage together, and power falls with a power of the clock; the clock settles where the two meet. Boards of 70 W run
+there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly ever.
 
-What a power limit does to the clock, and what a device draws.
-
-A product on large tiles draws `idle + energy per FLOP x rate`. Where that is above the limit the driver lowers clock
-and voltage together, and power falls with a power of the clock; the clock settles where the two meet. Boards of 70 W
-live there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly ever.
-
-Energies per FLOP are in pJ, which is W per TFLOP/s. Where they come from: fp32 of capability 8.0 is what makes an A100
-of 250 W sustain 0.9 of what one of 300 W does; 6.1, 7.5 and 8.9 are what makes P4, T4 and L4 sustain 0.6, 0.55 and 0.4
-of their peaks, all in the public measurements of NeuSight (ASPLOS 2025); 6.0, 7.0 and 9.0 are not above what lets P100,
-V100 and H100 run unthrottled there; 10.0 and 12.0 are not above what lets B200 and RTX 5090 near their peaks. 8.6 is
-that of its process node. Tensor cores: A100 of 300 W, A100 of 400 W, H100 of 700 W and B200 of 1000 W then do what
-Bekman's "Maximum Achievable Matmul FLOPS" (2024) lists for them, within 10 %.
+Energies per FLOP are in pJ, which is W per TFLOP/s. Sources: fp32 of capability 8.0 makes an A100 of 250 W sustain 0.9
+of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 0.4 of their peaks, all in the public
+measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
+RTX 5090 near their peaks. 8.6 is that of its process node. Tensor cores: A100 of 300 W, A100 of 400 W, H100 of 700 W
+and B200 of 1000 W then reach the rates of Bekman's "Maximum Achievable Matmul FLOPS" (2024), within 10 %.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -51,7 +46,7 @@ Kind = Literal["product", "batched product", "convolution", "attention", "recurr
 
 _BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 _FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40}
-"""What flash attention's forward pass reaches, of what products of its dtype reach. Source: Dao, FlashAttention-2
+"""Rate of flash attention's forward pass over that of products of its dtype. Source: Dao, FlashAttention-2
 (2023): 225 TFLOP/s on an A100, 335 to 400 on an H100, of 271 and 795 for products; 8.6 and 8.9 are taken from 8.0."""
 _OTHER_FUSED_SHARE = 0.6
 _BACKWARD_SHARE = 0.85
@@ -59,22 +54,22 @@ _BACKWARD_SHARE = 0.85
 _SIMT_SHARE = 0.6
 """Memory-efficient attention in fp32, outside of tensor cores; a judgement."""
 _DEPTHWISE_SHARE = 0.5
-"""Of the bandwidth, in a depthwise convolution; a judgement."""
+"""Share of the bandwidth in a depthwise convolution; a judgement."""
 _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
-"""What Winograd's products reach of single ones, and what its transforms take to start [s]. Fitted on 3 x 3
+"""Rate of Winograd's products over that of single ones, and time to start its transforms [s]. Fitted on 3 x 3
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What a micro-benchmark found of the datasheet's expectation: factors on arithmetic and on memory."""
+    """Factors on the datasheet's arithmetic and memory rates, from a micro-benchmark."""
 
     flops: float = 1.0
     bandwidth: float = 1.0
 
 
 def kind_of(operation: Operation) -> tuple[Kind, str]:
-    """What bounds it, and the dtype it computes in (rows and streams: none, their bytes say all)."""
+    """The kind of an operation, which decides what bounds it, and the dtype it computes in (streams: none)."""
     name = operation.name
     dtype = next((tensor.dtype for tensor in reversed(operation.inputs) if tensor.dtype in _BYTES), "fp32")
     if name in gpu_kernels.SINGLE and gpu_kernels.product_sizes(operation):
@@ -97,8 +92,8 @@ def kind_of(operation: Operation) -> tuple[Kind, str]:
 
 
 def point_of(operation: Operation, kind: Kind) -> Floats:
-    """Where an operation lies among others of its kind, in doublings of its sizes."""
-    # Backward passes keep apart from forward passes by a factor of four, operations of two operands from those of one.
+    """The point of an operation among others of its kind [doublings of its sizes]."""
+    # A factor of four separates backward passes from forward passes, and operations of two operands from those of one.
     way = 4.0 if "backward" in operation.name else 1.0
     if kind == "row":
         sizes: tuple[float, ...] = (*row_sizes(operation), way)
@@ -115,15 +110,15 @@ def point_of(operation: Operation, kind: Kind) -> Floats:
         sizes = (operation.bytes_read + operation.bytes_written, 1.0 if operands < 2 else 4.0)
     else:
         batch, rows, columns, depth = gpu_kernels.product_sizes(operation) or (1, 1, 1, 1)
-        # Operands that lie transposed, and rows of a length that four does not divide (they cannot be loaded 16 bytes
-        # at a time), have kernels of their own: what was measured of one kind says half as much of another.
+        # Transposed operands, and rows of a length that four does not divide (they cannot be loaded 16 bytes at a
+        # time), have kernels of their own: the factor of four keeps their measurements apart.
         layout = (operation.attribute("transpose_a"), operation.attribute("transpose_b"), depth % 4)
         sizes = (batch, rows, columns, depth, *(4.0 if differs else 1.0 for differs in layout))
     return np.log2(np.maximum(np.asarray(sizes, dtype=np.float64), 1.0)).astype(np.float64)
 
 
 def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustained, scales: Scales) -> float:
-    """Time at the sustained rates, times `scales` [s], without what it takes to start it."""
+    """Time of an operation at the sustained rates, times `scales` [s], without its launch."""
     bandwidth = sustained.bandwidth * scales.bandwidth
     if kind == "stream":
         seconds = stream_bytes(operation, sustained.hardware) / bandwidth
@@ -135,7 +130,7 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         return row_bytes(operation, sustained.hardware, size) / bandwidth
     if kind == "attention":
         return _attention_seconds(operation, dtype, sustained, scales)
-    rates = _scaled(sustained.rates(dtype), scales)
+    rates = sustained.rates(dtype).scaled(flops=scales.flops, bandwidth=scales.bandwidth)
     size = _BYTES[dtype]
     if kind == "recurrent":
         return _recurrent_seconds(operation, dtype, sustained, rates)
@@ -145,16 +140,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     return float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
 
 
-def _scaled(rates: Rates, scales: Scales) -> Rates:
-    return Rates(
-        flops=rates.flops * scales.flops,
-        bytes_per_s=rates.bytes_per_s * scales.bandwidth,
-        multiprocessors=rates.multiprocessors,
-    )
-
-
 def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
-    """The fastest way of each part. Winograd's is for fp32: on tensor cores implicit products are faster."""
+    """Time of the fastest algorithm for each part [s]. Winograd's is for fp32: tensor cores are faster without it."""
     size, seconds = _BYTES[dtype], 0.0
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
     for ways in gpu_kernels.convolution_products(operation) or []:
@@ -169,7 +156,7 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
 
 
 def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
-    """Products of all steps at once and of one step after the other, and the time between steps."""
+    """Time of all products, and of the overhead of steps [s]."""
     work = recurrent_work(operation)
     assert work is not None, "its kind says that it is one"
     sizes = np.array([sizes for sizes, _ in work.products], dtype=float)
@@ -179,13 +166,13 @@ def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, r
 
 
 def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, scales: Scales) -> float:
-    """By FLOPs, or by bytes where the sequence is short."""
+    """Time by FLOPs, or by bytes if the sequence is short [s]."""
     capability = sustained.hardware.compute_capability or ""
     is_tensor = sustained.peak_flops(dtype)[1]
     share = _FUSED_SHARES.get(capability, _OTHER_FUSED_SHARE) if is_tensor else _SIMT_SHARE
     if operation.name.endswith("_backward"):
         share *= _BACKWARD_SHARE
-    # Half of the scores are masked; of short sequences more, because tiles on the diagonal are done whole.
+    # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
     arithmetic = operation.flops * done / (sustained.flops(dtype) * scales.flops * share)
@@ -201,26 +188,26 @@ BATCHED = TileShape(
     large=0.974, half_columns=0.855, half_rows=0.667, quarter=0.593, eighth=0.8, sixteenth=0.4, prologue=26.7,
     resident=0.25, tail=0.01, split_traffic=1.6, split_s=3.1e-6, overlap=2.5,
 )  # fmt: skip
-"""Many equal products at once: the libraries have fewer kernels for them, and use large tiles where small would do."""
+"""Many equal products at once: the libraries have fewer kernels for them, and use larger tiles than needed."""
 
 _TENSOR_PROLOGUE = 128.0
-"""Depth that filling and draining a tile costs on tensor cores [elements]; not measured, from about 1.5 µs per tile."""
+"""Cost of filling and draining a tile on tensor cores [elements of depth]; not measured, from about 1.5 µs per tile."""
 _TENSOR_SHARES = {"8.0": 0.87, "8.6": 0.95, "8.9": 0.95, "9.0": 0.80, "10.0": 0.78, "10.3": 0.79, "12.0": 0.95}
-"""Of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271 of 312
-TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above what their sheets say: an RTX
-4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
+"""Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
+of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
+RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
-"""Capabilities with integer units beside all fp32 units. In the others addresses are computed in the slots of the
+"""Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What is sustained of the peak [fraction].
+    """Sustained shares of the peak [fraction].
 
-    Of fp32 products on large tiles where integer units are separate and where the slots are shared, and of the
-    bandwidth of stacked memory, of other memory with error correction, and of that without: an RTX 4090 was reported at
-    895 to 921 of 1008 GB/s (github.com/krrishnarraj/clpeak, issue 106; github.com/JuliaGPU/CUDA.jl, issue 1860).
+    For fp32 products on large tiles, with separate integer units and with shared slots; for the bandwidth of stacked
+    memory, of other memory with error correction, and of other memory without: an RTX 4090 was reported at 895 to 921
+    of 1008 GB/s (github.com/krrishnarraj/clpeak, issue 106; github.com/JuliaGPU/CUDA.jl, issue 1860).
     """
 
     separate: float = 0.935
@@ -232,7 +219,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Sustained:
-    """What a device is expected to sustain, by dtype, before anything was measured on it."""
+    """Rates that a device is expected to sustain, by dtype, before measurements."""
 
     hardware: Hardware
     power: PowerModel
@@ -241,7 +228,7 @@ class Sustained:
     batched: TileShape = BATCHED
 
     def groups(self) -> tuple[str, str]:
-        """Which of `Shares` hold for its arithmetic and for its memory."""
+        """Names of its `Shares` for arithmetic and for memory."""
         arithmetic = "separate" if self.hardware.compute_capability in _SEPARATE_INTEGERS else "shared"
         if has_stacked_memory(self.hardware):
             return arithmetic, "stacked"
@@ -250,50 +237,46 @@ class Sustained:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that long streams reach."""
+        """Rate of long streams [bytes/s]."""
         peak = self.hardware.bandwidth_bytes_per_s
         assert peak is not None, "GpuTimes.of refuses devices without a bandwidth"
         share: float = getattr(self.shares, self.groups()[1])
         return peak * share
 
     def peak_flops(self, dtype: str) -> tuple[float, bool]:
-        """Peak of a dtype's products [FLOP/s], and whether they run on tensor cores; fp32's where it has none."""
+        """Peak of a dtype's products [FLOP/s], and whether they run on tensor cores; fp32's if it has none."""
         rates = self.hardware.dense_flops
-        if dtype in {"fp32", "fp64"} or dtype not in rates:
+        if dtype == "fp64":
             # Consumer and inference chips have fp64 units for tests only: 1/32 is the mildest ratio among them.
-            return rates["fp32"] * (
-                (0.5 if has_stacked_memory(self.hardware) else 1 / 32) if dtype == "fp64" else 1
-            ), False
+            return rates["fp32"] * (0.5 if has_stacked_memory(self.hardware) else 1 / 32), False
+        if dtype == "fp32" or dtype not in rates:
+            return rates["fp32"], False
         return rates[dtype], True
 
     def flops(self, dtype: str) -> float:
-        """FLOP/s on large tiles, at the clock that the power limit allows."""
+        """Rate on large tiles, at the clock that the power limit allows [FLOP/s]."""
         peak, is_tensor = self.peak_flops(dtype)
         capability = self.hardware.compute_capability or ""
         share: float = _TENSOR_SHARES.get(capability, 0.8) if is_tensor else getattr(self.shares, self.groups()[0])
         return peak * share * self.power.sustained_share(peak * share, dtype if is_tensor else "fp32")
 
     def rates(self, dtype: str) -> Rates:
-        """For tiles."""
+        """The rates that tiles run at."""
         multiprocessors = self.hardware.multiprocessors
         assert multiprocessors is not None, "GpuTimes.of refuses devices without a number of multiprocessors"
         return Rates(flops=self.flops(dtype), bytes_per_s=self.bandwidth, multiprocessors=multiprocessors)
 
     def tiles(self, dtype: str, *, is_batched: bool) -> TileShape:
-        """How tiles of this dtype behave."""
+        """Efficiency of tiles of this dtype."""
         shape = self.batched if is_batched else self.product
         if not self.peak_flops(dtype)[1]:
             return shape
-        return TileShape(**{**_fields(shape), "prologue": _TENSOR_PROLOGUE})
-
-
-def _fields(shape: TileShape) -> dict[str, float]:
-    return {name: getattr(shape, name) for name in TileShape.__dataclass_fields__}
+        return replace(shape, prologue=_TENSOR_PROLOGUE)
 
 
 _CLOCK_EXPONENT = 1.5
-"""Power above idle grows with this power of the clock: 1 at constant voltage, 3 where voltage follows the clock.
-Between what 1.2 and 2 would give for A100, T4 and L4 the measurements do not decide."""
+"""Power above idle grows with this power of the clock: 1 at constant voltage, 3 if voltage follows the clock. The
+measurements of A100, T4 and L4 do not decide between 1.2 and 2."""
 
 _FP32_PICOJOULE = {
     "6.0": 22.0, "6.1": 23.0, "7.0": 14.5, "7.5": 20.0, "8.0": 13.9, "8.6": 9.0, "8.9": 10.0, "9.0": 9.5, "10.0": 6.0,
@@ -304,16 +287,16 @@ _TENSOR_SHARE = {"tf32": 0.16, "bf16": 0.08, "fp16": 0.08, "fp8": 0.045, "int8":
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
 """Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5
-14 pJ/bit; here with what the way to it takes on the chip, and between GDDR5 and GDDR6."""
+14 pJ/bit; here with the energy of the way on the chip, and between GDDR5 and GDDR6."""
 _IDLE_SHARE = 0.15
-"""What a busy board draws besides arithmetic and memory traffic, as a share of its limit, where nobody measured it."""
+"""Draw of a busy board without arithmetic and memory traffic, as a share of its limit, if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerModel:
-    """What a device draws [W, J]. `limit_w` is None where nobody knows it: then nothing is throttled.
+    """Power and energy of a device [W, J]. `limit_w` is None if unknown: then it is never throttled.
 
-    `dense_dtypes` are those whose products its datasheet rates; the others are computed as fp32.
+    `dense_dtypes` are the dtypes whose products its datasheet rates; the others are computed as fp32.
     """
 
     limit_w: float | None
@@ -346,32 +329,32 @@ class PowerModel:
         return _DRAM_PICOJOULE_PER_BYTE["hbm" if self.is_hbm else "gddr"] * 1e-12
 
     def sustained_share(self, full_flops: float, dtype: str) -> float:
-        """The clock under the limit, as a share of the full one, while `full_flops` [FLOP/s] would be done at that."""
+        """Share of the full clock under the limit [0 to 1], for work of `full_flops` [FLOP/s] at full clock."""
         if self.limit_w is None:
             return 1.0
-        wanted = full_flops * self.joules_per_flop(dtype)
-        allowed = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
-        return min(1.0, (allowed / wanted) ** (1 / _CLOCK_EXPONENT)) if wanted > 0 else 1.0
+        needed_w = full_flops * self.joules_per_flop(dtype)
+        allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
+        return min(1.0, (allowed_w / needed_w) ** (1 / _CLOCK_EXPONENT)) if needed_w > 0 else 1.0
 
     def energy_j(self, seconds: float, flops: dict[str, float], num_bytes: float) -> float:
         """Energy of some work [J]: `seconds` busy, `flops` by dtype, bytes across memory; never above the limit."""
         arithmetic = sum(count * self.joules_per_flop(dtype) for dtype, count in flops.items())
-        wanted = self.floor_w * seconds + arithmetic + num_bytes * self.joules_per_byte()
-        return wanted if self.limit_w is None else min(wanted, self.limit_w * seconds)
+        unlimited = self.floor_w * seconds + arithmetic + num_bytes * self.joules_per_byte()
+        return unlimited if self.limit_w is None else min(unlimited, self.limit_w * seconds)
 
 
 def flops_by_dtype(operations_with_counts: Iterable[tuple[Operation, float]]) -> dict[str, float]:
-    """FLOPs of operations, each as often as it runs, by the dtype in which the time model takes them to be computed."""
+    """FLOPs of operations, each times its count, by the dtype that the time model computes them in."""
     flops: defaultdict[str, float] = defaultdict(float)
     for operation, count in operations_with_counts:
         if operation.flops:
             kind, dtype = kind_of(operation)
-            # What memory bounds, such as a depthwise convolution, is computed outside of tensor cores.
+            # Memory-bound operations, such as a depthwise convolution, are computed outside of tensor cores.
             flops["fp32" if kind in {"row", "stream"} else dtype] += operation.flops * count
     return dict(flops)
 
 
 def has_stacked_memory(hardware: Hardware) -> bool:
-    """Whether its memory is HBM: NVIDIA's data-centre chips are those whose capability ends in 0, but for 12.0."""
+    """True if its memory is HBM: NVIDIA's data-centre chips have a capability that ends in 0, except 12.0."""
     capability = hardware.compute_capability or ""
     return capability.endswith((".0", ".3")) and not capability.startswith("12")

@@ -1,28 +1,19 @@
-"""Times of operations on a GPU, which need not be here.
+"""Times of operations on a GPU that need not be here.
 
-What  Products by tiles and waves, convolutions as products, recurrent layers as products step after step, fused
-      attention by its FLOPs, everything else by the bytes that cross memory; rates from the datasheet, or from a
-      micro-benchmark of the device.
-Use when  forecasting for a CUDA device.
-Costs  Half a second to take in a micro-benchmark of a thousand points; then 0.1 ms per operation asked for.
-Does not combine with  operations that work while others do: each is taken to have the device for itself.
-Source  `tiles`, `bandwidth`, `power`, `datasheet`, `residuals` each name theirs.
+What: Products by tiles and waves, convolutions as products, recurrent layers as products step after step, fused
+attention by its FLOPs, everything else by the bytes that cross memory; rates from the datasheet, or from a
+micro-benchmark of the device.
+Use when: forecasting for a CUDA device.
+Costs: Half a second to fit a micro-benchmark of a thousand points; then 0.1 ms per operation.
+Does not combine with: operations that run in parallel: each is assumed to have the device for itself.
+Source: `gpu_kernels` and `gpu_roofline` name theirs.
 
-What a micro-benchmark says about a device: factors on the datasheet's rates, and where the model is wrong.
-
-Of each kind and dtype two or three numbers are fitted (arithmetic, memory, and the time that measuring an operation
-alone adds, which queued operations do not have); what remains is kriged. Kinds that were not measured borrow the
-factors of their dtype's products, or stay with the datasheet.
-
-What measured points say about a model's error nearby: kriging of the logarithm of measured over modelled time.
-
-Far from all points the correction fades to their mean and its error grows to the points' spread, so a few points
-correct little and many interpolate. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006),
-equations 2.25, 2.26 and, for leaving one out, 5.12; the kernel is exponential in the distance of logarithmic sizes.
-
-Fitting a few positive parameters, each within its range: coordinate descent on their logarithms.
-
-The losses here have steps (tiles, waves), so nothing needs a gradient, and have few parameters, so nothing needs speed.
+A micro-benchmark gives two or three numbers per kind and dtype (factors on arithmetic and memory, and the time that
+measuring a single operation adds, which queued operations do not have), by coordinate descent. The remaining error,
+log(measured / modelled time), is kriged: far from all points the correction fades to their mean, and its error grows to
+the points' spread. Kinds that were not measured use the factors of their dtype's products, or the datasheet.
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), equations 2.25, 2.26 and, for leaving
+one out, 5.12; the kernel is exponential in the distance of logarithmic sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +27,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import NoDevice
 from stoker.planning.model import gpu_kernels
-from stoker.planning.model.gpu_kernels import Rates, TileShape, product_seconds
+from stoker.planning.model.gpu_kernels import TileShape, product_seconds
 from stoker.planning.model.gpu_roofline import (
     Kind,
     PowerModel,
@@ -51,19 +42,19 @@ from stoker.records.hardware import Hardware, Timing
 from stoker.records.trace import Operation
 
 _GAP_S = 1.5e-6
-"""Between two kernels of a stream, the next already queued [s]."""
+"""Time between two kernels of a stream, the next already queued [s]."""
 _DATASHEET_ERRORS = {
     "product": 0.09, "batched product": 0.16, "convolution": 0.35, "attention": 0.25, "recurrent": 0.5,
     "row": 0.25, "stream": 0.1,
 }  # fmt: skip
-"""One standard deviation by kind, where only a datasheet is known [fraction]. From devices left out of the fit; of
+"""One standard deviation by kind, if only a datasheet is known [fraction]. From devices left out of the fit; for
 attention and recurrent layers, judgements: nothing public measures them device by device."""
 _DRIFT = 0.04
-"""Between two boards of a model and two rooms they stand in [fraction]."""
+"""Deviation between two boards of a model and their rooms [fraction]."""
 _THROTTLED_DRIFT = 0.6
-"""The same of a board that its power limit throttles, per share of the clock it loses: much depends on its cooling."""
+"""More of it for a board throttled by its power limit, per share of the clock lost: much depends on its cooling."""
 _TENSOR_DRIFT = 0.08
-"""Of tensor cores, of whose shapes nothing was measured here."""
+"""More of it for tensor cores whose shapes were not measured."""
 
 
 @dataclass
@@ -82,14 +73,14 @@ class GpuTimes:
         product: TileShape | None = None,
         batched: TileShape | None = None,
     ) -> GpuTimes:
-        """The model of a device; shapes and shares are those shipped unless others are given.
+        """The model of a device; None: the shapes and shares shipped.
 
         Raises:
-            NoDevice: its datasheet lacks what no forecast can do without.
+            NoDevice: its datasheet lacks a figure that every forecast needs.
         """
         missing = [
-            words
-            for words, value in (
+            name
+            for name, value in (
                 ("memory bandwidth", hardware.bandwidth_bytes_per_s),
                 ("number of multiprocessors", hardware.multiprocessors),
                 ("peak rate of fp32", hardware.dense_flops.get("fp32")),
@@ -112,30 +103,29 @@ class GpuTimes:
         return self._time_and_error(operation)[0]
 
     def relative_error(self, operation: Operation) -> float:
-        """One standard deviation of `seconds`, as a fraction of it."""
+        """One standard deviation of `seconds` [fraction]."""
         return self._time_and_error(operation)[1]
 
     def _time_and_error(self, operation: Operation) -> tuple[float, float]:
-        # Attributes may be lists, so that an operation as such is no key.
+        # Attributes may be lists, so an operation itself cannot be a key.
         key = (operation.name, operation.inputs, operation.outputs, operation.bytes_read, repr(operation.attributes))
-        if key not in self._known:
-            self._known[key] = self._forecast(operation)
-        return self._known[key]
-
-    def _forecast(self, operation: Operation) -> tuple[float, float]:
+        if key in self._known:
+            return self._known[key]
         kind, dtype = kind_of(operation)
-        scales = self.calibration.scales(kind, dtype)
-        seconds = roof_seconds(operation, kind, dtype, self.sustained, scales)
-        if seconds == 0.0:
-            return 0.0, 0.0
-        residuals = self.calibration.residuals.get((kind, dtype))
-        if residuals is None:
-            return seconds + _GAP_S, float(np.hypot(_DATASHEET_ERRORS[kind], self._drift(dtype)))
-        correction, error = residuals.at(point_of(operation, kind))
-        return seconds * float(np.exp(correction)) + _GAP_S, float(np.hypot(error, self._drift(dtype)))
+        seconds = roof_seconds(operation, kind, dtype, self.sustained, self.calibration.scales(kind, dtype))
+        error = 0.0
+        if seconds != 0.0:
+            residuals = self.calibration.residuals.get((kind, dtype))
+            error = _DATASHEET_ERRORS[kind]
+            if residuals is not None:
+                correction, error = residuals.at(point_of(operation, kind))
+                seconds *= float(np.exp(correction))
+            seconds, error = seconds + _GAP_S, float(np.hypot(error, self._drift(dtype)))
+        self._known[key] = seconds, error
+        return seconds, error
 
     def _drift(self, dtype: str) -> float:
-        """What no micro-benchmark of single operations can tell [fraction]."""
+        """Deviation that a micro-benchmark of single operations does not show [fraction]."""
         peak, is_tensor = self.sustained.peak_flops(dtype)
         lost = 1 - self.sustained.power.sustained_share(0.9 * peak, dtype if is_tensor else "fp32")
         unseen = _TENSOR_DRIFT if is_tensor and not self.calibration.residuals else 0.0
@@ -146,9 +136,9 @@ Floats = NDArray[np.float64]
 
 _RANGES: Ranges = {"flops": (0.1, 2.0), "bandwidth": (0.3, 1.5), "alone_s": (1e-7, 3e-4)}
 _LEAST_POINTS = 4
-"""Fewer points of a kind say too little about two or three numbers."""
+"""Fewer points of a kind cannot determine two or three numbers."""
 _MOST_FITTED = 500
-"""The factors settle with fewer points than kriging can use."""
+"""Points that the factors are fitted on; kriging uses more."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +149,7 @@ class GpuCalibration:
     residuals: dict[tuple[Kind, str], TimeResiduals]
 
     def scales(self, kind: Kind, dtype: str) -> Scales:
-        """Those of this kind and dtype, or borrowed ones."""
+        """The factors of this kind and dtype, or those of related ones."""
         if (kind, dtype) in self.fitted:
             return self.fitted[kind, dtype]
         if kind in {"row", "stream"}:
@@ -168,7 +158,7 @@ class GpuCalibration:
 
 
 def calibrate(sustained: Sustained) -> GpuCalibration:
-    """From the micro-benchmark of `sustained.hardware`; nothing where there is none."""
+    """The calibration from the micro-benchmark of `sustained.hardware`; empty without one."""
     calibration = GpuCalibration({}, {})
     if sustained.hardware.benchmark is None:
         return calibration
@@ -180,11 +170,11 @@ def calibrate(sustained: Sustained) -> GpuCalibration:
     for key in sorted(grouped, key=lambda key: (key[0] != "stream", key[0] != "product", key)):
         timings = grouped[key]
         if len(timings) >= _LEAST_POINTS:
-            _take_in(calibration, key, timings, sustained)
+            _add_kind(calibration, key, timings, sustained)
     return calibration
 
 
-def _take_in(
+def _add_kind(
     calibration: GpuCalibration, key: tuple[Kind, str], timings: Sequence[Timing], sustained: Sustained
 ) -> None:
     kind, dtype = key
@@ -196,7 +186,7 @@ def _take_in(
         roofs = np.array([roof_seconds(one.operation, kind, dtype, sustained, start) for one in timings])
         scales, alone_s, modelled = _fit_factor(start, roofs, measured)
     usable = modelled > 0
-    # What is left of a short operation after taking off the time of measuring it alone is mostly noise: half stays.
+    # A short operation, less the time of measuring it, is mostly noise: at least half of it stays.
     net = np.maximum(measured - alone_s, measured / 2)[usable]
     points = np.array([point_of(one.operation, kind) for one in timings])[usable]
     if len(points) >= _LEAST_POINTS:
@@ -213,11 +203,7 @@ def _fit_products(
     element = {"fp64": 8.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}.get(dtype, 4.0)
 
     def modelled(values: dict[str, float], rows: Floats) -> Floats:
-        scaled = Rates(
-            flops=rates.flops * values["flops"],
-            bytes_per_s=rates.bytes_per_s * values["bandwidth"],
-            multiprocessors=rates.multiprocessors,
-        )
+        scaled = rates.scaled(flops=values["flops"], bandwidth=values["bandwidth"])
         return product_seconds(rows, element, shape, scaled)
 
     few = np.random.default_rng(0).permutation(len(sizes))[:_MOST_FITTED]
@@ -232,7 +218,7 @@ def _fit_products(
 
 
 def _fit_factor(start: Scales, roofs: Floats, measured: Floats) -> tuple[Scales, float, Floats]:
-    """One factor on both rates, for kinds whose arithmetic and memory the points do not tell apart."""
+    """Fit one factor on both rates, for kinds whose points do not separate arithmetic and memory."""
     usable = roofs > 0
     ranges = {"rate": (0.1, 3.0), "alone_s": (1e-7, max(2e-7, 0.95 * float(measured.min())))}
     begin = {"rate": 1.0, "alone_s": min(1e-5, float(measured.min()) / 2)}
@@ -253,20 +239,20 @@ _NOISE = 0.025
 """Spread of repeated measurements of the same operation [fraction]."""
 _LEAST_SPREAD = 0.04
 _OUTLIER, _LEAST_OUTLIER = 2.0, 0.25
-"""Errors beyond so many spreads (and this [logarithm]) are taken for so much: alone, some operations hit what they do
-not hit in a step."""
+"""Errors are clipped at so many spreads, but at least at this [logarithm]: measured singly, some operations behave in
+ways that they do not in a step."""
 _MOST_SCORE = 4.0
-"""Standard deviations that a single point's error counts for at most when they are judged."""
+"""Limit of a point's standardised error in the inflation of deviations."""
 _MOST_POINTS = 1200
-"""More than these are thinned: solving takes time with their cube."""
+"""Points that are used at most: the time to solve grows with their cube."""
 
 
 @dataclass(frozen=True)
 class TimeResiduals:
-    """Correction of a model.
+    """Correction of a time model.
 
-    `points` (n, d) are doublings of sizes, `left_out` is the error made of each point by the others [logarithm].
-    `inflation` is how much larger these are than the kernel would have them, at least 1.
+    `points` (n, d) are doublings of sizes, `left_out` is the error of each point predicted from the others [logarithm].
+    `inflation` is the ratio of these errors to those that the kernel expects, at least 1.
     """
 
     points: Floats
@@ -279,7 +265,7 @@ class TimeResiduals:
 
     @classmethod
     def of(cls, points: Floats, errors: Floats) -> TimeResiduals:
-        """From points (n, d) and the logarithms of measured over modelled time there (n,); n is at least 1."""
+        """The correction from points (n, d) and log(measured / modelled time) there (n,); n is at least 1."""
         if len(points) > _MOST_POINTS:
             kept = np.random.default_rng(0).permutation(len(points))[:_MOST_POINTS]
             points, errors = points[kept], errors[kept]
@@ -313,7 +299,7 @@ Ranges = Mapping[str, tuple[float, float]]
 
 
 def typical(errors: Floats, limit: float = 0.5) -> float:
-    """Mean absolute error, each point's held to `limit`: what a few broken measurements cannot drag along."""
+    """Mean absolute error, each point's clipped to `limit` against broken measurements [unit of `errors`]."""
     return float(np.mean(np.minimum(np.abs(errors), limit)))
 
 
@@ -324,9 +310,10 @@ def descend(
     rounds: int = 20,
     step: float = 0.3,
 ) -> dict[str, float]:
-    """The parameters, within `ranges`, at which `loss` is small.
+    """The parameters, within `ranges`, at which `loss` is small, by coordinate descent on their logarithms.
 
-    Each in turn goes up or down by a factor; a factor that helps grows, one that does not shrinks.
+    Each in turn goes up or down by a factor; a factor that helps grows, one that does not shrinks. Without gradients,
+    since tiles and waves make the loss jump.
     """
     best = {name: min(max(value, ranges[name][0]), ranges[name][1]) for name, value in start.items()}
     least = loss(best)

@@ -1,27 +1,19 @@
-"""How much memory an update needs: of a GPU by exact replay of its allocator, of a machine by that of malloc.
+"""Memory of an update: on a GPU by exact replay of its allocator, on a CPU by that of malloc; and whether it fits.
 
-How much memory an update needs at most, when, and for what.
+A timeline orders allocations and frees, hidden temporaries included: the first update, and every later one.
 
-In which order updates allocate and free, hidden temporaries included: the first update, and every later one.
-
-What the whole process takes of a machine's memory while it trains on a CPU, at its peak.
-
-The peak is what the process has before training (interpreter, libraries, data in memory: measured where the plan is
-made), plus what malloc holds for the tensors (its replay over the first updates), plus what libraries take once
+On a CPU the peak of the process is what it has before training (interpreter, libraries, data in memory: measured while
+planning), plus what malloc holds for the tensors (its replay over the first updates), plus what libraries take once
 training begins: their code as it is first run, buffers of MKL and oneDNN, kernels compiled on the fly. Under `mapped`
-the replay is all there is to malloc. Under `default` small allocations, which no trace shows, lie between tensors and
-keep the heap from closing its holes; that share is fitted, and differs by a tenth between runs of the same job, since
-the system places the heap at random.
+the replay is all of malloc. Under `default` small allocations, which no trace has, lie between tensors and keep holes
+in the heap; that share is fitted, and differs by a tenth between runs of the same job, since the system places the heap
+at random. Constants are fitted on the calibration set of `bench/forecast/resident_memory.py`, errors are measured on
+its held-out set.
 
-Constants are fitted on the calibration set of `bench/forecast/resident_memory.py`; its held-out set tells the error.
-
-Whether a plan fits a device: the odds, learned from how far earlier forecasts were off.
-
-What a forecast misses by is taken as a ratio, measured over forecast. Of n earlier ratios and a new one, each order is
-equally likely, so the new one is at most the k-th smallest with probability k / (n + 1): the split-conformal interval,
-without a guess at the shape of the errors. A prior stands in for the cases that are not there yet: ratios at the
-quantiles of a normal distribution, fewer of them the more was measured.
-
+Whether a plan fits is a probability, from the ratios measured / forecast of earlier runs. Of n earlier ratios and a new
+one, each order is equally likely, so the new one is at most the k-th smallest with probability k / (n + 1): the
+split-conformal interval, without an assumption on the shape of the errors. A prior supplies missing cases: ratios at
+the quantiles of a normal distribution, fewer of them the more was measured.
 Source: V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World" (2005), section 2.3; J. Lei et
 al., "Distribution-Free Predictive Inference for Regression" (2018), section 2. The pseudo-cases of the prior are ours.
 """
@@ -30,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -43,17 +35,17 @@ from stoker.records.plan import Malloc
 from stoker.records.trace import Trace
 
 WORKSPACE = "library workspace"
-"""What kernels and libraries take beside the tensors of the trace."""
+"""Memory of kernels and libraries that is not in the tensors of the trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """What tensors take of a device at the peak of an update [bytes].
+    """Memory of tensors at the peak of an update [bytes].
 
-    `allocated` is what lives at once, `reserved` what the allocator then holds of the device (on a CPU the same).
-    `before_update` is what outlives an update: parameters, buffers, the optimiser's state, the average, a batch.
-    `shares` say for what and in which line, the largest first; they add up to the bytes that live at the peak, which
-    may be a little less than `allocated`. `peak_at` is the occurrence. `fits` is False where the allocator ran out of
+    `allocated` are live tensors, `reserved` is what the allocator then holds of the device (on a CPU the same).
+    `before_update` outlives an update: parameters, buffers, the optimiser's state, the average, a batch. `shares` split
+    the peak by purpose and line, largest first; they add up to the bytes that live at the peak, which may be a little
+    less than `allocated`. `peak_at` is the occurrence. `fits` is False if the allocator ran out of
     `AllocatorSettings.capacity`; the figures are then those up to there.
     """
 
@@ -66,7 +58,7 @@ class MemoryForecast:
 
     @property
     def by_category(self) -> dict[str, float]:
-        """Bytes at the peak by what they are for, the largest first."""
+        """Bytes at the peak by purpose, largest first."""
         totals: dict[str, float] = defaultdict(float)
         for share in self.shares:
             totals[share.what] += share.value
@@ -75,7 +67,7 @@ class MemoryForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What an allocator held at most [bytes]. `failed_at` is the event of the timeline it could not serve."""
+    """Peak memory of an allocator [bytes]. `failed_at` is the event of the timeline that it could not serve."""
 
     allocated: int
     reserved: int
@@ -85,35 +77,36 @@ class Replay:
 def forecast_memory(
     trace: Trace, settings: AllocatorSettings | None = None, *, micro_batches: int | None = None
 ) -> MemoryForecast:
-    """What the tensors of a trace need; on CUDA by exact replay of the allocator over two updates.
+    """Memory of the tensors of a trace; on CUDA by exact replay of the allocator over two updates.
 
     Args:
-        trace: one update, repeated blocks all there.
+        trace: one update, with all repeated blocks.
         settings: the allocator's, on CUDA.
-        micro_batches: those of an update; None: as many as were traced.
+        micro_batches: of an update; None: as many as were traced.
     """
+
+    def aligned(num_bytes: int) -> int:
+        return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
     timeline = timeline_of(trace, micro_batches=micro_batches)
     on_cuda = trace.settings.target == "cuda"
-    size_of = rounded if on_cuda else _aligned
-    live, at = live_peak(timeline, size_of)
-    before = sum(size_of(timeline.sizes[i]) for i in timeline.persisting)
-    occurrence = timeline.occurrences[at] if at >= 0 else -1
-    shares = _shares(trace, timeline, at, size_of)
-    if not on_cuda:
-        return MemoryForecast(
-            allocated=live, reserved=live, before_update=before, shares=shares, peak_at=occurrence,
-        )  # fmt: skip
-    found = replay(timeline, settings)
+    size_of = rounded if on_cuda else aligned
+    live, event = live_peak(timeline, size_of)
+    peak = replay(timeline, settings) if on_cuda else Replay(allocated=live, reserved=live)
     return MemoryForecast(
-        allocated=found.allocated, reserved=found.reserved, before_update=before, shares=shares, peak_at=occurrence,
-        fits=found.failed_at is None,
-    )  # fmt: skip
+        allocated=peak.allocated,
+        reserved=peak.reserved,
+        before_update=sum(size_of(timeline.sizes[i]) for i in timeline.persisting),
+        shares=_shares(trace, timeline, event, size_of),
+        peak_at=timeline.occurrences[event] if event >= 0 else -1,
+        fits=peak.failed_at is None,
+    )
 
 
 def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = None, *, updates: int = 2) -> Replay:
-    """The caching allocator over the first `updates` updates; with a capacity, up to where it runs out.
+    """Replay the caching allocator over the first `updates` updates, or until it exceeds its capacity.
 
-    A second update may reserve more than the first, since it finds other segments free; later ones rarely do.
+    A second update may reserve more than the first, since other segments are free; later ones rarely do.
     """
     allocator = CachingAllocator(settings)
     events = [i + 1 for i in timeline.before]
@@ -139,9 +132,9 @@ def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = No
 
 
 def least_capacity(timeline: AllocationTimeline, *, expandable: bool = False, precision: int = 16 << 20) -> int:
-    """The least memory of a device with which the updates run [bytes], to `precision`; at most what they would reserve.
+    """Least memory of a device on which the updates run [bytes], to `precision`.
 
-    Less than is reserved without a limit often does, since the allocator returns cached segments before it gives up.
+    Often less than is reserved without a limit, since the allocator returns cached segments before it gives up.
     """
     free = replay(timeline, AllocatorSettings(expandable=expandable))
     low, high = free.allocated - 1, free.reserved
@@ -156,9 +149,9 @@ def least_capacity(timeline: AllocationTimeline, *, expandable: bool = False, pr
 
 
 def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tuple[int, int]:
-    """The most that lives at once in a later update [bytes], and after which of its events; -1: before all."""
+    """Peak of live memory in a later update [bytes], and the event that reaches it; -1: before all events."""
     live = sum(size_of(timeline.sizes[i]) for i in timeline.persisting)
-    peak, at = live, -1
+    peak, peak_event = live, -1
     rounded_sizes = [size_of(size) for size in timeline.sizes]
     for number, event in enumerate(timeline.later):
         if event < 0:
@@ -166,46 +159,46 @@ def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tu
             continue
         live += rounded_sizes[event - 1]
         if live > peak:
-            peak, at = live, number
-    return peak, at
+            peak, peak_event = live, number
+    return peak, peak_event
 
 
-def _shares(trace: Trace, timeline: AllocationTimeline, at: int, size_of: Callable[[int], int]) -> tuple[Share, ...]:
-    alive = set(timeline.persisting)
-    for event in timeline.later[: at + 1]:
-        (alive.add if event > 0 else alive.discard)(abs(event) - 1)
+def _alive_after(alive: Iterable[int], events: Iterable[int]) -> set[int]:
+    """Storages alive after events of a timeline."""
+    result = set(alive)
+    for event in events:
+        (result.add if event > 0 else result.discard)(abs(event) - 1)
+    return result
+
+
+def _shares(
+    trace: Trace, timeline: AllocationTimeline, last_event: int, size_of: Callable[[int], int]
+) -> tuple[Share, ...]:
+    """Bytes alive after an event of a later update, by category and line."""
     totals: dict[tuple[str, str], int] = defaultdict(int)
-    for index in alive:
-        totals[_what_and_where(trace, index)] += size_of(timeline.sizes[index])
+    for index in _alive_after(timeline.persisting, timeline.later[: last_event + 1]):
+        what, where = WORKSPACE, ""
+        if index < len(trace.storages):
+            storage = trace.storages[index]
+            what = storage.category
+            where = trace.where(trace.occurrences[storage.born]) if storage.born >= 0 else ""
+        totals[what, where] += size_of(timeline.sizes[index])
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     return tuple(Share(what=what, where=where, value=float(value)) for (what, where), value in ordered if value)
 
 
-def _what_and_where(trace: Trace, index: int) -> tuple[str, str]:
-    if index >= len(trace.storages):
-        return WORKSPACE, ""
-    storage = trace.storages[index]
-    if storage.born < 0:
-        return storage.category, ""
-    return storage.category, trace.where(trace.occurrences[storage.born])
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
 _Timed = tuple[int, int]
-"""An occurrence's index, and an event that happens then."""
+"""An occurrence's index, and an event at that occurrence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationTimeline:
     """Allocations and frees of a run's updates.
 
-    `sizes` [bytes] are those of the trace's storages, then of hidden ones. `before` are the storages that live before
-    the first update. `first` and `later` are events as in a Trace: `i + 1` for the birth of storage `i`, `-(i + 1)` for
-    its death; in the first update the optimiser makes its state, and cuBLAS its workspace. Each ends with what it takes
-    for the next to begin as it did. `occurrences` are those of the events of `later`.
+    `sizes` [bytes] are those of the trace's storages, then of hidden ones. `before` are the storages alive before the
+    first update. `first` and `later` are events as in a Trace: `i + 1` for the birth of storage `i`, `-(i + 1)` for its
+    death; in the first update the optimiser allocates its state, and cuBLAS its workspace. Each ends with events that
+    restore the storages alive at its beginning. `occurrences` are those of the events of `later`.
     """
 
     sizes: tuple[int, ...]
@@ -216,17 +209,14 @@ class AllocationTimeline:
 
     @property
     def persisting(self) -> tuple[int, ...]:
-        """Storages that live before a later update."""
-        alive = set(self.before)
-        for event in self.first:
-            (alive.add if event > 0 else alive.discard)(abs(event) - 1)
-        return tuple(sorted(alive))
+        """Storages alive before a later update."""
+        return tuple(sorted(_alive_after(self.before, self.first)))
 
 
 def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> AllocationTimeline:
-    """The timeline of a trace in which repeated blocks are all there.
+    """The timeline of a trace with all repeated blocks.
 
-    `micro_batches` are those of an update (None: as many as were traced): the batch they are cut from is as large.
+    `micro_batches` are those of an update (None: as many as were traced): its batch is as large.
     """
     parts = trace.settings.parts
     share = max(micro_batches or parts, parts) / parts
@@ -236,11 +226,19 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     ]
     kept = {i for i, storage in enumerate(trace.storages) if storage.born < 0}
     made = {i for i in kept if trace.storages[i].category == "optimizer state"}
-    during = list(_with_hidden(trace, _hidden(trace, sizes)))
-    ends = [(len(trace.occurrences), event) for event in _back_to(kept, during)]
-    later = [*during, *ends]
-    workspace = _first_product(trace)
-    optimizer = _first_optimizer(trace)
+    hidden: dict[int, list[int]] = {}  # births and deaths of hidden temporaries by occurrence
+    temporary = [hidden_bytes(operation, target=trace.settings.target) for operation in trace.operations]
+    for occurrence, one in enumerate(trace.occurrences):
+        if temporary[one.operation] > 0:
+            sizes.append(temporary[one.operation])
+            hidden[occurrence] = [len(sizes), -len(sizes)]
+    during, end = list(_with_hidden(trace, hidden)), len(trace.occurrences)
+    alive = _alive_after(kept, (event for _, event in during))
+    restoring = [*(-(i + 1) for i in sorted(alive - kept)), *(i + 1 for i in sorted(kept - alive))]
+    later = [*during, *((end, event) for event in restoring)]
+    optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), end)
+    products = [is_product(operation) for operation in trace.operations]
+    workspace = next((i for i, one in enumerate(trace.occurrences) if products[one.operation]), None)
     additions = [(optimizer, i + 1) for i in sorted(made)]
     if workspace is not None and trace.settings.target == "cuda":
         sizes.append(cublas_workspace_bytes(trace.settings.capability))
@@ -248,7 +246,7 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     return AllocationTimeline(
         sizes=tuple(sizes),
         before=tuple(sorted(kept - made)),
-        # A sort keeps the order of events of one occurrence; what is added comes before them.
+        # A sort keeps the order of events of one occurrence; additions come before them.
         first=tuple(event for _, event in sorted([*additions, *later], key=lambda timed: timed[0])),
         later=tuple(event for _, event in later),
         occurrences=tuple(occurrence for occurrence, _ in later),
@@ -256,7 +254,7 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
 
 
 def _events(trace: Trace) -> Iterator[_Timed]:
-    """The update's own events; a death takes place no earlier than the events before it."""
+    """The update's own events; a death is no earlier than the events before it."""
     now = 0
     for event in trace.events:
         storage = trace.storages[abs(event) - 1]
@@ -280,42 +278,12 @@ def _with_hidden(trace: Trace, hidden: dict[int, list[int]]) -> Iterator[_Timed]
         yield from ((occurrence, one) for one in hidden[occurrence])
 
 
-def _hidden(trace: Trace, sizes: list[int]) -> dict[int, list[int]]:
-    """Births and deaths of hidden temporaries by occurrence; their sizes are added to `sizes`."""
-    target = trace.settings.target
-    temporary = [hidden_bytes(operation, target=target) for operation in trace.operations]
-    found: dict[int, list[int]] = {}
-    for occurrence, one in enumerate(trace.occurrences):
-        if temporary[one.operation] > 0:
-            sizes.append(temporary[one.operation])
-            found[occurrence] = [len(sizes), -len(sizes)]
-    return found
-
-
-def _back_to(kept: set[int], during: list[_Timed]) -> list[int]:
-    """Events that leave alive what lived before the update, and nothing else."""
-    alive = set(kept)
-    for _, event in during:
-        (alive.add if event > 0 else alive.discard)(abs(event) - 1)
-    return [*(-(i + 1) for i in sorted(alive - kept)), *(i + 1 for i in sorted(kept - alive))]
-
-
-def _first_product(trace: Trace) -> int | None:
-    products = [is_product(operation) for operation in trace.operations]
-    return next((i for i, one in enumerate(trace.occurrences) if products[one.operation]), None)
-
-
-def _first_optimizer(trace: Trace) -> int:
-    occurrences = trace.occurrences
-    return next((i for i, one in enumerate(occurrences) if one.phase == "optimizer"), len(occurrences))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResidentModel:
-    """From a replay of malloc to what training adds to resident memory: `library_bytes + factor × replayed`.
+    """Resident memory that training adds, from a replay of malloc: `library_bytes + factor × replayed`.
 
-    `written` is the share of an LSTM's workspace that is resident: what it writes of a fresh mapping, all of it where
-    it lies in a heap that others have written before.
+    `written` is the resident share of an LSTM's workspace: the part written of a fresh mapping, all of it in a heap
+    that was written before.
     """
 
     malloc: MallocSettings
@@ -325,7 +293,7 @@ class ResidentModel:
 
 
 PARTLY_WRITTEN = 0.3
-"""Share of an LSTM's workspace that is ever written, and so resident: gates and states, 4 to 5 of 15 parts. Measured
+"""Share of an LSTM's workspace that is written, and so resident: gates and states, 4 to 5 of 15 parts. Measured
 0.25 to 0.34 on single layers."""
 
 MODELS: dict[Malloc, ResidentModel] = {
@@ -336,19 +304,19 @@ MODELS: dict[Malloc, ResidentModel] = {
 """By a plan's malloc setting; measured on one x86-64 machine under PyTorch 2.13 and glibc 2.36."""
 
 _UPDATES = 3
-"""Replayed updates: in the first the optimiser makes its state, and malloc learns what is large."""
+"""Replayed updates: in the first the optimiser allocates its state, and malloc's threshold moves."""
 
 
 def resident_peak(trace: Trace, malloc: Malloc, baseline_bytes: float, *, micro_batches: int | None = None) -> float:
-    """The most the process will take of the machine's memory [bytes].
+    """Peak memory of the process on a CPU [bytes].
 
     Args:
-        trace: one update on a CPU, repeated blocks all there.
+        trace: one update on a CPU, with all repeated blocks.
         malloc: the plan's setting.
-        baseline_bytes: what the process takes before training, the data in memory included
-            (`stoker.devices.malloc.resident_bytes`). Where it has trained before, libraries have had theirs already,
-            and the forecast is too high by `ResidentModel.library_bytes` at most.
-        micro_batches: those of an update; None: as many as were traced.
+        baseline_bytes: memory of the process before training, with data in memory
+            (`stoker.devices.malloc.resident_bytes`). If it has trained before, that includes the libraries' memory, and
+            the forecast is too high by `ResidentModel.library_bytes` at most.
+        micro_batches: of an update; None: as many as were traced.
     """
     model = MODELS[malloc]
     added = model.factor * replayed(trace, model, micro_batches=micro_batches)
@@ -356,12 +324,15 @@ def resident_peak(trace: Trace, malloc: Malloc, baseline_bytes: float, *, micro_
 
 
 def replayed(trace: Trace, model: ResidentModel, *, micro_batches: int | None = None) -> int:
-    """The most malloc takes of the system over the first updates [bytes]."""
+    """Peak memory that malloc takes of the system over the first updates [bytes]."""
     timeline = timeline_of(trace, micro_batches=micro_batches)
     malloc = SystemMalloc(model.malloc)
     sizes = list(timeline.sizes)
-    for index in _workspaces(trace):
-        sizes[index] = round(sizes[index] * model.written)
+    for index, storage in enumerate(trace.storages):  # workspaces that LSTM layers keep for their backward pass
+        operation = trace.operations[trace.occurrences[storage.born].operation] if storage.born >= 0 else None
+        outputs = operation.outputs if operation is not None and operation.name == "mkldnn_rnn_layer" else ()
+        if any(one.dtype == "uint8" and one.numel == storage.num_bytes for one in outputs):
+            sizes[index] = round(sizes[index] * model.written)
     events = [i + 1 for i in timeline.before]
     events += timeline.first
     events += timeline.later * (_UPDATES - 1)
@@ -375,29 +346,17 @@ def replayed(trace: Trace, model: ResidentModel, *, micro_batches: int | None = 
     return malloc.peak_resident
 
 
-def _workspaces(trace: Trace) -> list[int]:
-    """Storages that LSTM layers keep for their backward pass, beside their outputs."""
-    found = []
-    for index, storage in enumerate(trace.storages):
-        operation = trace.operations[trace.occurrences[storage.born].operation] if storage.born >= 0 else None
-        if operation is not None and operation.name == "mkldnn_rnn_layer":
-            outputs = operation.outputs
-            if any(one.dtype == "uint8" and one.numel == storage.num_bytes for one in outputs):
-                found.append(index)
-    return found
-
-
 _PRIOR_CASES = 19
-"""The prior counts as much as so many measured cases, and one less for each that was measured."""
+"""Weight of the prior in measured cases; one less for each that was measured."""
 _FEWEST_PRIOR_CASES = 3
-"""Some of it always remains: the next case may be of a kind never measured."""
+"""Least weight of the prior: the next case may be of a kind never measured."""
 _INTERVAL = (0.1, 0.9)
 """An Estimate's interval holds 8 of 10 cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What is believed of measured over forecast before anything was measured: normal, around `middle`."""
+    """Prior of the ratio measured / forecast: normal, around `middle`."""
 
     middle: float
     deviation: float
@@ -412,22 +371,22 @@ PRIORS = {
     "cuda": Prior(middle=1.0, deviation=0.04),
     "cpu": Prior(middle=1.0, deviation=0.08),
 }
-"""By kind of device. CUDA: the replay is exact, what libraries take is not known; other tools err by 1.6
+"""By kind of device. CUDA: the replay is exact, the memory of libraries is unknown; other tools err by 1.6
 to 3 % at best (LLMem, IJCAI'24). CPU: the spread in `bench/results/resident_memory_2026-11-21.json`."""
 
 _WORSE_UNSEEN = 1.5
-"""On a device model never measured errors may spread so much wider than the prior says."""
+"""Factor on the prior's deviation for a device model that was never measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryResiduals:
-    """Ratios measured / forecast: those of this device model, and whether there were any."""
+    """Ratios measured / forecast of a device model."""
 
     kind: str
     ratios: tuple[float, ...] = ()
 
     def cases(self) -> list[float]:
-        """All ratios that count, those of the prior included, in order."""
+        """Measured ratios and those of the prior, sorted."""
         prior = PRIORS[self.kind]
         if not self.ratios:
             prior = Prior(middle=prior.middle, deviation=prior.deviation * _WORSE_UNSEEN)
@@ -436,7 +395,7 @@ class MemoryResiduals:
 
 
 def needed(forecast_bytes: float, residuals: MemoryResiduals) -> Estimate:
-    """What will be needed [bytes]: the forecast with the interval that earlier errors give it."""
+    """The memory forecast [bytes] with the interval from earlier errors."""
     cases = residuals.cases()
     low, high = (_quantile(cases, share) for share in _INTERVAL)
     basis: Basis = "calibrated" if residuals.ratios else "datasheet"
@@ -447,10 +406,10 @@ def needed(forecast_bytes: float, residuals: MemoryResiduals) -> Estimate:
 
 
 def fit_probability(forecast_bytes: float, memory_bytes: float, residuals: MemoryResiduals) -> float:
-    """The chance [0 to 1] that what is forecast to need `forecast_bytes` fits in `memory_bytes`.
+    """Probability that a plan forecast to need `forecast_bytes` fits in `memory_bytes` [0 to 1].
 
-    Never 0 or 1: with n cases it lies between 1 / (n + 1) and n / (n + 1), unless the memory is less than half or more
-    than twice the forecast.
+    With n cases between 1 / (n + 1) and n / (n + 1), unless the memory is less than half or more than twice the
+    forecast.
     """
     if forecast_bytes <= 0:
         return 1.0
@@ -463,10 +422,7 @@ def fit_probability(forecast_bytes: float, memory_bytes: float, residuals: Memor
 
 
 def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of `sizes` that fits, by bisection: what fits must also do so with fewer samples.
-
-    Returns None where not even the smallest does.
-    """
+    """The largest of `sizes` that fits, by bisection; None if none does. Assumes that smaller sizes also fit."""
     ordered = sorted(sizes)
     low, high = 0, len(ordered)
     while low < high:
@@ -479,7 +435,7 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int 
 
 
 def _position(cases: Sequence[float], ratio: float) -> float:
-    """How many of the cases lie below `ratio`, counting linearly between two of them."""
+    """Number of cases below `ratio`, interpolated linearly between two of them."""
     if ratio < cases[0]:
         return 0.0
     for number, (lower, upper) in enumerate(itertools.pairwise(cases), 1):
@@ -489,7 +445,7 @@ def _position(cases: Sequence[float], ratio: float) -> float:
 
 
 def _quantile(cases: Sequence[float], share: float) -> float:
-    """The ratio that a new case stays below with probability `share`."""
+    """The ratio that a new case is below with probability `share`."""
     position = min(max(share * (len(cases) + 1), 1.0), float(len(cases))) - 1
     lower = int(position)
     upper = min(lower + 1, len(cases) - 1)

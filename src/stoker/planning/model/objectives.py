@@ -1,11 +1,7 @@
-"""What a plan is chosen for, and the limits it must keep.
+"""Choose among devices by an objective within limits of money and time, and advise the user.
 
-Money, energy and carbon of a forecast: a rate times a time, with what is assumed said in words.
-
-Two independent uncertainties are joined as relative errors in quadrature, on each side of the value apart. A price is
-taken as exact: what is uncertain of it is its age, which the price itself tells.
-
-Among devices: which to take for the objective, within the limits, and what to tell somebody who asks.
+Money, energy and carbon are a rate times a time. Independent uncertainties are joined as relative errors in quadrature,
+on each side of the value. A price counts as exact: its uncertainty is its age, which the price itself has.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ Objective = Literal["time", "money", "energy"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLimits:
-    """The most a run may cost [USD] and last [s]; None where there is no limit."""
+    """The most a run may cost [USD] and last [s]; None: no limit."""
 
     max_cost_usd: float | None = None
     deadline_s: float | None = None
@@ -38,11 +34,11 @@ class PlanLimits:
 
     @property
     def objective(self) -> Objective:
-        """What is wanted where nobody says: with a deadline the least money, else the least time."""
+        """The default objective: with a deadline the least money, else the least time."""
         return "time" if self.deadline_s is None else "money"
 
     def broken_by(self, candidate: Candidate) -> tuple[str, ...]:
-        """The limits a candidate exceeds, in words; a device that is here costs nothing, an unknown price too much."""
+        """The limits that a candidate exceeds, as text; a device here costs nothing, an unknown price too much."""
         total_s, cost = candidate.forecast.total_s.value, candidate.forecast.cost_usd
         words: list[str] = []
         if self.deadline_s is not None and total_s > self.deadline_s:
@@ -55,7 +51,7 @@ class PlanLimits:
         return tuple(words)
 
     def excess(self, candidate: Candidate) -> float:
-        """How far beyond its limits a candidate is: the largest ratio of need to limit, 1 if it keeps them."""
+        """Largest ratio of a candidate's need to its limit [1]; at least 1."""
         cost = candidate.forecast.cost_usd
         ratios = [1.0]
         if self.deadline_s is not None:
@@ -79,7 +75,7 @@ _FIRMEST_FIRST: tuple[Basis, ...] = ("measured here", "calibrated", "roofline", 
 
 
 def cost_usd(total_s: Estimate, price: Price) -> Estimate:
-    """What a time costs at a price [USD]; a start is paid by the second, storage and egress are left out."""
+    """Cost of a time at a price [USD], paid by the second; storage and egress are left out."""
     return total_s.scaled(price.usd_per_hour / 3600, "USD")
 
 
@@ -89,25 +85,32 @@ def energy_kwh(power_w: Estimate, total_s: Estimate, *, pue: float = PUE_DATA_CE
     Args:
         power_w: the device's mean draw while the job runs [W].
         total_s: how long it runs [s].
-        pue: what the building draws for each watt of the device [fraction], at least 1.
+        pue: power of the building over that of the device [1], at least 1.
 
     Raises:
         ValueError: `pue` is below 1.
     """
     if not pue >= 1:
         raise ValueError(f"a PUE is at least 1, got {pue}")
-    return _product(power_w, total_s, "J").scaled(pue / _JOULES_PER_KWH, "kWh")
+    joules = power_w.value * total_s.value  # of independent quantities; it rests on the weaker of the two
+    below = math.hypot(*(_relative(one.value - one.low, one.value) for one in (power_w, total_s)))
+    above = math.hypot(*(_relative(one.high - one.value, one.value) for one in (power_w, total_s)))
+    energy = Estimate(
+        value=joules, low=max(0.0, joules * (1 - below)), high=joules * (1 + above), unit="J",
+        basis=max(power_w.basis, total_s.basis, key=_FIRMEST_FIRST.index),
+    )  # fmt: skip
+    return energy.scaled(pue / _JOULES_PER_KWH, "kWh")
 
 
 def co2_kg(energy: Estimate, grid: Grid | None = None) -> Estimate:
-    """What an energy [kWh] emits on a grid, the world's average if None [kg of CO2 equivalent]."""
+    """Emission of an energy [kWh] on a grid [kg of CO2 equivalent]; None: the world's average."""
     return energy.scaled((grid or grid_of()).g_co2_per_kwh / 1000, "kg")
 
 
 def cost_assumptions(price: Price | None, *, pue: float = PUE_DATA_CENTRE, grid: Grid | None = None) -> str:
-    """What money, energy and carbon of a forecast rest on, on one line.
+    """The assumptions behind money, energy and carbon of a forecast, on one line.
 
-    >>> assumptions(None, pue=1.54)
+    >>> cost_assumptions(None, pue=1.54)
     'energy: the device × 1.54 for its building · carbon: world average, 481 g/kWh (2023)'
     """
     parts, grid = [], grid or grid_of()
@@ -122,27 +125,18 @@ def cost_assumptions(price: Price | None, *, pue: float = PUE_DATA_CENTRE, grid:
     return " · ".join(parts)
 
 
-def _product(a: Estimate, b: Estimate, unit: str) -> Estimate:
-    """The product of two independent quantities that are not negative; it rests on the weaker of the two."""
-    value = a.value * b.value
-    below = math.hypot(_relative(a.value - a.low, a.value), _relative(b.value - b.low, b.value))
-    above = math.hypot(_relative(a.high - a.value, a.value), _relative(b.high - b.value, b.value))
-    basis = max(a.basis, b.basis, key=_FIRMEST_FIRST.index)
-    return Estimate(value=value, low=max(0.0, value * (1 - below)), high=value * (1 + above), unit=unit, basis=basis)
-
-
 def _relative(distance: float, value: float) -> float:
     return distance / value if value else 0.0
 
 
 ENOUGH_S = 1800.0
-"""A run that ends within this on what is here needs nothing rented [s]."""
+"""A run that ends here within this time needs no rented device [s]."""
 
 WORTH_RENTING = 3.0
-"""Renting is spoken of where it is at least this many times faster."""
+"""Renting is advised if it is at least this many times faster."""
 
 _MORE_SAMPLES = 1.05
-"""From so many times the samples on it is told that a run trains on more: in a stated time, faster devices do."""
+"""Least ratio of samples that is mentioned: in a stated time, faster devices train on more."""
 
 
 def choose(
@@ -152,25 +146,36 @@ def choose(
 
     Args:
         candidates: one for each device.
-        limits: what must be kept.
-        objective: what is least in the best; `limits.objective` if None.
+        limits: to be kept.
+        objective: to be minimised; `limits.objective` if None.
 
     Raises:
         DoesNotFit: none keeps the limits; it names the one that almost does.
     """
-    wanted = objective or limits.objective
-    keeping = sorted((c for c in candidates if not limits.broken_by(c)), key=lambda c: _key(c, wanted))
+    objective = objective or limits.objective
+    keeping = sorted((c for c in candidates if not limits.broken_by(c)), key=lambda c: _key(c, objective))
     if not keeping:
-        raise _nothing_keeps(candidates, limits)
+        raise _none_within_limits(candidates, limits)
     best, *others = keeping
-    ranked = (dataclasses.replace(best, why=_why_best(keeping, limits, wanted)),
-              *(dataclasses.replace(c, why=_against(c, best)) for c in others))  # fmt: skip
+    why = {"time": "fastest", "money": "cheapest", "energy": "least energy"}[objective]
+    if not others:
+        why = best.why if limits == PlanLimits() else f"the only one {limits.in_words()}"
+    elif objective == "money" and limits.deadline_s is not None:
+        why += " inside the deadline"
+    elif limits.max_cost_usd is not None:
+        why += " within the budget"
+    ranked = [dataclasses.replace(best, why=why)]
+    for other in others:
+        words = [_ratio(other.forecast.seconds_per_sample / best.forecast.seconds_per_sample, "the time", "as fast")]
+        if 0 < _cost(best) < float("inf") and 0 < _cost(other) < float("inf"):
+            words.append(_ratio(_cost(other) / _cost(best), "the cost", "cheaper"))
+        ranked.append(dataclasses.replace(other, why=", ".join(words)))
     rejected = tuple(
         Rejection(device=c.device, plan=c.plan, reason="; ".join(limits.broken_by(c)))
         for c in candidates
         if limits.broken_by(c)
     )
-    return ranked, rejected
+    return tuple(ranked), rejected
 
 
 def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
@@ -195,7 +200,7 @@ def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
 
 
 def rental_advice(why_not_here: str, rentable: Sequence[Candidate]) -> str:
-    """One sentence for a job that does not fit here: the cheapest device on which it does, or that there is none."""
+    """One sentence for a job that does not fit here: the cheapest device on which it does, if any."""
     priced = [c for c in rentable if c.forecast.cost_usd is not None]
     if not priced:
         return f"It does not fit here ({why_not_here}), nor on any one device with a price in the catalogue."
@@ -203,7 +208,7 @@ def rental_advice(why_not_here: str, rentable: Sequence[Candidate]) -> str:
 
 
 def _key(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
-    """What is to be least, then time; what nobody knows comes last."""
+    """Sort key: the objective, then time; unknown values come last."""
     forecast = candidate.forecast
     time = (forecast.seconds_per_sample, forecast.total_s.value)
     if objective == "money":
@@ -214,28 +219,10 @@ def _key(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
 
 
 def _cost(candidate: Candidate) -> float:
-    """What the run costs [USD]: nothing on what is here, infinitely much where nobody knows."""
+    """Cost of the run [USD]: 0 on a device here, infinity if unknown."""
     if candidate.is_here:
         return 0.0
     return candidate.forecast.cost_usd.value if candidate.forecast.cost_usd is not None else float("inf")
-
-
-def _why_best(keeping: Sequence[Candidate], limits: PlanLimits, objective: Objective) -> str:
-    if len(keeping) == 1:
-        return keeping[0].why if limits == PlanLimits() else f"the only one {limits.in_words()}"
-    word = {"time": "fastest", "money": "cheapest", "energy": "least energy"}[objective]
-    if objective == "money" and limits.deadline_s is not None:
-        return f"{word} inside the deadline"
-    return f"{word} within the budget" if limits.max_cost_usd is not None else word
-
-
-def _against(candidate: Candidate, best: Candidate) -> str:
-    """How another compares with the best: `2.1x the time, 0.8x the cost`."""
-    words = [_ratio(candidate.forecast.seconds_per_sample / best.forecast.seconds_per_sample, "the time", "as fast")]
-    mine, theirs = _cost(candidate), _cost(best)
-    if 0 < theirs < float("inf") and 0 < mine < float("inf"):
-        words.append(_ratio(mine / theirs, "the cost", "cheaper"))
-    return ", ".join(words)
 
 
 def _ratio(ratio: float, more: str, less: str) -> str:
@@ -246,7 +233,7 @@ def _ratio(ratio: float, more: str, less: str) -> str:
 
 
 def _with_interval(candidate: Candidate) -> str:
-    """`3 min 20 s (3 min to 4 min)`: on a machine that others use the interval is what there is to go by."""
+    """`3 min 20 s (3 min to 4 min)`."""
     total = candidate.forecast.total_s
     return f"{format_seconds(total.value)} ({format_seconds(total.low)} to {format_seconds(total.high)})"
 
@@ -259,12 +246,12 @@ def _deal(candidate: Candidate) -> str:
 
 
 def _samples(candidate: Candidate, chosen: Candidate) -> str:
-    """` with 12 times the samples`, where a run trains on more of them than the chosen one."""
+    """` with 12 times the samples`, if the run trains on more than the chosen one."""
     ratio = candidate.forecast.total_samples / max(1, chosen.forecast.total_samples)
     return f" with {ratio:.2g} times the samples" if ratio > _MORE_SAMPLES else ""
 
 
-def _nothing_keeps(candidates: Sequence[Candidate], limits: PlanLimits) -> DoesNotFit:
+def _none_within_limits(candidates: Sequence[Candidate], limits: PlanLimits) -> DoesNotFit:
     if not candidates:
         return DoesNotFit("the job fits on none of these devices")
     nearest = min(candidates, key=limits.excess)

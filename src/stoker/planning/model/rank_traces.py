@@ -1,12 +1,11 @@
-"""From the trace of an update in one process to what one process of a layout does of it and holds.
+"""The trace and the state of one process of a layout, from the trace of an update in one process.
 
-Parts of a batch need no change: they are a trace of fewer samples. What shards, tensor groups and stages divide is
-divided here, operation by operation and storage by storage, so that malloc and the caching allocator are replayed over
-the result as over any other trace.
+A part of a batch needs no change: its trace is one of fewer samples. Shards, tensor groups and stages divide operations
+and storages here, one by one, so that malloc and the caching allocator are replayed over the result as over any trace.
 
-Not checked: that what lies between two divided layers is divided as they are, as in attention and feed-forward layers.
+Not checked: that everything between two divided layers is divided as they are, as in attention and feed-forward layers.
 
-What one process of a layout holds from update to update, exactly as PyTorch lays it out.
+`rank_state` is what PyTorch keeps in a process from update to update, to the byte.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stoker.planning.model.communication import gradient_buckets, local_shape, padded_shard_bytes, sharding_groups
-from stoker.records import Layout, Occurrence, Operation, Storage, TensorShape, Trace
+from stoker.records import Layout, Occurrence, Operation, TensorShape, Trace
 from stoker.records.profile import Division, ModelParts, Parameter
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
@@ -26,7 +25,7 @@ _STATE = ("parameter", "optimizer state", "average")
 
 
 def with_buckets(trace: Trace) -> Trace:
-    """The trace where gradients lie in buckets for good, and are copied there as they come about."""
+    """The trace with gradients in permanent buckets, into which each is copied when it is made."""
     storages = list(trace.storages)
     gradients = [index for index, one in enumerate(storages) if one.category == "gradient" and one.born >= 0]
     before = []
@@ -51,10 +50,10 @@ def with_buckets(trace: Trace) -> Trace:
 
 
 def with_shards(trace: Trace, parts: ModelParts, layout: Layout) -> Trace:
-    """The trace where each process keeps its shard of parameters, gradients and optimiser state, and moves that."""
+    """The trace with one shard of parameters, gradients and optimiser state, and the optimiser's work on it."""
     stored = _stored(parts, layout)
     share = 1 / layout.shards
-    # Where parameters stay gathered, gradients of all passes but the last are added up whole.
+    # If parameters stay gathered, gradients of all passes but the last are added up whole.
     are_divided = layout.reshard or trace.settings.parts == 1
     kept = ("gradient", *_STATE) if are_divided else _STATE
     storages = [
@@ -92,10 +91,10 @@ def with_divided_layers(trace: Trace, parts: ModelParts, layout: Layout) -> Trac
 
 
 def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) -> Trace:
-    """What one stage does, the optimiser for its share of the parameters; its storages are those it allocates.
+    """The trace of one stage, with the optimiser's work on its share of the parameters, and the storages it allocates.
 
-    `cuts` are the first blocks of all stages but the first. What belongs to no block is done by the first stage where
-    it comes before all blocks in the forward pass, and by the last one where it comes after them.
+    `cuts` are the first blocks of all stages but the first. Operations outside of blocks belong to the first stage if
+    they come before all blocks in the forward pass, and to the last one if they come after them.
     """
     places = _stages(trace, parts, cuts)
     keep = [place is None or place == stage for place in places]
@@ -108,23 +107,37 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
         if (one.born < 0 and one.category in ("input", "buffer")) or (one.born >= 0 and keep[one.born])
     ]  # fmt: skip
     renumbered = {old: new for new, old in enumerate(kept)}
-    storages = [_moved(trace.storages[old], new_index) for old in kept]
+    storages = []
+    for old in kept:
+        storage = trace.storages[old]
+        died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
+        if died is not None:
+            died = max(0, born, new_index[min(died, len(new_index) - 1)])
+        storages.append(dataclasses.replace(storage, born=born, died=died))
     events = [
         (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1) for event in trace.events
         if abs(event) - 1 in renumbered
     ]  # fmt: skip
     occurrences = [one for one, is_mine in zip(trace.occurrences, keep, strict=True) if is_mine]
-    share = _share_of_stage(parts, cuts, stage)
-    made = dataclasses.replace(
+    first_block = next((n for n, one in enumerate(parts.parameters) if one.block is not None), len(parts.parameters))
+    trained_bytes = 0
+    for index, parameter in enumerate(parts.parameters):
+        if parameter.block is not None:
+            at_stage = sum(parameter.block >= cut for cut in cuts)
+        else:
+            at_stage = len(cuts) if first_block <= index else 0
+        trained_bytes += parameter.num_bytes if parameter.is_trained and at_stage == stage else 0
+    share = trained_bytes / max(1, parts.trained_bytes)
+    staged = dataclasses.replace(
         trace, occurrences=tuple(occurrences), storages=tuple(storages), events=tuple(events), repetition=None
     )
     return _with_operations(
-        made, lambda one, operation: _in_rows(operation, share) if one.phase == "optimizer" else operation
+        staged, lambda one, operation: _in_rows(operation, share) if one.phase == "optimizer" else operation
     )
 
 
 def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
-    """What a stage hands on of one micro-batch [bytes]: the first tensor that a block in the middle reads."""
+    """Bytes that a stage passes on for one micro-batch: the first tensor that a block in the middle reads."""
     middle = parts.blocks[len(parts.blocks) // 2]
     for one in trace.occurrences:
         name = trace.modules[one.module]
@@ -137,16 +150,16 @@ _ITEM_BYTES = {"fp64": 8, "int64": 8, "bf16": 2, "fp16": 2, "bool": 1, "uint8": 
 
 
 def batch_norms_of(trace: Trace) -> tuple[Operation, ...]:
-    """The batch norms that one micro-batch passes through, one for each forward pass of one."""
+    """The batch norms in the forward pass of one micro-batch."""
     operations = (trace.operations[one.operation] for one in trace.occurrences
                   if one.part == 0 and one.phase == "forward")  # fmt: skip
     return tuple(one for one in operations if "batch_norm" in one.name)
 
 
 def synced_norm_work(norm: Operation) -> Operation:
-    """One of the elementwise operations of which a batch norm over several processes is made on top of PyTorch's.
+    """One of the `SYNCED_NORM_WORK` elementwise operations that a batch norm over several processes adds to PyTorch's.
 
-    `SYNCED_NORM_WORK` of them, each over tensors as large as the norm's input.
+    Each is over tensors as large as the norm's input.
     """
     x = norm.inputs[0]
     num_bytes = _bytes_of(x)
@@ -155,14 +168,14 @@ def synced_norm_work(norm: Operation) -> Operation:
 
 
 SYNCED_NORM_WORK = 5
-"""See `stoker.stepping.batch_norm`: its passes over a tensor, less those of PyTorch's own kernels."""
+"""Passes of `stoker.stepping.batch_norm` over a tensor, less those of PyTorch's own kernels."""
 
 
 def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tensor group sums in the passes of one micro-batch [bytes]: forward outputs, backward gradients.
+    """Sizes of the tensors that a tensor group sums for one micro-batch [bytes]: forward outputs, backward gradients.
 
-    Forward the outputs of layers divided by rows or by vocabulary, backward the gradient of what layers divided by
-    columns take: once for those of one parent, such as queries, keys and values, since they take the same.
+    Forward the outputs of layers divided by rows or by vocabulary, backward the input gradient of layers divided by
+    columns: once for the layers of one parent, such as queries, keys and values, since they share their input.
     """
     forward: list[int] = []
     backward: dict[str, int] = {}
@@ -183,69 +196,42 @@ def _bytes_of(shape: TensorShape) -> int:
 
 
 def _stored(parts: ModelParts, layout: Layout) -> Callable[[int], int]:
-    """From a whole tensor's bytes to what a process stores of it; of sizes that mean several parameters, in turn."""
+    """Bytes that a process stores, by a whole tensor's bytes; the mean for parameters of the same size."""
     sizes: defaultdict[int, list[int]] = defaultdict(list)
     for one in parts.parameters:
         sizes[one.num_bytes].append(stored_bytes(one, layout))
-    means = {whole: round(sum(found) / len(found)) for whole, found in sizes.items()}
+    means = {whole: round(sum(local) / len(local)) for whole, local in sizes.items()}
     return lambda num_bytes: means.get(num_bytes, num_bytes)
 
 
 def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
-    """The stage of each occurrence; None of those of the optimiser."""
-    block_of = _blocks_by_module(trace, parts)
-    found: list[int | None] = []
+    """The stage of each occurrence; None for the optimiser's."""
+    block_of: list[int | None] = []
+    for name in trace.modules:
+        parents = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
+        block_of.append(next((parts.blocks.index(parent) for parent in parents if parent in parts.blocks), None))
+    first_block = next((index for index, p in enumerate(parts.parameters) if p.block is not None), 0)
+    before_blocks = {p.name.rpartition(".")[0] for p in parts.parameters[:first_block]} - {""}
+    stages: list[int | None] = []
     last, has_passed = 0, False
     for one in trace.occurrences:
         block = block_of[one.module]
         if one.phase == "optimizer":
-            found.append(None)
+            stages.append(None)
             continue
         if block is not None:
             last, has_passed = sum(block >= cut for cut in cuts), True
         elif one.phase == "forward":
-            # Before the first block of a micro-batch, or after its last one.
-            has_passed = has_passed and not _begins_again(trace, one, parts)
+            # Before the first block of a micro-batch, or after its last one; a module registered before the blocks
+            # begins the next micro-batch.
+            has_passed = has_passed and trace.modules[one.module] not in before_blocks
             last = len(cuts) if has_passed else 0
-        found.append(last)
-    return found
-
-
-def _begins_again(trace: Trace, one: Occurrence, parts: ModelParts) -> bool:
-    """Whether an occurrence outside of blocks belongs to a module registered before them."""
-    name = trace.modules[one.module]
-    first = next((index for index, p in enumerate(parts.parameters) if p.block is not None), 0)
-    return bool(name) and any(p.name.rpartition(".")[0] == name for p in parts.parameters[:first])
-
-
-def _blocks_by_module(trace: Trace, parts: ModelParts) -> list[int | None]:
-    found: list[int | None] = []
-    for name in trace.modules:
-        parents = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
-        found.append(next((parts.blocks.index(parent) for parent in parents if parent in parts.blocks), None))
-    return found
-
-
-def _share_of_stage(parts: ModelParts, cuts: Sequence[int], stage: int) -> float:
-    """Of all trained bytes, those of a stage."""
-    whole, mine = parts.trained_bytes, 0
-    places = [place for place, one in enumerate(parts.parameters) if one.block is not None]
-    for place, one in enumerate(parts.parameters):
-        outside = 0 if not places or place < places[0] else len(cuts)
-        at = outside if one.block is None else sum(one.block >= cut for cut in cuts)
-        mine += one.num_bytes if one.is_trained and at == stage else 0
-    return mine / max(1, whole)
-
-
-def _moved(one: Storage, new_index: Sequence[int]) -> Storage:
-    if one.born < 0:
-        return dataclasses.replace(one, died=None if one.died is None else max(0, new_index[one.died]))
-    died = None if one.died is None else max(new_index[one.born], new_index[min(one.died, len(new_index) - 1)])
-    return dataclasses.replace(one, born=new_index[one.born], died=died)
+        stages.append(last)
+    return stages
 
 
 def _with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Operation]) -> Trace:
-    """The trace with each occurrence's operation changed; operations alike stay one."""
+    """The trace with each occurrence's operation changed; equal operations stay one."""
     operations: list[Operation] = []
     numbers: dict[tuple[int, str, int], int] = {}
     occurrences = []
@@ -261,7 +247,7 @@ def _with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Ope
 
 
 def _in_rows(operation: Operation, share: float) -> Operation:
-    """The same over so much of the first dimension of every tensor."""
+    """The operation over a share of the first dimension of every tensor."""
     return _scaled(operation, share, lambda shape: _with_dim(shape, 0, share) if shape.shape else shape)
 
 
@@ -281,7 +267,7 @@ def _with_dim(shape: TensorShape, dim: int, share: float) -> TensorShape:
 
 
 class _DividedLayers:
-    """Which of a trace's operations a tensor group divides, and how."""
+    """The operations of a trace as a tensor group divides them."""
 
     def __init__(self, trace: Trace, parts: ModelParts, tensor: int) -> None:
         self._trace, self._share = trace, 1 / tensor
@@ -293,32 +279,33 @@ class _DividedLayers:
         self._between = {name for name, kinds in between.items() if name and len(kinds) > 1}
 
     def output_share(self, one: Occurrence) -> float:
-        """What is left of an occurrence's outputs."""
+        """Share of an occurrence's outputs in one process [0 to 1]."""
         operation = self._trace.operations[one.operation]
         after = self.operation(one, operation)
         whole = sum(shape.numel for shape in operation.outputs)
         return sum(shape.numel for shape in after.outputs) / whole if whole else 1.0
 
     def operation(self, one: Occurrence, operation: Operation) -> Operation:
-        """What a process does of an occurrence's operation."""
+        """One process's part of an occurrence's operation."""
         name = self._trace.modules[one.module]
         division = self._divided.get(name)
         if division is not None and operation.name in _PRODUCTS:
             return self._product(operation, division, self._weights.get(name, ()), is_forward=one.phase == "forward")
         if name in self._between or division == "columns":
-            return _scaled(operation, self._share, self._between_layers)
-        return operation
 
-    def _between_layers(self, shape: TensorShape) -> TensorShape:
-        """Heads, the second dimension of four, or features, the last one, are divided."""
-        if not shape.shape:
-            return shape
-        return _with_dim(shape, 1 if len(shape.shape) == 4 else len(shape.shape) - 1, self._share)
+            def narrowed(shape: TensorShape) -> TensorShape:
+                if not shape.shape:
+                    return shape
+                dim = 1 if len(shape.shape) == 4 else len(shape.shape) - 1  # heads, or features
+                return _with_dim(shape, dim, self._share)
+
+            return _scaled(operation, self._share, narrowed)
+        return operation
 
     def _product(
         self, operation: Operation, division: Division, weight: tuple[int, ...], *, is_forward: bool
     ) -> Operation:
-        """m, k or n of [m, k] @ [k, n] divided: whichever the layer's outputs (columns) or inputs (rows) are there."""
+        """The product with m, k or n of [m, k] @ [k, n] divided: the layer's outputs (columns) or inputs (rows)."""
         *more, a, b = operation.inputs
         out = operation.outputs[0]
         if is_forward:
@@ -349,19 +336,19 @@ class _DividedLayers:
 _GLOO_ONCE, _GLOO_TWICE = 6.0, 9.0
 """See `gloo_buffers`."""
 SCALAR_BYTES = 8
-"""A tensor of an optimiser's state up to this size counts something, and is there once for each parameter."""
+"""A tensor of an optimiser's state up to this size [bytes] is a counter, one for each parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerFootprint:
-    """An optimiser's state: so many tensors like each trained parameter, and `scalar_bytes` for each besides."""
+    """An optimiser's state: `like` tensors of each trained parameter's shape, and `scalar_bytes` for each parameter."""
 
     like: int
     scalar_bytes: int
 
     @classmethod
     def of(cls, trace: Trace, parts: ModelParts) -> OptimizerFootprint:
-        """As a trace of the whole model has it; of states that differ by parameter, the mean, rounded."""
+        """The footprint in a trace of the whole model; the rounded mean if states differ by parameter."""
         state = [one.num_bytes for one in trace.storages if one.category == "optimizer state" and one.born < 0]
         trained = [one for one in parts.parameters if one.is_trained]
         scalars = [size for size in state if size <= SCALAR_BYTES]
@@ -371,9 +358,9 @@ class OptimizerFootprint:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What a process keeps [bytes]: its part of parameters, of their gradients, and of the optimiser's state.
+    """State of a process [bytes]: its part of parameters, of their gradients, and of the optimiser's state.
 
-    `parameters` are counted as they are stored: `fully_shard` pads them so that every process has as much as the first.
+    `parameters` include the padding of `fully_shard`, by which every process has as much as the first.
     """
 
     parameters: int
@@ -382,7 +369,7 @@ class RankState:
 
     @property
     def total(self) -> int:
-        """All of it [bytes]."""
+        """Parameters, gradients and optimiser state [bytes]."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -394,19 +381,18 @@ def rank_state(
     Not checked: that the optimiser's state of a parameter is shaped like the parameter.
     """
     stage, _, shard, _ = layout.coordinates(rank)
-    mine = [one for one in parts.parameters if stage_of(one, parts, layout.stages, cuts) == stage]
-    trained = [one for one in mine if one.is_trained]
-    local = {one.name: local_bytes(one, layout, shard) for one in mine}
-    gradients = sum(local[one.name] for one in trained)
+    held = [one for one in parts.parameters if stage_of(one, parts, layout.stages, cuts) == stage]
+    trained = [one for one in held if one.is_trained]
+    gradients = sum(local_bytes(one, layout, shard) for one in trained)
     return RankState(
-        parameters=sum(stored_bytes(one, layout) for one in mine),
+        parameters=sum(stored_bytes(one, layout) for one in held),
         gradients=gradients,
         optimizer=moments.like * gradients + moments.scalar_bytes * len(trained),
     )
 
 
 def local_bytes(one: Parameter, layout: Layout, shard: int) -> int:
-    """What of a parameter belongs to a shard [bytes]: the last ones may have less than the others, or none."""
+    """Bytes of a parameter in a shard; the last shards may have less than the others, or none."""
     shape = local_shape(one, layout.tensor)
     if not shape or layout.shards == 1:
         return math.prod(shape) * one.item_bytes
@@ -416,28 +402,28 @@ def local_bytes(one: Parameter, layout: Layout, shard: int) -> int:
 
 
 def stored_bytes(one: Parameter, layout: Layout) -> int:
-    """What a process stores of a parameter [bytes], padding included."""
+    """Bytes of a parameter in a process, with padding."""
     if layout.shards > 1:
         return padded_shard_bytes(one, layout.shards, layout.tensor)
     return math.prod(local_shape(one, layout.tensor)) * one.item_bytes
 
 
 def stage_of(one: Parameter, parts: ModelParts, stages: int, cuts: tuple[int, ...] | None = None) -> int:
-    """The stage that holds a parameter: that of its block, else the first or the last.
+    """Index of the stage that holds a parameter [0 to stages - 1]: that of its block, else the first or the last.
 
-    What is registered before the first block feeds it, what comes after the last one takes what it gives. `cuts` are
-    the first blocks of all stages but the first; evenly spread where none are given.
+    Parameters registered before the first block are assumed to feed it, those after to use the last block's output.
+    `cuts` are the first blocks of all stages but the first; evenly spaced if None.
     """
     if stages == 1:
         return 0
     if one.block is None:
-        places = [place for place, other in enumerate(parts.parameters) if other.block is not None]
-        return 0 if parts.parameters.index(one) < places[0] else stages - 1
+        first_block = next(index for index, other in enumerate(parts.parameters) if other.block is not None)
+        return 0 if parts.parameters.index(one) < first_block else stages - 1
     return sum(one.block >= cut for cut in cuts or even_cuts(len(parts.blocks), stages))
 
 
 def even_cuts(num_blocks: int, stages: int) -> tuple[int, ...]:
-    """First blocks of all stages but the first, where stages hold equally many, give or take one.
+    """First blocks of all stages but the first, if stages hold equally many, give or take one.
 
     >>> even_cuts(6, 4)
     (1, 3, 4)
@@ -446,11 +432,11 @@ def even_cuts(num_blocks: int, stages: int) -> tuple[int, ...]:
 
 
 def communication_buffers(parts: ModelParts, layout: Layout) -> int:
-    """What is allocated beside the model to tell each other of it, at the most [bytes].
+    """Peak memory of buffers for communication on a GPU [bytes].
 
-    Of whole copies the buckets, which hold the gradients themselves; nothing comes on top. Of shards two gathered
-    blocks, the one in use and the next, with the buffer they came in, and the gradients of a block before and after
-    they are put in order for their sum.
+    Replicas need none: their buckets hold the gradients themselves. Shards need two gathered blocks, the one in use and
+    the next, with the buffer they came in, and the gradients of a block before and after they are reordered for their
+    sum.
     """
     if layout.shards == 1:
         return 0
@@ -464,10 +450,10 @@ def communication_buffers(parts: ModelParts, layout: Layout) -> int:
 
 
 def gloo_buffers(parts: ModelParts, layout: Layout) -> int:
-    """The same on a CPU [bytes]: gloo copies what it gathers and scatters, in threads that keep the memory they had.
+    """Peak memory of buffers for communication on a CPU [bytes]: gloo copies tensors, in threads that keep the memory.
 
-    In multiples of all that is gathered, fitted on `calibration` of `bench/many/forecast.py`, PyTorch 2.13: 6 where
-    parameters stay gathered, 8 and 10 where blocks are gathered twice.
+    In multiples of all gathered bytes, fitted on `calibration` of `bench/many/forecast.py`, PyTorch 2.13: 6 if
+    parameters stay gathered, 8 and 10 if blocks are gathered twice.
     """
     if layout.shards == 1:
         return 0
@@ -476,19 +462,19 @@ def gloo_buffers(parts: ModelParts, layout: Layout) -> int:
 
 
 def buckets_bytes(parts: ModelParts) -> int:
-    """Of DistributedDataParallel's buckets, which hold all gradients for good [bytes]."""
+    """Size of DistributedDataParallel's buckets, which hold all gradients permanently [bytes]."""
     return sum(gradient_buckets(parts.parameters))
 
 
 def of_stage(parts: ModelParts, stage: int, stages: int, cuts: tuple[int, ...] | None = None) -> ModelParts:
-    """What one stage holds, its blocks numbered from 0; `cuts` as in `stage_of`."""
+    """The parts of one stage, its blocks numbered from 0; `cuts` as in `stage_of`."""
     cuts = cuts or even_cuts(len(parts.blocks), stages)
     first, last = (0, *cuts, len(parts.blocks))[stage : stage + 2]
-    mine = [one for one in parts.parameters if stage_of(one, parts, stages, cuts) == stage]
+    held = [one for one in parts.parameters if stage_of(one, parts, stages, cuts) == stage]
     return dataclasses.replace(
         parts,
         parameters=tuple(
-            dataclasses.replace(one, block=None if one.block is None else one.block - first) for one in mine
+            dataclasses.replace(one, block=None if one.block is None else one.block - first) for one in held
         ),
         blocks=parts.blocks[first:last],
     )

@@ -1,14 +1,11 @@
-"""Forecasts of plans from traces alone: nothing of the job is run, and the device need not be here.
+"""Forecasts of whole runs: from traces alone, without running the job or having the device, and from a short trial.
 
-From a short trial to a forecast of the whole run.
-
-Where bytes and time go, as parts that add up to what is forecast: what no trace knows is a part by its name.
+A breakdown's parts add up to the forecast; parts that no trace has get a name of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from stoker.planning.model.memory import (
     resident_peak,
 )
 from stoker.planning.model.objectives import energy_kwh
-from stoker.planning.model.search_space import trace_settings
+from stoker.planning.model.search_space import num_micro_batches, trace_settings
 from stoker.planning.model.update_time import (
     OperationTimes,
     UpdateTime,
@@ -40,6 +37,7 @@ from stoker.records import (
     Estimate,
     Forecast,
     Hardware,
+    Layout,
     Malloc,
     Measurement,
     Plan,
@@ -50,17 +48,17 @@ from stoker.records import (
 )
 
 Traces = Callable[[TraceSettings], Trace]
-"""Gives the trace of an update of the whole model."""
+"""The trace of an update of the whole model, by settings."""
 
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
-"""What a checkpoint holds."""
+"""Storages in a checkpoint."""
 
 
 class Needs:
-    """What updates need of memory and of operations, each found once, whichever devices and plans ask.
+    """Memory and operations of updates, each computed once for all devices and plans.
 
     Args:
-        traces: gives traces of the job's updates.
+        traces: traces of the job's updates.
     """
 
     def __init__(self, traces: Traces) -> None:
@@ -78,14 +76,14 @@ class Needs:
         return self._peaks[key]
 
     def resident(self, settings: TraceSettings, micro_batches: int, malloc: Malloc) -> float:
-        """What such updates add to the memory of a process on a CPU, under a setting of malloc [bytes]."""
+        """Memory that such updates add to a process on a CPU, under a setting of malloc [bytes]."""
         key = settings, micro_batches, malloc
         if key not in self._resident:
             self._resident[key] = resident_peak(self.trace(settings), malloc, 0, micro_batches=micro_batches)
         return self._resident[key]
 
     def kept(self, settings: TraceSettings) -> int:
-        """What a checkpoint holds [bytes]."""
+        """Size of a checkpoint [bytes]."""
         if settings not in self._kept:
             storages = self.trace(settings).storages
             self._kept[settings] = sum(s.num_bytes for s in storages if s.born < 0 and s.category in _SAVED)
@@ -104,13 +102,15 @@ class TracedForecasts:
 
     Args:
         profile: the job's facts.
-        hardware: the device, by the number of threads that compute on a CPU (None: all its cores).
-        needs: what the job's updates need.
-        extents: how much there is to do, at so many samples per second.
+        hardware: the device, by the number of threads on a CPU (None: all its cores).
+        needs: memory and operations of the job's updates.
+        extents: the run's extents at a rate [samples/s].
         calibrations: forecasts and measurements of earlier runs on this device.
-        held_bytes: what the process holds before it trains [bytes]; on a CPU that is part of the peak.
-        fetch_s: what one process takes to fetch a sample that is not in memory [s].
+        held_bytes: memory of the process before it trains [bytes]; on a CPU part of the peak.
+        fetch_s: time in which one process fetches a sample that is not in memory [s].
     """
+
+    layout = Layout()
 
     def __init__(
         self,
@@ -123,12 +123,13 @@ class TracedForecasts:
         held_bytes: int = 0,
         fetch_s: float = 0.0,
     ) -> None:
-        self._profile, self._hardware_with, self._needs = profile, hardware, needs
+        self._profile = self._local = profile  # `_local`: facts of the samples of one process
+        self._hardware_with, self._needs = hardware, needs
         self._extents, self._held_bytes, self._fetch_s = extents, held_bytes, fetch_s
         self._hardware = hardware(None)
         self._times: dict[int, tuple[Hardware, OperationTimes]] = {}
         self._updates: dict[Plan, UpdateTime] = {}
-        # A peak of 0 is none: versions of 2026-11-22 wrote down such.
+        # Versions of 2026-11-22 wrote peaks of 0 for unknown ones.
         peaks = (c for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0 and c.measured > 0)
         ratios = tuple(c.measured / c.forecast for c in peaks)
         self._calibrations = calibrations
@@ -141,9 +142,9 @@ class TracedForecasts:
         return self._resident(plan)
 
     def probability_it_fits(self, plan: Plan) -> float:
-        """That the device's memory is enough; 1 where nobody knows how much it has."""
-        there = self._hardware.device.memory_bytes
-        return fit_probability(self.needed_bytes(plan), there, self._residuals) if there else 1.0
+        """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
+        memory_bytes = self._hardware.device.memory_bytes
+        return fit_probability(self.needed_bytes(plan), memory_bytes, self._residuals) if memory_bytes else 1.0
 
     def forecast(self, plan: Plan) -> Forecast:
         """Time and memory of the whole run."""
@@ -158,19 +159,23 @@ class TracedForecasts:
         # The last update of an epoch has fewer samples, and takes less time.
         training = step_s.scaled(extents.total_samples / samples)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
-        # What is evaluated is fetched by the process that computes, whoever fetches for training.
+        # Samples to evaluate are fetched by the process that computes, even if workers fetch for training.
         evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
         unsaved = training.value + evaluate.value * evaluated
         saved = saving(
-            self._with_layout(plan), self._saved_bytes(plan), training_s=training.value, unsaved_s=unsaved,
-            evaluations=extents.evaluations, link_bytes_per_s=self._hardware.host_link_bytes_per_s,
+            dataclasses.replace(plan, layout=self.layout, captured=False), self._saved_bytes(plan),
+            training_s=training.value, unsaved_s=unsaved, evaluations=extents.evaluations,
+            link_bytes_per_s=self._hardware.host_link_bytes_per_s,
         )  # fmt: skip
         total = unsaved + saved.total_s
         total_s, compile_s = training.scaled(total / training.value), None
         if update.compile_s is not None:
-            known = self._calibrations if plan.compile else ()  # of capturing nothing is remembered
+            known = self._calibrations if plan.compile else ()  # capture times are not recorded
             compile_s = as_measured_before(update.compile_s, known)
-            total_s = _both(total_s, compile_s)
+            total_s = dataclasses.replace(
+                total_s, value=total_s.value + compile_s.value, low=total_s.low + compile_s.low,
+                high=total_s.high + compile_s.high,
+            )  # fmt: skip
         cuda = self._hardware.device.kind == "cuda"
         allocated, reserved = self._device_bytes(plan) if cuda else (self._resident(plan), 0.0)
         return Forecast(
@@ -191,21 +196,27 @@ class TracedForecasts:
         )
 
     def energy_kwh(self, plan: Plan, forecast: Forecast, *, pue: float) -> Estimate | None:
-        """Energy of the run, with its share of the building's; None where nobody knows what the device draws."""
+        """Energy of the run, with its share of the building's [kWh]; None if the device's power is unknown."""
         if self._hardware.power_w is None:
             return None
         power = self.update(plan).power_w
         return None if power is None else energy_kwh(power, forecast.total_s, pue=pue)
 
     def is_fallback(self, plan: Plan) -> bool:
-        """Whether a CPU was traced in the device's place, because this PyTorch cannot pretend to have one."""
+        """True if a CPU was traced instead, because this PyTorch cannot pretend to have the device."""
         return self._needs.trace(self._settings(plan)).is_fallback
 
     def breakdown(self, plan: Plan) -> Breakdown:
-        """Where bytes and time of an update go."""
+        """Parts of an update's memory and time; `peak_at` is the phase and the user's line of the peak."""
         settings = self._settings(plan)
         peak, trace = self._needs.peak(settings, self._micro_batches(plan)), self._needs.trace(settings)
-        return Breakdown(peak_bytes=peak.shares, peak_at=_moment(trace, peak.peak_at), step_s=self.update(plan).shares)
+        peak_at = "at the beginning of an update"
+        if 0 <= peak.peak_at < len(trace.occurrences):
+            one = trace.occurrences[peak.peak_at]
+            phases = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimiser"}
+            line = trace.where(one)
+            peak_at = f"in the {phases[one.phase]}" + (f", {line}" if line else "")
+        return Breakdown(peak_bytes=peak.shares, peak_at=peak_at, step_s=self.update(plan).shares)
 
     def update(self, plan: Plan) -> UpdateTime:
         """The time of one update."""
@@ -213,16 +224,12 @@ class TracedForecasts:
             self._updates[plan] = self._update_by(plan, self._needs, *self._times_with(plan.threads))
         return self._updates[plan]
 
-    def _with_layout(self, plan: Plan) -> Plan:
-        """The plan with the layout that these forecasts are for: one process."""
-        return plan
-
     def _saved_bytes(self, plan: Plan) -> float:
-        """What the process writes at a checkpoint that has the most to write [bytes]."""
+        """Largest number of bytes that one process writes at a checkpoint."""
         return self._needs.kept(self._settings(plan))
 
     def _update_by(self, plan: Plan, needs: Needs, hardware: Hardware, times: OperationTimes) -> UpdateTime:
-        """The time of an update that does what `needs` says."""
+        """The time of an update with the operations of `needs`."""
         return update_time(
             needs.work(self._settings(plan), self._micro_batches(plan)),
             times,
@@ -235,12 +242,12 @@ class TracedForecasts:
         )
 
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:
-        """What of a GPU lives at once at the peak, and what its allocator holds then [bytes]."""
-        peak, beside = self._needs.peak(self._settings(plan), self._micro_batches(plan)), self._data_bytes(plan)
-        return float(peak.allocated + beside), float(peak.reserved + beside)
+        """Peak of live tensors on a GPU, and memory that its allocator holds then [bytes]."""
+        peak, data = self._needs.peak(self._settings(plan), self._micro_batches(plan)), self._data_bytes(plan)
+        return float(peak.allocated + data), float(peak.reserved + data)
 
     def _data_bytes(self, plan: Plan) -> int:
-        """What the training data take of a GPU's memory [bytes]."""
+        """Memory of the training data on a GPU [bytes]."""
         return self._profile.data_bytes or 0 if plan.loader == "device" else 0
 
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
@@ -250,46 +257,29 @@ class TracedForecasts:
         return self._times[threads]
 
     def _with_fetching(self, step_s: Estimate, plan: Plan, samples: float) -> Estimate:
-        """An update with its samples fetched: before it, or beside it by workers, which take cores from a CPU."""
+        """Time of an update with fetching: before it, or in parallel by workers, which take cores from a CPU."""
         if self._fetch_s == 0 or plan.loader in ("memory", "device"):
             return step_s
         fetch_s = self._fetch_s * samples
         if plan.loader == "inline":
             return step_s.scaled((step_s.value + fetch_s) / step_s.value)
-        beside = max(step_s.value, fetch_s / plan.num_workers)
+        overlapped_s = max(step_s.value, fetch_s / plan.num_workers)
         device = self._hardware.device
         if device.kind == "cpu":
-            beside = max(beside, (step_s.value * plan.threads + fetch_s) / max(device.cores, plan.threads))
-        return step_s.scaled(beside / step_s.value)
+            overlapped_s = max(overlapped_s, (step_s.value * plan.threads + fetch_s) / max(device.cores, plan.threads))
+        return step_s.scaled(overlapped_s / step_s.value)
 
     def _micro_batches(self, plan: Plan) -> int:
-        """How many make an update."""
-        return math.ceil(min(self._profile.batch, self._profile.num_train) / plan.micro_batch)
+        return num_micro_batches(self._local, plan)
 
     def _settings(self, plan: Plan) -> TraceSettings:
-        return trace_settings(plan, self._profile, self._hardware.compute_capability or "")
+        return trace_settings(plan, self._local, self._hardware.compute_capability or "")
 
     def _resident(self, plan: Plan) -> float:
-        """Of the process, with the copy that a checkpoint is written from while training goes on."""
+        """Memory of the process [bytes], with the copy that a checkpoint is written from while training goes on."""
         settings, needs = self._settings(plan), self._needs
         added = needs.resident(settings, self._micro_batches(plan), plan.malloc)
         return self._held_bytes + added + needs.kept(settings)
-
-
-def _both(one: Estimate, other: Estimate) -> Estimate:
-    """The sum of two times; it rests on what the first does, which is most of it."""
-    low, high = one.low + other.low, one.high + other.high
-    return Estimate(value=one.value + other.value, low=low, high=high, unit=one.unit, basis=one.basis)
-
-
-def _moment(trace: Trace, occurrence: int) -> str:
-    """When the peak is: the phase and the user's line."""
-    if not 0 <= occurrence < len(trace.occurrences):
-        return "at the beginning of an update"
-    one = trace.occurrences[occurrence]
-    phase = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimiser"}
-    line = trace.where(one)
-    return phase[one.phase] + (f", {line}" if line else "")
 
 
 _DRIFT = 0.10
@@ -298,7 +288,7 @@ _DRIFT = 0.10
 
 @dataclass(frozen=True)
 class Extents:
-    """How much there is to do: samples, updates, evaluations (that of the weights kept, at the end, included)."""
+    """Samples, updates and evaluations of a run (with that of the weights kept, at the end)."""
 
     total_samples: int
     total_updates: int
@@ -306,11 +296,18 @@ class Extents:
 
 
 def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extents) -> Forecast:
-    """What the run will need if the device goes on as in the trial.
+    """The forecast of a run at the speed of its trial.
 
-    A plan that was compiled in the trial is not compiled again: what that took is told, and no part of the total.
+    A plan that was compiled in the trial is not compiled again: `compile_s` is not part of the total.
     """
-    update_s = _from_samples(measured.update_s)
+    # The median of single updates, between its quartiles widened by drift.
+    times_s, middle = measured.update_s, statistics.median(measured.update_s)
+    # Inclusive: the other method reaches beyond the data, of two times even below zero.
+    quartiles = statistics.quantiles(times_s, n=4, method="inclusive") if len(times_s) > 1 else [middle] * 3
+    update_s = Estimate(
+        value=middle, low=min(quartiles[0], middle) * (1 - _DRIFT), high=max(quartiles[2], middle) * (1 + _DRIFT),
+        unit="s", basis="measured here",
+    )  # fmt: skip
     per_sample = update_s.scaled(1 / measured.samples_per_update)
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
@@ -343,7 +340,7 @@ def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extent
 
 
 def taken_bytes(measured: Measurement) -> int:
-    """What a run under a plan that was tried takes of the device's memory at its peak [bytes].
+    """Peak of the device's memory in a run under a plan that was tried [bytes].
 
     A checkpoint is written from a copy while training goes on; on a GPU the copy is the host's.
     """
@@ -351,23 +348,14 @@ def taken_bytes(measured: Measurement) -> int:
 
 
 def samples_per_s(measured: Measurement) -> float:
-    """Samples trained on in a second, by the median update of a trial."""
+    """Rate of training, by the median update of a trial [samples/s]."""
     return measured.samples_per_update / statistics.median(measured.update_s)
 
 
 def seconds_per_sample(measured: Measurement) -> float:
-    """Seconds a sample, from the faster half of the trial: noise only ever adds time."""
+    """Time per sample, from the faster half of the trial, since noise only adds time [s]."""
     times = sorted(measured.update_s)
     return statistics.mean(times[: max(1, len(times) // 2)]) / measured.samples_per_update
-
-
-def _from_samples(times_s: tuple[float, ...]) -> Estimate:
-    """The median of single updates, between its quartiles widened by drift."""
-    middle = statistics.median(times_s)
-    # Inclusive: the other method reaches beyond the data, of two times even below zero.
-    quartiles = statistics.quantiles(times_s, n=4, method="inclusive") if len(times_s) > 1 else [middle] * 3
-    low, high = min(quartiles[0], middle) * (1 - _DRIFT), max(quartiles[2], middle) * (1 + _DRIFT)
-    return Estimate(value=middle, low=low, high=high, unit="s", basis="measured here")
 
 
 def _around(value: float, share: float, unit: str) -> Estimate:
@@ -375,20 +363,19 @@ def _around(value: float, share: float, unit: str) -> Estimate:
 
 
 _LEAST = 0.01
-"""What is missing is told where it is at least this share of the whole; below, it is rounding."""
+"""A missing part is listed if it is at least this share of the whole; below, it is rounding."""
 
 
 def complete_breakdown(breakdown: Breakdown, forecast: Forecast, *, is_cpu: bool) -> Breakdown:
-    """The breakdown of a trace with what the forecast has beside it, largest parts first.
+    """The breakdown of a trace with the missing parts of the forecast, largest first.
 
-    On a CPU the peak is that of the whole process, most of which is PyTorch's own where the model is small; and a time
-    that was measured has all that happens between operations. Where a trace expects more than was measured, its parts
-    stay as they are.
+    On a CPU the peak is that of the whole process, mostly PyTorch's own for a small model; and a measured time includes
+    everything between operations. If a trace expects more than was measured, its parts stay as they are.
 
     Args:
-        breakdown: what one traced update takes.
+        breakdown: parts of one traced update.
         forecast: of the same plan.
-        is_cpu: whether it runs on a CPU.
+        is_cpu: it runs on a CPU.
     """
     if is_cpu:
         memory = Share(what="the process besides", value=0.0, where="PyTorch itself, code, data in memory")
@@ -405,7 +392,7 @@ def complete_breakdown(breakdown: Breakdown, forecast: Forecast, *, is_cpu: bool
 
 
 def _filled(shares: tuple[Share, ...], whole: float, rest: Share) -> tuple[Share, ...]:
-    """The parts of `whole`, with what is missing as `rest`."""
+    """The parts of `whole`, the missing part as `rest`."""
     missing = whole - sum(share.value for share in shares)
     if missing < _LEAST * whole:
         return shares

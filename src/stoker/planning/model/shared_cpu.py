@@ -1,11 +1,8 @@
-"""Times of operations where several processes compute on one CPU: they share its memory, and each takes longer.
+"""Speed of a shared CPU: among processes of one job, with other programs, and compared with when it was measured.
 
-Forecasts on a machine that others use: what was measured among them says little of the time without, or with more.
-
-A thread that waits for a core holds up all the others, so that the loss is more than the others' share of the cores;
-how much more depends on when they compute. An interval that says so is all that can be had.
-
-How fast a CPU is now beside when it was measured, from anchors that were timed both then and now.
+Processes of one job share the memory, and each takes longer. With other programs, a thread that waits for a core holds
+up all others, so that the loss is more than their share of the cores; how much more depends on when they compute, and
+forecasts get a wider interval. The speed now is estimated from anchors that were timed both then and now.
 """
 
 from __future__ import annotations
@@ -23,19 +20,19 @@ from stoker.records import Estimate, Forecast, Operation, Pace
 
 @runtime_checkable
 class UncontendedTimes(OperationTimes, Protocol):
-    """Times of operations on a CPU of which nobody else asks anything."""
+    """Times of operations on a CPU without other processes."""
 
     def traffic_seconds(self, operation: Operation) -> float:
-        """Time that the operation's bytes take to come and go, at the memory's best rate [s]."""
+        """Time to read and write the operation's bytes at the memory's best rate [s]."""
         ...
 
 
 @dataclass(frozen=True)
 class ContendedTimes:
-    """`OperationTimes` of a process among others that do the same.
+    """`OperationTimes` of one of several processes with the same work.
 
-    `slowdown` is how much longer operations take, by what bounds them, `arithmetic` or `memory`: of an operation's time
-    as much counts as memory's as its bytes take to come and go.
+    `slowdown` is the ratio of times by what bounds them, `arithmetic` or `memory`: an operation's time at the memory's
+    best rate counts as memory, the rest as arithmetic.
     """
 
     alone: UncontendedTimes
@@ -48,18 +45,18 @@ class ContendedTimes:
         return traffic * self.slowdown.get("memory", 1.0) + (seconds - traffic) * self.slowdown.get("arithmetic", 1.0)
 
     def relative_error(self, operation: Operation) -> float:
-        """One standard deviation of `seconds`, as a fraction of it."""
+        """One standard deviation of `seconds` [fraction]."""
         return self.alone.relative_error(operation)
 
 
 _MOST = 0.9
-"""Of the CPU, taken as the most that others use: nothing can be said beyond."""
+"""Largest share of the CPU that other processes are assumed to use."""
 
 
 def widen_for_load(forecast: Forecast, share: float) -> Forecast:
-    """The forecast with intervals of time as wide as others make them who use `share` of the CPU [0 to 1].
+    """The forecast with intervals of time widened for other processes that use `share` of the CPU [0 to 1].
 
-    From what an update would take without them, to what it takes if they come to use as much again of what is left.
+    From the time without them, to the time if they come to use as large a share of the rest.
     """
     left = 1 - min(_MOST, max(0.0, share))
 
@@ -77,9 +74,9 @@ def widen_for_load(forecast: Forecast, share: float) -> Forecast:
 
 
 def describe_load(share: float) -> str:
-    """One line on what others' use of the CPU does to the forecast.
+    """One line on the effect of other processes on the forecast.
 
-    >>> words_on_others(0.8)
+    >>> describe_load(0.8)
     'others use 80% of the CPU: times may be several times as long, and are shorter once others are gone'
     """
     often = "several times" if share >= 0.5 else "up to twice"
@@ -87,42 +84,42 @@ def describe_load(share: float) -> str:
 
 
 _HOURS = 0.2
-"""How far a shared CPU drifts in hours, one standard deviation [logarithm]: three micro-benchmarks in a night differed
+"""Drift of a shared CPU in hours, one standard deviation [logarithm]: three micro-benchmarks in a night differed
 by 0.13 and 0.15 with one thread, by 0.29 and 0.32 with two."""
 _TO_SPEAK_OF = 0.1
-"""Change of the pace that is told [logarithm]."""
+"""Least change of speed that is reported [logarithm]."""
 
 
 def speed_changes(then_s: Mapping[str, float], now_s: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """By how much each anchor's time changed [logarithm]; those that were timed both times.
+    """Change of each anchor's time [logarithm], for anchors that were timed both times.
 
     Args:
         then_s: times of anchors when the device was measured [s], by name.
-        now_s: the same now, turn by turn. A turn that was disturbed is outvoted by the others.
+        now_s: times now, by turn; the median discards a disturbed turn.
     """
     names = [name for name in then_s if now_s and all(name in turn for turn in now_s)]
     return {name: statistics.median(math.log(turn[name] / then_s[name]) for turn in now_s) for name in names}
 
 
 def pace_of(then_s: Mapping[str, float], now_s: Sequence[Mapping[str, float]]) -> Pace | None:
-    """The pace now, from what `changes` takes; None where no anchor was timed both times.
+    """The speed now, from the arguments of `speed_changes`; None if no anchor was timed both times.
 
-    What a moment says is weighed against how far machines are known to drift: where kinds of anchors, or turns, say
-    different things, less of it is believed.
+    The measured change is shrunk towards 0 by its noise (differences between anchors, and between turns) against the
+    known drift of machines.
     """
-    found = speed_changes(then_s, now_s)
-    if not found:
+    changes = speed_changes(then_s, now_s)
+    if not changes:
         return None
-    turns = [statistics.median(math.log(turn[name] / then_s[name]) for name in found) for turn in now_s]
-    noise = statistics.pvariance(found.values()) + statistics.pvariance(turns)
-    believed = _HOURS**2 / (_HOURS**2 + noise)
-    return Pace(factor=math.exp(believed * statistics.median(found.values())), deviation=math.sqrt(believed * noise))
+    turns = [statistics.median(math.log(turn[name] / then_s[name]) for name in changes) for turn in now_s]
+    noise = statistics.pvariance(changes.values()) + statistics.pvariance(turns)
+    weight = _HOURS**2 / (_HOURS**2 + noise)
+    return Pace(factor=math.exp(weight * statistics.median(changes.values())), deviation=math.sqrt(weight * noise))
 
 
 def describe_pace(pace: Pace) -> tuple[str, ...]:
-    """One line where the pace is another than when the device was measured by more than noise; else none.
+    """One line if the speed differs from the measured one by more than noise; else none.
 
-    >>> pace_in_words(Pace(factor=1.25, deviation=0.03))
+    >>> describe_pace(Pace(factor=1.25, deviation=0.03))
     ('this CPU takes 1.25 times as long now as when it was measured; forecasts count that',)
     """
     if abs(math.log(pace.factor)) < _TO_SPEAK_OF:

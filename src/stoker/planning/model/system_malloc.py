@@ -1,10 +1,10 @@
-"""The GNU C library's malloc, replayed: what a process on a CPU keeps of the system's memory.
+"""Replay of the GNU C library's malloc: the system memory that a process on a CPU keeps.
 
 PyTorch asks malloc for each tensor on a CPU. Large requests are mapped from the system and go back to it when freed;
-the others lie in a heap that grows at its end, keeps what is freed, and shrinks only from its end. What counts as large
-is not fixed: each time a mapped block is freed, requests up to its size count as small from then on, up to 32 MiB. So a
-training process soon has nearly all tensors in a heap with holes, 15 to 60 % larger than what lives in it. Setting the
-threshold (`M_MMAP_THRESHOLD`) stops that: all large tensors stay mapped.
+the others lie in a heap that grows at its end, keeps freed chunks, and shrinks only from its end. The threshold moves:
+each time a mapped block is freed, requests up to its size count as small from then on, up to 32 MiB. So a training
+process soon has nearly all tensors in a heap with holes, 15 to 60 % larger than its live chunks. Setting the threshold
+(`M_MMAP_THRESHOLD`) stops that: all large tensors stay mapped.
 
 Source: glibc 2.36, malloc/malloc.c (`_int_malloc`, `sysmalloc`, `_int_free`, `systrim`, `_mid_memalign`,
 `munmap_chunk`'s caller `__libc_free` for the moving threshold); c10/core/impl/alloc_cpu.cpp (`posix_memalign` to 64
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from stoker.planning.model.caching_allocator import FreeBlocks
 
 PAGE = 4096
-"""The system's memory comes in pages of so many bytes."""
+"""Size of a page of the system's memory [bytes]."""
 ALIGNMENT = 64
 """PyTorch's CPU allocator aligns tensors to this [bytes]; `c10::gAlignment`."""
 _HEADER = 16
@@ -34,10 +34,10 @@ _LARGEST_THRESHOLD = 32 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class MallocSettings:
-    """malloc's parameters [bytes]: from where on requests are mapped, from where on the heap's free end is returned.
+    """malloc's parameters [bytes]: sizes from which requests are mapped, and the heap's free end is returned.
 
-    `is_moving` says that both follow the mapped blocks that are freed, as they do until one is set. `pad` is what the
-    heap is grown by beyond the request.
+    `is_moving`: both follow the mapped blocks that are freed, as they do until one is set. `pad` is the growth of the
+    heap beyond the request.
     """
 
     mmap_threshold: int = 128 << 10
@@ -47,18 +47,18 @@ class MallocSettings:
 
 
 MAPPED = MallocSettings(mmap_threshold=64 << 10, trim_threshold=0, is_moving=False)
-"""What a plan's `malloc="mapped"` sets."""
+"""Settings of a plan's `malloc="mapped"`."""
 RETAINED = MallocSettings(mmap_threshold=2**62, trim_threshold=2**31 - 1, is_moving=False)
-"""What `malloc="retained"` sets."""
+"""Settings of `malloc="retained"`."""
 DEFAULT = MallocSettings()
-"""What glibc does unless told otherwise."""
+"""glibc's defaults."""
 
 
 class SystemMalloc:
-    """A heap with nothing in it yet.
+    """An empty heap.
 
-    `resident` and `peak_resident` are pages of the heap ever touched and not yet returned, and mapped blocks [bytes].
-    Tensors are taken to be written from end to end.
+    `resident` and `peak_resident` are pages of the heap touched and not yet returned, and mapped blocks [bytes].
+    Tensors are assumed to be written from end to end.
     """
 
     def __init__(self, settings: MallocSettings = DEFAULT) -> None:
@@ -74,29 +74,36 @@ class SystemMalloc:
 
     @property
     def resident(self) -> int:
-        """What the process keeps of the system's memory now [bytes]."""
+        """System memory that the process keeps now [bytes]."""
         return self._touched + self._mapped_bytes
 
     def malloc(self, num_bytes: int) -> int:
-        """Allocate; returns a name for `free`."""
-        # posix_memalign asks for room to move the chunk to a multiple of 64, and gives what is left over back.
-        wanted = _chunk(num_bytes + ALIGNMENT + _MIN_CHUNK)
-        address = self._free.best_fit(wanted)
+        """Allocate a chunk of at least `num_bytes` [bytes]; returns an address for `free`."""
+        # posix_memalign asks for room to move the chunk to a multiple of 64, and gives the rest back.
+        needed, size = _chunk(num_bytes + ALIGNMENT + _MIN_CHUNK), _chunk(num_bytes)
+        address = self._free.best_fit(needed)
         if address is not None:
-            self._cut(address, _chunk(num_bytes))
-        elif self._end - self._top >= wanted + _MIN_CHUNK:
-            address = self._from_top(_chunk(num_bytes))
-        elif wanted >= self._mmap_threshold:
-            address = self._map(wanted)
+            have = self._free.remove(address)
+            if have - size >= _MIN_CHUNK:
+                self._free.add(address + size, have - size)
+                have = size
+            self._taken[address] = have
+        elif self._end - self._top >= needed + _MIN_CHUNK:
+            address = self._from_top(size)
+        elif needed >= self._mmap_threshold:
+            address = self._next_mapping
+            self._next_mapping -= 1
+            self._mapped[address] = _pages(needed + _HEADER // 2)
+            self._mapped_bytes += self._mapped[address]
         else:
-            missing = wanted + self._pad + _MIN_CHUNK - (self._end - self._top)
+            missing = needed + self._pad + _MIN_CHUNK - (self._end - self._top)
             self._end += _pages(missing)
-            address = self._from_top(_chunk(num_bytes))
+            address = self._from_top(size)
         self.peak_resident = max(self.peak_resident, self.resident)
         return address
 
     def free(self, address: int) -> None:
-        """Free what `malloc` gave."""
+        """Free a chunk by its address."""
         if address < 0:
             size = self._mapped.pop(address)
             self._mapped_bytes -= size
@@ -110,14 +117,10 @@ class SystemMalloc:
             self._top = start
             size += self._end - start - size
         if size >= _TRIM_FROM and self._end - self._top >= self._trim_threshold:
-            self._trim()
-
-    def _cut(self, address: int, size: int) -> None:
-        have = self._free.remove(address)
-        if have - size >= _MIN_CHUNK:
-            self._free.add(address + size, have - size)
-            have = size
-        self._taken[address] = have
+            extra = (self._end - self._top - _MIN_CHUNK - 1 - self._pad) // PAGE * PAGE
+            if extra > 0:
+                self._end -= extra
+                self._touched = min(self._touched, self._end)
 
     def _from_top(self, size: int) -> int:
         address = self._top
@@ -125,19 +128,6 @@ class SystemMalloc:
         self._top += size
         self._touched = max(self._touched, _pages(self._top))
         return address
-
-    def _map(self, size: int) -> int:
-        address = self._next_mapping
-        self._next_mapping -= 1
-        self._mapped[address] = _pages(size + _HEADER // 2)
-        self._mapped_bytes += self._mapped[address]
-        return address
-
-    def _trim(self) -> None:
-        extra = (self._end - self._top - _MIN_CHUNK - 1 - self._pad) // PAGE * PAGE
-        if extra > 0:
-            self._end -= extra
-            self._touched = min(self._touched, self._end)
 
 
 def _chunk(num_bytes: int) -> int:

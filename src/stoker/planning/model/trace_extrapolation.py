@@ -1,15 +1,12 @@
-"""From traces at two micro-batch sizes to that at any other.
+"""Traces that were not made: at another micro-batch size, and of the whole model from a shortened one.
 
 Every size in an update is affine in the micro-batch, if no tensor has the batch in two of its dimensions: two traces
-with the same sequence of operations and of allocations fix each dimension, count of bytes and count of FLOPs. The
+with the same sequence of operations and of allocations determine each dimension, count of bytes and count of FLOPs. The
 result is replayed like any other trace, since peaks and fragmentation are not affine.
 
-From the trace of a shortened model to that of the whole one.
-
-Of N equal blocks, or time steps, a few are traced: the first and the last ones, which may be special, and two in
-between that are alike. What happens for the first of the two is written as often more as blocks are missing, between
-the two, in every sweep through the blocks; storages come in as many copies, each freed where the one it copies would
-be, counted from its own block.
+Of N equal blocks, or time steps, a few are traced: the first and the last ones, which may differ, and two equal ones in
+between. The events of the first of the two are repeated for each missing block, between the two, in every sweep through
+the blocks; each copy of a storage is freed where its original would be, counted from its own block.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from stoker.records.trace import (
-    BlockPlace,
     BlockRun,
     Occurrence,
     Operation,
@@ -38,11 +34,11 @@ T = TypeVar("T")
 
 
 class NotDerivable(ValueError):
-    """Two traces do not tell what happens at a third micro-batch; one has to be made."""
+    """Two traces do not determine the one at a third micro-batch; it has to be made."""
 
 
 def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
-    """The trace at `micro_batch` samples, from those at two other sizes; equal to one made directly.
+    """The trace at `micro_batch` samples from those at two other sizes; equal to one made directly.
 
     Not checked: that the batch does not change the sequence beyond the two sizes (a kernel chosen by its size).
 
@@ -71,19 +67,19 @@ def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """The line through a value at `small` samples and one at `large` samples, at `wanted` samples."""
+    """The line through values at `small` and at `large` samples, evaluated at `target` samples."""
 
     small: int
     large: int
-    wanted: int
+    target: int
 
     def at(self, one: int, other: int) -> int:
         if one == other:
             return one
-        more, rest = divmod((other - one) * (self.wanted - self.small), self.large - self.small)
+        more, rest = divmod((other - one) * (self.target - self.small), self.large - self.small)
         if rest or one + more < 0:
             raise NotDerivable(
-                f"{one:,} at {self.small} samples and {other:,} at {self.large} make no whole size at {self.wanted}"
+                f"{one:,} at {self.small} samples and {other:,} at {self.large} make no whole size at {self.target}"
             )
         return one + more
 
@@ -115,10 +111,10 @@ class _Line:
     def storage(self, one: Storage, other: Storage) -> Storage:
         if one == other:
             return one
-        found = dataclasses.replace(one, num_bytes=self.at(one.num_bytes, other.num_bytes))
-        if dataclasses.replace(other, num_bytes=found.num_bytes) != found:
+        storage = dataclasses.replace(one, num_bytes=self.at(one.num_bytes, other.num_bytes))
+        if dataclasses.replace(other, num_bytes=storage.num_bytes) != storage:
             raise NotDerivable(f"a storage lives from {one.born} to {one.died}, and from {other.born} to {other.died}")
-        return found
+        return storage
 
     def repetition(self, one: Repetition | None, other: Repetition | None) -> Repetition | None:
         if one is None or other is None:
@@ -136,7 +132,7 @@ class _Line:
 
 
 class _Operations:
-    """The operations of the trace that is made, in the order in which they are first executed."""
+    """The operations of the derived trace, in the order in which they are first executed."""
 
     def __init__(self, small: Trace, large: Trace, line: _Line) -> None:
         self._small, self._large, self._line = small, large, line
@@ -146,18 +142,18 @@ class _Operations:
     def occurrence(self, one: Occurrence, other: Occurrence) -> Occurrence:
         key = (one.operation, other.operation)
         if key not in self._numbers:
-            here = self._line.operation(self._small.operations[key[0]], self._large.operations[key[1]])
-            if here not in self.made:  # two that are alike at one size only were told apart at the other
-                self.made.append(here)
-            self._numbers[key] = self.made.index(here)
+            operation = self._line.operation(self._small.operations[key[0]], self._large.operations[key[1]])
+            if operation not in self.made:  # two operations may be equal at one size only
+                self.made.append(operation)
+            self._numbers[key] = self.made.index(operation)
         return dataclasses.replace(one, operation=self._numbers[key])
 
 
 def _require_same_sequence(small: Trace, large: Trace) -> None:
-    """Raise NotDerivable unless the traces do the same in the same order; sizes are looked at later."""
+    """Raise NotDerivable unless the traces have the same sequence; sizes are compared later."""
     if dataclasses.replace(large.settings, micro_batch=small.settings.micro_batch) != small.settings:
         raise NotDerivable("the two traces differ in more settings than the micro-batch")
-    told: dict[str, Callable[[Trace], object]] = {
+    aspects: dict[str, Callable[[Trace], object]] = {
         "executions": lambda trace: [
             (o.phase, o.part, trace.modules[o.module], trace.sources[o.source]) for o in trace.occurrences
         ],
@@ -166,8 +162,8 @@ def _require_same_sequence(small: Trace, large: Trace) -> None:
         "modules": lambda trace: (trace.modules, trace.sources),
         "target": lambda trace: trace.is_fallback,
     }
-    for what, part in told.items():
-        if part(small) != part(large):
+    for what, aspect in aspects.items():
+        if aspect(small) != aspect(large):
             raise NotDerivable(
                 f"{what} differ between {small.settings.micro_batch} and {large.settings.micro_batch} samples"
             )
@@ -180,10 +176,10 @@ def _zipped(one: tuple[T, ...], other: tuple[T, ...]) -> zip[tuple[T, T]]:
 
 
 def expanded(trace: Trace) -> Trace:
-    """The trace of the whole model, equal to one made without shortening it; itself where nothing was left out.
+    """The trace of the whole model, equal to one made without shortening it; `trace` itself if it is whole.
 
     Raises:
-        NotPeriodic: the blocks traced do not do the same; a tracer gives no such `repetition`.
+        NotPeriodic: the traced blocks differ; a tracer never gives such a `repetition`.
     """
     if trace.repetition is None:
         return trace
@@ -191,7 +187,7 @@ def expanded(trace: Trace) -> Trace:
 
 
 class _Blocks:
-    """Numbers of blocks in the whole model, from numbers among those traced, and back."""
+    """Numbers of blocks in the whole model, from numbers among the traced ones, and back."""
 
     def __init__(self, repetition: Repetition) -> None:
         self._copies = dict(repetition.copies)
@@ -201,7 +197,7 @@ class _Blocks:
         self._numbers = {origin: number for number, origin in enumerate(self._origins)}
 
     def copies(self, block: int) -> int:
-        """How many more like `block` there are."""
+        """Number of copies of `block` besides itself."""
         return self._copies.get(block, 0)
 
     def number(self, block: int, copy: int = 0) -> int:
@@ -209,12 +205,12 @@ class _Blocks:
         return self._numbers[block, copy]
 
     def origin(self, number: int) -> tuple[int, int]:
-        """The traced block that stands for block `number`, and which of its copies that is (0: itself)."""
+        """The traced block that block `number` is a copy of, and the copy's number (0: itself)."""
         return self._origins[number]
 
 
 class _Expansion:
-    """The whole model's trace while it is written."""
+    """The whole model's trace while it is built."""
 
     def __init__(self, trace: Trace, repetition: Repetition, timeline: TraceTimeline) -> None:
         self._trace, self._repetition, self._timeline = trace, repetition, timeline
@@ -239,7 +235,16 @@ class _Expansion:
     def made(self) -> Trace:
         """The whole trace."""
         for run, sweep, copy in self._runs():
-            self._write(run, sweep, copy)
+            number = None if run.block is None else self._blocks.number(run.block, copy)
+            for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
+                if item.kind == "execution":
+                    self._execute(item.number, run.block, number)
+                elif item.kind == "birth":
+                    self._copies[item.number, copy] = len(self._born_at)
+                    self._born_at.append((item.number, self._now + item.lag, number))
+                    self._events.append(len(self._born_at))
+                else:
+                    self._free(item, run, sweep, copy, offset)
         return dataclasses.replace(
             self._trace,
             operations=tuple(self._operations),
@@ -263,18 +268,6 @@ class _Expansion:
             else:
                 yield from ((run, sweep, copy) for copy in range(copies, -1, -1))
 
-    def _write(self, run: BlockRun, sweep: int, copy: int) -> None:
-        number = None if run.block is None else self._blocks.number(run.block, copy)
-        for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
-            if item.kind == "execution":
-                self._execute(item.number, run.block, number)
-            elif item.kind == "birth":
-                self._bear(item, copy, number)
-            elif self._is_freed_with_copies(item, run, sweep):
-                self._free_with_copies(item)
-            else:
-                self._free(item, run, sweep, copy, offset)
-
     def _execute(self, index: int, block: int | None, number: int | None) -> None:
         one = self._trace.occurrences[index]
         source = self._trace.sources[one.source]
@@ -289,7 +282,7 @@ class _Expansion:
         )
 
     def _operation(self, occurrence: int, operation: int) -> int:
-        """The number of the operation of a traced occurrence."""
+        """Index of the operation of a traced occurrence."""
         widened = self._widened.get(occurrence)
         key = operation if widened is None else -1 - occurrence
         if key not in self._numbers:
@@ -300,7 +293,7 @@ class _Expansion:
         return self._numbers[key]
 
     def _module(self, module: int, block: int | None, number: int | None) -> int:
-        """The number of a traced module's name, that of its block changed."""
+        """Index of a traced module's name, with its block's number changed."""
         if (module, number) not in self._renamed:
             name = self._trace.modules[module]
             if block is not None and number is not None:
@@ -308,13 +301,8 @@ class _Expansion:
             self._renamed[module, number] = self._modules.setdefault(name, len(self._modules))
         return self._renamed[module, number]
 
-    def _bear(self, item: TraceItem, copy: int, number: int | None) -> None:
-        self._copies[item.number, copy] = len(self._born_at)
-        self._born_at.append((item.number, self._now + item.lag, number))
-        self._events.append(len(self._born_at))
-
     def _storage(self, index: int) -> Storage:
-        """A storage written, whose death is known by now."""
+        """A storage of the whole trace, once its death is known."""
         traced, born, block = self._born_at[index]
         storage = self._trace.storages[traced]
         return Storage(
@@ -325,44 +313,32 @@ class _Expansion:
             block=block,
         )
 
-    def _is_freed_with_copies(self, item: TraceItem, run: BlockRun, sweep: int) -> bool:
-        """Whether a storage is freed at once with those it stands for: by no block, or where there are no copies.
-
-        What was not born for a block stands for itself alone.
-        """
-        born = self._born.get(item.number)
-        if born is None or run.block is None or sweep < 0:
-            return True
-        return not self._blocks.copies(born.block) and not self._blocks.copies(run.block)
-
-    def _free_with_copies(self, item: TraceItem) -> None:
-        born = self._born.get(item.number)
-        copies = 0 if born is None else self._blocks.copies(born.block)
-        for index in sorted(self._copies[item.number, copy] for copy in range(copies + 1)):  # in the order of births
-            self._die(index, item)
-
     def _free(self, item: TraceItem, run: BlockRun, sweep: int, copy: int, offset: int) -> None:
-        """Free what a block made for itself or a neighbour: in a copy, what lies as many blocks further on."""
-        born, own = self._born[item.number], run.block
-        assert own is not None
+        """Free a storage that a block made for itself or a neighbour: in a copy, the one as many blocks further on.
+
+        Outside of blocks, and if neither block has copies, a storage is freed at once with all its copies.
+        """
+        born, own = self._born.get(item.number), run.block
+        copies_of = self._blocks.copies
+        if born is None or own is None or sweep < 0 or not (copies_of(born.block) or copies_of(own)):
+            copies = 0 if born is None else copies_of(born.block)
+            for index in sorted(self._copies[item.number, n] for n in range(copies + 1)):  # in the order of births
+                self._die(index, item)
+            return
         number = self._blocks.number(own, copy)
         if copy and born.block < own:
-            # A copy frees of the block before it what the next block traced frees of this one: they are laid out alike.
+            # A copy frees of the block before it what the next traced block frees of this one: both have one structure.
             like = self._timeline.items[self._run_of[own + 1, sweep].start + offset]
             born, own = self._born[like.number], own + 1
-        self._die(self._copies[self._same_place(born, born.block + number - own)], item)
+        block, copy = self._blocks.origin(born.block + number - own)
+        self._die(self._copies[self._storage_at[born._replace(block=block)], copy], item)
 
     def _die(self, index: int, item: TraceItem) -> None:
         assert index not in self._deaths, "a storage was freed twice"
         self._deaths[index] = self._now + item.lag
         self._events.append(-(index + 1))
 
-    def _same_place(self, place: BlockPlace, number: int) -> tuple[int, int]:
-        """The traced storage that stands for what block `number` makes at `place`, and which copy of it."""
-        block, copy = self._blocks.origin(number)
-        return self._storage_at[place._replace(block=block)], copy
-
     @property
     def _now(self) -> int:
-        """The number of the last occurrence."""
+        """Index of the last occurrence."""
         return len(self._occurrences) - 1

@@ -1,19 +1,13 @@
-"""The time of one update, from its trace and the times of its operations.
+"""Time of one update, from its trace and the times of its operations on a device that need not be here. No torch.
 
-On a CPU operations follow each other, with what Python and autograd take in between. On a GPU the host runs ahead: an
-update takes as long as the longer of the two, phase by phase, and the batch has to cross first.
+On a CPU operations follow each other, with Python and autograd in between. On a GPU the host runs ahead: an update
+takes as long as the longer of the two, phase by phase, and the batch has to be copied to the device first.
 
-How long each operation takes on a device, which need not be here. No torch.
+`OperationTimes` is the interface of the models of CPUs and GPUs.
 
-The seam between what knows a kind of device and what asks for times: one model of operations per kind.
-
-How long compiling or capturing a plan takes: once, before its first update is done.
-
-Compiled code is shared by what is alike (a block compiled once serves all of its kind), so what counts is how many
-different operations a micro-batch has, not how many it makes. A captured pass is written down operation by operation:
-there all of them count.
-
-What compiling saves: chains of elementwise operations become one kernel each.
+Compiling turns chains of elementwise operations into one kernel each. Its time, once before the first update, depends
+on the number of different operations of a micro-batch, since equal blocks share their code; the time of capturing a
+pass depends on the number of all its operations.
 """
 
 from __future__ import annotations
@@ -36,34 +30,33 @@ from stoker.units import MIB
 _FOUR_IN_FIVE = 1.2816
 """Standard deviations on either side that hold 8 cases in 10 of a normal distribution."""
 _DRIFT = 0.05
-"""Of a machine that was not looked at since it was measured, one standard deviation [fraction]."""
+"""Drift of a machine since it was measured, one standard deviation [fraction]."""
 _OF_COMPILED = 0.2
-"""Of the time of compiled code, whose kernels nobody sees before it is compiled, the same. A judgement."""
+"""Deviation of the time of compiled code, whose kernels are unknown before [fraction]. A judgement."""
 _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
-"""Where no host was measured: to start an operation [s], an update's own. Eager PyTorch 2.x on a 3 GHz core."""
+"""Times of an unmeasured host [s]: to start an operation, and once per update. Eager PyTorch 2.x on a 3 GHz core."""
 _USUAL_LINK_BYTES_PER_S = 1.2e10
-"""Host to device where nobody says: PCIe 3 with 16 lanes, less its overhead."""
+"""Unknown rate from host to device [bytes/s]: PCIe 3 with 16 lanes, less its overhead."""
 _MOST_SHARES = 16
 _CROSSING = "the batch's way to the device"
 _FRESH_FROM_BYTES = {"retained": math.inf, "default": 32 * MIB, "mapped": 64 * 1024}
-"""Blocks that glibc asks the system for each time they are allocated, once a program has run a while."""
+"""Size from which glibc maps blocks at each allocation [bytes], once a program has run a while."""
 _NO_HOST_S = {"forward": 0.0, "backward": 0.0}
 _CAPTURED_ON_CPU = 0.7
-"""Of the host's time for the passes, what a CPU still takes of it where they are captured: autograd goes, starting each
-operation stays. A step of an MLP saved 27 to 80 of 190 µs (docs/log.md, 2026-11-21)."""
+"""Share of the host's time that a captured pass still takes on a CPU: without autograd, but each operation is started.
+A step of an MLP saved 27 to 80 of 190 µs (docs/log.md, 2026-11-21)."""
 _POWER_ERROR = 0.15
-"""Of a power model of arithmetic and traffic [fraction]; the best published have 8 to 11 %."""
+"""Error of a power model of arithmetic and traffic [fraction]; the best published have 8 to 11 %."""
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTime:
-    """The time of one update, and what it is made of.
+    """The time of one update, and its parts.
 
-    `forward_s` and `backward_s` are the parts of these passes [s], `compile_s` what compiling or capturing takes once
-    (None: it is neither compiled nor captured);
-    `power_w` is the device's mean draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation
-    and the user's line.
+    `forward_s` and `backward_s` are the times of these passes [s], `compile_s` the time of compiling or capturing, once
+    (None: it is neither compiled nor captured), `power_w` the device's mean draw (None: unknown); `shares` are parts of
+    `step_s`, by operation and the user's line.
     """
 
     step_s: Estimate
@@ -76,10 +69,10 @@ class UpdateTime:
 
 @dataclass(frozen=True)
 class UpdateWork:
-    """What an update does, counted: the same on every device, however fast it is.
+    """The operations of an update, counted; the same on every device.
 
-    `counts` says how often each operation is executed in a phase for one of the user's lines or modules. `born_bytes`
-    are sizes of the storages an update allocates, and how often.
+    `counts` is the number of executions of each operation in a phase for one of the user's lines or modules.
+    `born_bytes` are sizes of the storages that an update allocates, and their number.
     """
 
     trace: Trace
@@ -93,8 +86,8 @@ class UpdateWork:
 def counted(trace: Trace, micro_batches: int = 1) -> UpdateWork:
     """The work of an update of `micro_batches` micro-batches.
 
-    The first micro-batch of the trace counts once, the second as often as there are others, the optimiser once; of a
-    trace of one micro-batch each is like it.
+    The first micro-batch of the trace counts once, the second for all others, the optimiser once. A trace of one
+    micro-batch stands for all.
     """
     repeats = _repeats(trace, micro_batches)
     counts: dict[tuple[int, Phase, str], float] = defaultdict(float)
@@ -114,16 +107,13 @@ def counted(trace: Trace, micro_batches: int = 1) -> UpdateWork:
 
 
 def _repeats(trace: Trace, micro_batches: int) -> dict[int, int]:
-    """How often each traced micro-batch is executed."""
+    """Number of executions of each traced micro-batch."""
     return {0: micro_batches} if trace.settings.parts == 1 else {0: 1, 1: micro_batches - 1}
 
 
 @dataclass
 class _Part:
-    """What is alike: one operation in one phase, for one of the user's lines.
-
-    `count` executions of `seconds` each, for `kernels` of which the host has to start something.
-    """
+    """One operation in one phase, for one of the user's lines: `count` executions of `seconds`, `kernels` launches."""
 
     operation: Operation
     phase: Phase
@@ -152,51 +142,59 @@ def update_time(
     """The time of one update.
 
     Args:
-        work: of the whole model (`planning.expanded`).
+        work: of the whole model (`trace_extrapolation.expanded`).
         times: of the device's operations.
         hardware: the device.
-        precision: `tf32` traces as fp32, and is computed as what it is.
+        precision: `tf32` is traced as fp32.
         is_compiled: elementwise chains are one kernel each, and the host starts fewer.
-        is_captured: operations are started one after another, without autograd, or by one call.
+        is_captured: operations are started one after another without autograd, or by one call.
         malloc: a CPU's allocator, as in a Plan.
-        is_data_there: the training data lie in the device's memory: no batch has to cross.
+        is_data_there: the training data are in the device's memory: no batch is copied to it.
     """
     parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
-    host_s = _host_s(hardware)
-    if is_captured:  # a GPU is given the whole pass at once
-        left = _CAPTURED_ON_CPU if hardware.device.kind == "cpu" else 0.0
-        host_s |= {phase: left * host_s[phase] for phase in _NO_HOST_S}
-    beside = _beside(work, hardware, host_s, malloc)
+    is_cuda, host_s, compile_s = hardware.device.kind == "cuda", _host_s(hardware), None
+    if is_compiled:
+        compile_s = compile_seconds((operation, phase) for operation, phase, _, _ in work.counts)
+    elif is_captured:
+        compile_s = capture_seconds(sum(count for _, phase, _, count in work.counts if phase != "optimizer"))
+    if is_captured:  # a GPU gets the whole pass at once
+        host_s |= {phase: (0.0 if is_cuda else _CAPTURED_ON_CPU) * host_s[phase] for phase in _NO_HOST_S}
+    others = _without_operations(work, hardware, host_s, malloc)
     if is_data_there:
-        beside[_CROSSING] = 0.0
-    by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
-    total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
+        others[_CROSSING] = 0.0
+    by_phase: dict[Phase, float] = {}
+    for phase in _PHASES:
+        device_s = sum(part.total_s for part in parts if part.phase == phase)
+        # The optimiser's host time goes by its parameters, and is counted once for all of them.
+        kernels = 0.0 if phase == "optimizer" else sum(part.kernels for part in parts if part.phase == phase)
+        launch_s = host_s[phase] * kernels
+        by_phase[phase] = max(device_s, launch_s) if is_cuda else device_s + launch_s
+    total = max(sum(by_phase.values()) + sum(others.values()), 1e-9)
+    error_s: defaultdict[int, float] = defaultdict(float)  # fully correlated within an operation, else independent
+    for part in parts:
+        error_s[id(part.operation)] += part.total_s * part.error
     drift = hardware.pace.deviation if hardware.pace else _DRIFT
-    deviation = math.hypot(math.sqrt(_variance(parts)) / total, drift, _OF_COMPILED if is_compiled else 0.0)
+    relative = math.sqrt(sum(error**2 for error in error_s.values())) / total
+    deviation = math.hypot(relative, drift, _OF_COMPILED if is_compiled else 0.0)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
         forward_s=by_phase["forward"],
         backward_s=by_phase["backward"],
-        compile_s=_once_s(work, is_compiled=is_compiled, is_captured=is_captured),
+        compile_s=compile_s,
         power_w=_power(parts, hardware, total),
-        shares=_shares(parts, host_s, beside) if hardware.device.kind == "cpu" else _shares(parts, _NO_HOST_S, beside),
+        shares=_shares(parts, _NO_HOST_S if is_cuda else host_s, others),
     )
-
-
-def _once_s(work: UpdateWork, *, is_compiled: bool, is_captured: bool) -> Estimate | None:
-    """What compiling or capturing takes before the first update is done [s]."""
-    if is_compiled:
-        return compile_seconds((operation, phase) for operation, phase, _, _ in work.counts)
-    if is_captured:
-        return capture_seconds(sum(count for _, phase, _, count in work.counts if phase != "optimizer"))
-    return None
 
 
 def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
     """The work with its times."""
-    trace = work.trace
-    operations = [_in_tf32(operation) if is_tf32 else operation for operation in trace.operations]
+    operations = list(work.trace.operations)
+    if is_tf32:  # only products and convolutions round to TF32
+        for index, operation in enumerate(operations):
+            if operation.flops and "attention" not in operation.name:
+                inputs = (replace(one, dtype="tf32") if one.dtype == "fp32" else one for one in operation.inputs)
+                operations[index] = replace(operation, inputs=tuple(inputs))
     measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
     parts = {
         (operation, phase, where): _Part(
@@ -222,16 +220,8 @@ def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, seconds:
         part.kernels += times_over * of_kernel
 
 
-def _in_tf32(operation: Operation) -> Operation:
-    """The same on tensor cores: only products and convolutions round to TF32."""
-    if not operation.flops or "attention" in operation.name:
-        return operation
-    inputs = (replace(one, dtype="tf32") if one.dtype == "fp32" else one for one in operation.inputs)
-    return replace(operation, inputs=tuple(inputs))
-
-
 def _host_s(hardware: Hardware) -> dict[str, float]:
-    """What the host takes, by phase [s]."""
+    """Host time of an operation by phase, and of an update [s]."""
     benchmark = hardware.benchmark
     if benchmark is None:
         return dict(_USUAL_HOST_S)
@@ -241,42 +231,25 @@ def _host_s(hardware: Hardware) -> dict[str, float]:
     return {what: hardware.slowdown * one for what, one in {**_USUAL_HOST_S, **benchmark.host_s, **started}.items()}
 
 
-def _phase_s(phase: Phase, parts: Sequence[_Part], hardware: Hardware, host_s: float) -> float:
-    """Time of a phase [s]: one after the other on a CPU, side by side with the host on a GPU."""
-    device = sum(part.total_s for part in parts if part.phase == phase)
-    # The optimiser's host time goes by its parameters, and is counted once for all of them.
-    host = 0.0 if phase == "optimizer" else host_s * sum(part.kernels for part in parts if part.phase == phase)
-    return max(device, host) if hardware.device.kind == "cuda" else device + host
-
-
-def _beside(work: UpdateWork, hardware: Hardware, host_s: dict[str, float], malloc: str) -> dict[str, float]:
-    """What is no operation [s]."""
-    own = host_s["update"] + host_s["optimizer"] * work.num_parameters
+def _without_operations(
+    work: UpdateWork, hardware: Hardware, host_s: dict[str, float], malloc: str
+) -> dict[str, float]:
+    """Times of an update outside of operations [s]: Python, and the batch's copy or page faults."""
+    python_s = host_s["update"] + host_s["optimizer"] * work.num_parameters
     if hardware.device.kind == "cuda":
         link = hardware.host_link_bytes_per_s or _USUAL_LINK_BYTES_PER_S
-        return {"Python": own, _CROSSING: work.input_bytes / link}
-    return {"Python": own, "memory had from the system": _fresh_s(work, hardware, malloc)}
-
-
-def _fresh_s(work: UpdateWork, hardware: Hardware, malloc: str) -> float:
-    """Page faults of blocks that are had from the system for each use [s]; 0 where they were not measured."""
+        return {"Python": python_s, _CROSSING: work.input_bytes / link}
+    # Page faults of blocks that are mapped for each use; 0 if they were not measured.
     timings = hardware.benchmark.timings if hardware.benchmark else ()
     zeros = [one for one in timings if one.operation.name == "zeros"]
     per_byte = hardware.slowdown * max((one.seconds / one.operation.bytes_written for one in zeros), default=0.0)
     fresh = sum(size * count for size, count in work.born_bytes if size >= _FRESH_FROM_BYTES[malloc])
-    return per_byte * fresh * work.micro_batches / work.trace.settings.parts
-
-
-def _variance(parts: Sequence[_Part]) -> float:
-    """Of the sum of all parts [s^2]: an operation errs alike wherever it is executed, others by themselves."""
-    by_operation: defaultdict[int, float] = defaultdict(float)
-    for part in parts:
-        by_operation[id(part.operation)] += part.total_s * part.error
-    return sum(error**2 for error in by_operation.values())
+    fault_s = per_byte * fresh * work.micro_batches / work.trace.settings.parts
+    return {"Python": python_s, "memory had from the system": fault_s}
 
 
 def _power(parts: Sequence[_Part], hardware: Hardware, total_s: float) -> Estimate | None:
-    """Mean draw of the device [W]; None where nobody knows its limit."""
+    """Mean draw of the device [W]; None if its limit is unknown."""
     if not hardware.power_w:
         return None
     flops = flops_by_dtype((part.operation, part.count) for part in parts)
@@ -286,15 +259,15 @@ def _power(parts: Sequence[_Part], hardware: Hardware, total_s: float) -> Estima
     return Estimate(value=value, low=low, high=high, unit="W", basis="datasheet")
 
 
-def _shares(parts: Sequence[_Part], host_s: dict[str, float], beside: dict[str, float]) -> tuple[Share, ...]:
-    """The largest parts, what the host takes for them included; what is left in one."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+def _shares(parts: Sequence[_Part], host_s: dict[str, float], others: dict[str, float]) -> tuple[Share, ...]:
+    """The largest parts, with the host's time for them; the rest in one."""
+    seconds_of: defaultdict[tuple[str, str], float] = defaultdict(float)
     for part in parts:
         started = 0.0 if part.phase == "optimizer" else host_s[part.phase] * part.kernels
-        found[f"{part.operation.name.strip('_')}, {part.phase}", part.source] += part.total_s + started
-    for what, seconds in beside.items():
-        found[what, ""] += seconds
-    ranked = sorted(found.items(), key=lambda item: -item[1])
+        seconds_of[f"{part.operation.name.strip('_')}, {part.phase}", part.source] += part.total_s + started
+    for what, seconds in others.items():
+        seconds_of[what, ""] += seconds
+    ranked = sorted(seconds_of.items(), key=lambda item: -item[1])
     shares = [Share(what=what, value=value, where=where) for (what, where), value in ranked[:_MOST_SHARES]]
     rest = sum(value for _, value in ranked[_MOST_SHARES:])
     return (*shares, Share(what="all else", value=rest)) if rest > 0 else tuple(shares)
@@ -304,19 +277,16 @@ class OperationTimes(Protocol):
     """Times of operations, one after the other on one device."""
 
     def seconds(self, operation: Operation) -> float:
-        """Time on the device [s], queued behind others: on a GPU the host's part in starting it is not in it."""
+        """Time on the device [s], queued behind others: on a GPU without the host's launch."""
         ...
 
     def relative_error(self, operation: Operation) -> float:
-        """One standard deviation of `seconds`, as a fraction of it."""
+        """One standard deviation of `seconds` [fraction]."""
         ...
 
 
 def operation_times(hardware: Hardware) -> OperationTimes:
-    """The model for this device: `cuda` devices by tiles and waves, CPUs by their own.
-
-    Each model is imported when it is asked for: a laptop never loads the GPUs' constants.
-    """
+    """The time model for this device; only its module is imported."""
     if hardware.device.kind == "cuda":
         from stoker.planning.model.gpu_times import GpuTimes  # noqa: PLC0415 - loaded only for the kind of device asked for
 
@@ -327,20 +297,20 @@ def operation_times(hardware: Hardware) -> OperationTimes:
 
 
 _START_S = 10.0
-"""To load the compiler and compile the least there is [s]."""
+"""Time to load the compiler and compile the least [s]."""
 _S_PER_OPERATION = 0.25
-"""For each different operation of the forward and the backward pass [s]; both as in bench/results/compile_time_*."""
+"""Time for each different operation of the passes [s]; both as in bench/results/compile_time_*."""
 _CAPTURED_S_PER_OPERATION = 2.5e-3
-"""To capture each operation of the forward and the backward pass [s]: 5 ms of CPU time on a busy core, for GRUs of 16
-and 32 time steps (docs/log.md, 2026-11-22); taken as half of that where it is not busy."""
+"""Time to capture each operation of the forward and the backward pass [s]: 5 ms of CPU time on a busy core, for GRUs of
+16 and 32 time steps (docs/log.md, 2026-11-22); taken as half of that where it is not busy."""
 _FACTOR = 2.0
-"""From one machine and cache to another, 8 cases in 10 lie within this factor."""
+"""8 cases in 10 are within this factor, from one machine and cache to another."""
 _LEAST_FACTOR = 1.3
-"""The same where it was measured before."""
+"""The least such factor after measurements."""
 
 
 def compile_seconds(operations: Iterable[tuple[object, str]]) -> Estimate:
-    """What compiling takes [s].
+    """Time of compiling [s].
 
     Args:
         operations: of a micro-batch, each with its phase.
@@ -351,13 +321,13 @@ def compile_seconds(operations: Iterable[tuple[object, str]]) -> Estimate:
 
 
 def capture_seconds(num_operations: float) -> Estimate:
-    """What capturing a pass of so many operations takes, forward and backward [s]."""
+    """Time of capturing so many operations, forward and backward [s]."""
     seconds = _CAPTURED_S_PER_OPERATION * num_operations
     return Estimate(value=seconds, low=seconds / _FACTOR, high=seconds * _FACTOR, unit="s", basis="datasheet")
 
 
 def as_measured_before(expected: Estimate, calibrations: Sequence[Calibration]) -> Estimate:
-    """`expected` corrected by how much longer or shorter compiling took on this device before, if it was measured."""
+    """`expected` times the median ratio of measured to forecast compile times on this device, if there are any."""
     known = [c for c in calibrations if c.quantity == "compile_s" and min(c.measured, c.forecast) > 0]
     ratios = [math.log(c.measured / c.forecast) for c in known]
     if not ratios:
@@ -382,7 +352,7 @@ _CHAINED = frozenset({
 
 
 def kernel_shares(trace: Trace, seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """For each occurrence, the share of its own time that is left, and of a kernel that has to be started for it.
+    """For each occurrence, the share of its time that compiling leaves, and its share of a kernel launch.
 
     A chain reads its inputs and writes its result once: it takes as long as the longest of its operations.
 

@@ -1,30 +1,25 @@
-"""What oneDNN allocates for a convolution, or for a product in bf16, on a CPU beyond its outputs.
-
-Contiguous tensors are copied into blocks of 16 channels (weights into blocks of 16 × 16), and results back; in
-channels-last only weights are. A backward pass does so twice, for the gradient of the input and for that of the weight.
-Each function below follows the allocations in their order, and takes the largest sum less the outputs.
-
-Source: measured, since oneDNN's documentation leaves the choice of formats open: the allocations of 1388
-convolutions of 17 architectures, PyTorch 2.13 (oneDNN 3) on a CPU with AVX-512 and AMX, one thread. Off by nothing in
-the median and by at most 0.3 MB in 99 of 100: scratch memory of single kernels is left out.
-
-Shapes: x [B, C, pixels…], y [B, O, pixels…], w [O, C / groups, kernel…].
-
-Memory that no trace shows: what kernels and libraries allocate inside of an operation, and beside all of them.
+"""Memory that no trace has: workspaces of kernels within an operation, cuBLAS's workspace, and the CUDA context.
 
 CPU, measured (PyTorch 2.13, AVX-512, one thread): convolutions and products in bf16 copy tensors into oneDNN's
-formats (`onednn.py`), LSTMs their gates, the backward pass of batch norm its input. The workspace that an LSTM keeps
-for its backward pass is in the trace.
+formats, LSTMs their gates, the backward pass of batch norm its input. The workspace that an LSTM keeps for its backward
+pass is in the trace.
+- oneDNN copies contiguous tensors into blocks of 16 channels (weights into blocks of 16 × 16), and results back; in
+  channels-last only weights. A backward pass does so twice, for the gradient of the input and for that of the weight.
+  The functions follow the allocations in their order, and take the largest sum less the outputs. Measured, since
+  oneDNN's documentation leaves the choice of formats open, on 1388 convolutions of 17 architectures (oneDNN 3, AVX-512
+  and AMX): exact in the median, at most 0.3 MB off in 99 of 100, since scratch memory of single kernels is left out.
 
 CUDA, read from PyTorch's source, not measured here:
-- cuBLAS gets one workspace per handle through the caching allocator, at the first product, for good; cuBLASLt shares it
-  (aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`, `unified_cublas_and_lt_workspaces`).
+- cuBLAS gets one workspace per handle through the caching allocator, at the first product, permanently; cuBLASLt shares
+  it (aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`, `unified_cublas_and_lt_workspaces`).
 - Flash attention's backward pass sums dQ in fp32 (FlashAttention-2, csrc/flash_attn/flash_api.cpp, `mha_bwd`).
 - The backward pass of an embedding with more than 3072 indices sorts them, and sums runs of equal ones in fp32
   (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
-- What cuDNN takes for a convolution depends on the algorithm that it picks. Assumed: in bf16 and the contiguous format
+- cuDNN's workspace for a convolution depends on the algorithm that it picks. Assumed: in bf16 and the contiguous format
   copies of all tensors in channels-last, else the gradient of the weights in fp32.
-- The context and the loaded kernels lie outside of the allocator.
+- The context and the loaded kernels are outside of the allocator.
+
+Shapes: x [B, C, pixels…], y [B, O, pixels…], w [O, C / groups, kernel…].
 """
 
 from __future__ import annotations
@@ -42,18 +37,18 @@ _ALWAYS_PLAIN = 3
 """Inputs of no more channels, such as images, are read as they are."""
 _ONEDNN_ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 _LARGE_KERNEL = 3
-"""Pixels along a side beyond which depthwise gradients of the weight have kernels of their own."""
+"""Side of the kernel [pixels] above which depthwise weight gradients use other kernels."""
 _FEWEST_BLOCKED = {"fp32": 8, "bf16": 16}
-"""Channels a group from which the gradient of a grouped weight is computed on copies."""
+"""Channels per group from which the gradient of a grouped weight is computed on copies."""
 
 _ROWS, _DEPTH, _COLUMNS, _MOST_COLUMNS, _FIXED = 256, 544, 64, 1024, 66_688
-"""Of products in bf16: largest block [rows, columns of the first operand], columns of the second that are filled up
-together, most of them summed at once, and bytes whatever the size."""
+"""Products in bf16: largest block [rows, columns of the first operand], padding of the second's columns, most of them
+summed at once, and fixed bytes."""
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    """Bytes of a convolution's tensors, as they are and in blocks."""
+    """Bytes of a convolution's tensors, plain and in blocks."""
 
     x: TensorShape
     y: TensorShape
@@ -69,7 +64,7 @@ class _Convolution:
 
     @property
     def kernel(self) -> int:
-        """Weights for each pair of channels."""
+        """Number of weights for each pair of channels."""
         return math.prod(self.w.shape[2:])
 
     @property
@@ -78,19 +73,19 @@ class _Convolution:
 
     @property
     def is_plain_product(self) -> bool:
-        """Whether it is a product of matrices in place: 1×1, stride 1, fp32."""
+        """True if it is a matrix product in place: 1×1, stride 1, fp32."""
         return self.kernel == 1 and not self.is_strided and self.w.dtype == "fp32"
 
     @property
     def is_contraction(self) -> bool:
-        """Whether the kernel covers the input, so that one pixel is left: computed in channels-last."""
+        """True if the kernel covers the input, so that one pixel is left: computed in channels-last."""
         return self.kernel > 1 and math.prod(self.y.shape[2:]) == 1 and math.prod(self.x.shape[2:]) > 1
 
     def size(self, tensor: TensorShape) -> int:
         return tensor.numel * self.item
 
     def blocked(self, tensor: TensorShape) -> int:
-        """Bytes of an input or output in blocks of channels; the groups of a grouped convolution are not filled up."""
+        """Bytes of an input or output in blocks of channels; the groups of a grouped convolution are not padded."""
         if self.groups > 1 and not self.is_depthwise:
             return self.size(tensor)
         return self.size(tensor) // tensor.shape[1] * _filled(tensor.shape[1])
@@ -101,7 +96,7 @@ class _Convolution:
 
     @property
     def blocked_w(self) -> int:
-        """Bytes of the weight in blocks, as it goes with an input that is read as it is or copied."""
+        """Bytes of the weight in blocks, for an input that is read in place or copied."""
         if self.groups == 1 and self.w.shape[1] <= _ALWAYS_PLAIN:
             return _filled(self.w.shape[0]) * self.w.shape[1] * self.kernel * self.item
         return self.full_w
@@ -116,7 +111,7 @@ class _Convolution:
 
     @property
     def sums(self) -> int:
-        """Sums of a reduced precision's gradient of the weight, in fp32."""
+        """Bytes of fp32 sums for the weight's gradient in a reduced precision."""
         return self.blocked_w // self.item * 4 if self.item < 4 else 0
 
 
@@ -158,10 +153,10 @@ def backward_bytes(operation: Operation) -> int:
 
 
 def product_bytes(operation: Operation) -> int:
-    """Hidden bytes of `mm`, `addmm` and `bmm`: a first operand in bf16 that lies transposed is turned block by block.
+    """Hidden bytes of `mm`, `addmm` and `bmm`: a transposed first operand in bf16 is transposed back block by block.
 
-    That is the gradient of a linear layer's weight. A block has at most 256 rows and 544 columns; where more columns
-    are added up, sums are kept in fp32. Other products hide less than 0.2 MB.
+    That is the gradient of a linear layer's weight. A block has at most 256 rows and 544 columns; with more columns
+    sums are kept in fp32. Other products hide less than 0.2 MB.
     """
     a, b = operation.inputs[-2:]
     if a.dtype != "bf16" or not operation.attribute("transpose_a"):
@@ -189,7 +184,7 @@ def _of_weight(one: _Convolution) -> int:
 
 
 def _scratch(one: _Convolution, result: TensorShape, source: TensorShape) -> int:
-    """Of 1×1 convolutions: sums of one image in fp32 for a reduced precision, and its pixels that a stride leaves."""
+    """Scratch bytes of 1×1 convolutions: fp32 sums of one image in a reduced precision, and its strided pixels."""
     if one.kernel > 1:
         return 0
     pixels = math.prod(result.shape[2:])
@@ -213,7 +208,7 @@ def _read(operation: Operation, x: TensorShape, w: TensorShape, y: TensorShape) 
 _SORTED_FROM = 3072
 """More indices than this are sorted in an embedding's backward pass on CUDA."""
 _ROWS_PER_THREAD = 10
-"""How many gradients of an embedding's row a thread sums; `NROWS_PER_THREAD`."""
+"""Gradients of an embedding's row that a thread sums; `NROWS_PER_THREAD`."""
 
 _RNN_TEMPORARY = 4.2
 """An LSTM layer's temporaries, in each direction, in multiples of its output in fp32; measured 4.0 to 4.2."""
@@ -224,47 +219,32 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "l
 
 
 def hidden_bytes(operation: Operation, *, target: Literal["cpu", "cuda"]) -> int:
-    """Bytes that `operation` takes beyond its outputs while it runs, and gives back."""
+    """Temporary bytes of `operation` beyond its outputs."""
     law = _LAWS[target].get(operation.name)
     return law(operation) if law is not None else 0
 
 
 def is_product(operation: Operation) -> bool:
-    """Whether cuBLAS computes the operation."""
+    """True if cuBLAS computes the operation."""
     return operation.name in _PRODUCTS
 
 
 def cublas_workspace_bytes(capability: str) -> int:
-    """What cuBLAS's workspace takes from the first product on [bytes], by compute capability such as `8.9`."""
+    """Size of cuBLAS's workspace [bytes], by compute capability such as `8.9`."""
     major = int(capability.partition(".")[0] or 0)
     return 32 << 20 if major in {9, 10, 12} else (8 << 20) + (128 << 10)
 
 
 def context_bytes() -> Estimate:
-    """What a CUDA context with PyTorch's kernels takes of a device, outside of the allocator.
+    """Memory of a CUDA context with PyTorch's kernels, outside of the allocator [bytes].
 
-    300 to 600 MB in reports for GPUs of capability 7.0 to 9.0; kernels are loaded when first used. Replaced where a
-    measurement of the device is at hand.
+    300 to 600 MB in reports for GPUs of capability 7.0 to 9.0; kernels are loaded when first used.
     """
     return Estimate(value=450e6, low=300e6, high=600e6, unit="bytes", basis="datasheet")
 
 
 def _size(tensor: TensorShape) -> int:
     return tensor.numel * _ITEM_BYTES.get(tensor.dtype, 4)
-
-
-def _cpu_rnn(operation: Operation) -> int:
-    return round(_RNN_TEMPORARY * operation.outputs[0].numel * 4)
-
-
-def _cpu_rnn_backward(operation: Operation) -> int:
-    layer_input = operation.inputs[0]
-    return round(_RNN_TEMPORARY * layer_input.numel * 4)
-
-
-def _cpu_batch_norm_backward(operation: Operation) -> int:
-    """A second tensor like the input, in either memory format; measured."""
-    return _size(operation.inputs[1])
 
 
 def _cuda_convolution(operation: Operation) -> int:
@@ -300,14 +280,15 @@ def _cuda_embedding_backward(operation: Operation) -> int:
 
 _LAWS: dict[str, dict[str, Callable[[Operation], int]]] = {
     "cpu": {
-        "native_batch_norm_backward": _cpu_batch_norm_backward,
+        # A second tensor like the input, in either memory format; measured.
+        "native_batch_norm_backward": lambda operation: _size(operation.inputs[1]),
         "mm": product_bytes,
         "addmm": product_bytes,
         "bmm": product_bytes,
         "convolution": forward_bytes,
         "convolution_backward": backward_bytes,
-        "mkldnn_rnn_layer": _cpu_rnn,
-        "mkldnn_rnn_layer_backward": _cpu_rnn_backward,
+        "mkldnn_rnn_layer": lambda operation: round(_RNN_TEMPORARY * operation.outputs[0].numel * 4),
+        "mkldnn_rnn_layer_backward": lambda operation: round(_RNN_TEMPORARY * operation.inputs[0].numel * 4),
     },
     "cuda": {
         "convolution": _cuda_convolution,
