@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -95,8 +95,8 @@ class Split:
                 end = min(begin + micro_batch, len(span))
                 passes.append(Pass(start + begin, start + end, span.start + begin))
             start += len(span)
-            for _ in range(len(cuts), math.ceil(longest / micro_batch)):
-                passes.append(Pass(0, 1, self.held(size)[0], counts=False))
+            missing = math.ceil(longest / micro_batch) - len(cuts)
+            passes += [Pass(0, 1, self.held(size)[0], counts=False)] * missing
         return tuple(passes)
 
 
@@ -363,13 +363,15 @@ def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKe
                 arrived = copy_stream.record_event()
             yield place, on_device, arrived
 
+    def used_here(tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(device))
+
     with closing(fetched):
         coming = copies()
         ahead = next(coming, None)
         while ahead is not None:
             (place, content, arrived), ahead = ahead, next(coming, None)
-            computing = torch.cuda.current_stream(device)
-            computing.wait_event(arrived)
+            torch.cuda.current_stream(device).wait_event(arrived)
             # The allocator may reuse the memory for another copy only after the computation on it.
-            map_tensors(content, partial(torch.Tensor.record_stream, s=computing))
+            map_tensors(content, used_here)
             yield place, content
