@@ -389,8 +389,8 @@ PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses before a read with a transient error is tried again [s]; then the error stands."""
 
 _TRANSIENT_NAMES = (
-    "EIO ESTALE ETIMEDOUT EAGAIN ECONNRESET ECONNABORTED ECONNREFUSED ENOTCONN ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN "
-    "EHOSTUNREACH EREMOTEIO"
+    "EIO ESTALE ETIMEDOUT EAGAIN ECONNRESET ECONNABORTED ECONNREFUSED ENOTCONN ENETDOWN ENETUNREACH ENETRESET "
+    "EHOSTDOWN EHOSTUNREACH EREMOTEIO"
 )
 _TRANSIENT = frozenset(getattr(errno, name) for name in _TRANSIENT_NAMES.split() if hasattr(errno, name))
 """Errors of a network disk while its server is away. A missing file is not one of them."""
