@@ -268,9 +268,7 @@ class BatchSource:
                 here, along = (indices, _NO_INDICES) if pairing is None else (indices[:own], indices[own:])
                 yield Batch(content, here, epoch, self.pipeline, self.split, whole, pairing, along)
 
-    def _fetched(
-        self, samples: Samples, places: Iterator[EpochIndices]
-    ) -> Generator[tuple[EpochIndices, Content], None, None]:
+    def _fetched(self, samples: Samples, places: Iterator[EpochIndices]) -> Fetched[EpochIndices]:
         """Raw batches, copied to the device ahead of use if their loader allows it."""
         device, loader, plan = self.pipeline.device, self.plan.loader, self.plan
         if loader == "workers":
@@ -287,9 +285,7 @@ class BatchSource:
             return copied_ahead(self._gathered(samples, places), device)
         return self._gathered(self._on_device if loader == "device" else samples, places)
 
-    def _gathered(
-        self, samples: Samples, places: Iterator[EpochIndices]
-    ) -> Generator[tuple[EpochIndices, Content], None, None]:
+    def _gathered(self, samples: Samples, places: Iterator[EpochIndices]) -> Fetched[EpochIndices]:
         for epoch, indices in places:
             yield (epoch, indices), samples.fetch(indices, epoch)
 

@@ -27,7 +27,7 @@ from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices, KeyedPermutation, Order, SequentialOrder
 from stoker.loading.randomness import RandomStream, key_of, seed_generators
-from stoker.loading.samples import BadSample, ItemSamples, Samples, digest_of_items
+from stoker.loading.samples import BadSample, ItemSamples, RearrangedSamples, Samples, digest_of_items
 from stoker.records import DataClass
 from stoker.records.codec import JSON
 
@@ -177,31 +177,17 @@ class StreamSamples(Samples):
         return StreamReader(self.given.source, start, len(self), self._seed, block, goes_round=not self._is_stated)
 
 
-class WithState(Samples):
+class WithState(RearrangedSamples):
     """A stream's samples, fetched as pairs of a batch and the reader's state after it."""
 
-    is_in_memory = False
-
     def __init__(self, stream: StreamSamples) -> None:
-        self.stream = stream
+        super().__init__(stream, "with state")
         self.name = stream.name
-        self.data_class = stream.data_class
-
-    def __len__(self) -> int:
-        """Samples in an epoch."""
-        return len(self.stream)
+        self.stream = stream
 
     def fetch(self, indices: Indices, epoch: int) -> Content:
         """The batch, and the state as text."""
         return self.stream.fetch(indices, epoch), self.stream.state()
-
-    def fingerprint(self) -> str:
-        """The stream's."""
-        return self.stream.fingerprint()
-
-    def prepare(self, content: Content) -> Content:
-        """As the stream does."""
-        return self.stream.prepare(content)
 
 
 class ReaderState:

@@ -73,7 +73,7 @@ class TokenBatchSamples(RearrangedSamples):
     def order(self, seed: int) -> Order:
         """Batch after batch; the layout was made with the job's seed."""
         del seed
-        return _TokenOrder(self.layout)
+        return self.layout
 
     def alike(self, count: int, micro_batch: int) -> Indices:
         """`count` samples of a length such that `micro_batch` of them are as large as the largest micro-batch.
@@ -85,18 +85,6 @@ class TokenBatchSamples(RearrangedSamples):
         by_length = np.argsort(self._lengths, kind="stable")
         first = int(np.searchsorted(self._lengths[by_length], length, side="left"))
         return by_length[max(0, min(first, len(by_length) - count)) :][:count]
-
-
-class _TokenOrder:
-    """The order of samples by a layout."""
-
-    def __init__(self, layout: TokenLayout) -> None:
-        self._layout = layout
-
-    def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
-        require_within(len(self._layout), start, stop)
-        return self._layout.samples(epoch)[start:stop]
 
 
 def in_token_batches(train: Samples, whole: Samples, job: Job) -> Samples:
@@ -207,6 +195,11 @@ class TokenLayout:
     def __len__(self) -> int:
         """Samples in an epoch."""
         return len(self._counted)
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
+        require_within(len(self), start, stop)
+        return self.samples(epoch)[start:stop]
 
     def cursors(self, epoch: int) -> Indices:
         """The first position of each batch of `epoch`, and the end of the last one [number of batches + 1]."""

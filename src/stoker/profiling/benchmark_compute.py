@@ -88,9 +88,9 @@ def attention_calls(dtype: torch.dtype, limits: ShapeLimits, num: int, device_ki
         smallest = limited((images, 4 * heads * length**2 * head_dim), limits.flops / _SLOWER)[0]
         shape = (smallest, heads, length, head_dim)
         if device_kind == "cpu":
-            calls += _on_cpu(shape, dtype, is_causal=is_causal)
+            calls += _attention(shape, dtype, "_scaled_dot_product_flash_attention_for_cpu", is_causal=is_causal)
         elif dtype is not torch.float32:
-            calls += _flash(shape, dtype, is_causal=is_causal)
+            calls += _attention(shape, dtype, "_scaled_dot_product_flash_attention", is_causal=is_causal)
     return calls
 
 
@@ -103,40 +103,23 @@ def recurrent_calls(limits: ShapeLimits, num: int) -> list[Call]:
     return calls
 
 
-def _heads(shape: tuple[int, int, int, int], pool: OperandPool, dtype: torch.dtype) -> torch.Tensor:
-    """[B, H, T, E] in the layout of a linear layer's output: tokens before heads in memory."""
+def _attention(shape: tuple[int, int, int, int], dtype: torch.dtype, name: str, *, is_causal: bool) -> list[Call]:
     images, heads, length, width = shape
-    return pool.random(images, length, heads, width, dtype=dtype).transpose(1, 2)
-
-
-def _on_cpu(shape: tuple[int, int, int, int], dtype: torch.dtype, *, is_causal: bool) -> list[Call]:
-    forward = aten("_scaled_dot_product_flash_attention_for_cpu")
+    forward = aten(name)
 
     def inputs(pool: OperandPool) -> Arguments:
-        return (*(_heads(shape, pool, dtype) for _ in range(3)), 0.0, is_causal), {}
+        # [B, H, T, E] in the layout of a linear layer's output: tokens before heads in memory.
+        tensors = [pool.random(images, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(3)]
+        return (*tensors, 0.0, is_causal), {}
 
     def gradients(pool: OperandPool) -> Arguments:
         (q, k, v, *_), _ = inputs(pool)
-        out, logsumexp = forward(q, k, v, 0.0, is_causal)
-        return (torch.randn_like(out), q, k, v, out, logsumexp, 0.0, is_causal), {}
+        out, logsumexp, *saved = forward(q, k, v, 0.0, is_causal)
+        # On a GPU also: cumulative lengths and longest ones of queries and keys, seed and offset, a debug mask.
+        lengths, random_state = saved[:4], saved[4:6]
+        return (torch.randn_like(out), q, k, v, out, logsumexp, *lengths, 0.0, is_causal, *random_state), {}
 
-    backward = aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-    return [Call(forward, inputs), Call(backward, gradients)]
-
-
-def _flash(shape: tuple[int, int, int, int], dtype: torch.dtype, *, is_causal: bool) -> list[Call]:
-    forward = aten("_scaled_dot_product_flash_attention")
-
-    def inputs(pool: OperandPool) -> Arguments:
-        return (*(_heads(shape, pool, dtype) for _ in range(3)), 0.0, is_causal), {}
-
-    def gradients(pool: OperandPool) -> Arguments:
-        (q, k, v, *_), _ = inputs(pool)
-        out, logsumexp, cum_q, cum_k, most_q, most_k, seed, offset, _ = forward(q, k, v, 0.0, is_causal)
-        saved = (out, logsumexp, cum_q, cum_k, most_q, most_k, 0.0, is_causal, seed, offset)
-        return (torch.randn_like(out), q, k, v, *saved), {}
-
-    return [Call(forward, inputs), Call(aten("_scaled_dot_product_flash_attention_backward"), gradients)]
+    return [Call(forward, inputs), Call(aten(f"{name}_backward"), gradients)]
 
 
 def _lstm(length: int, batch: int, size: int, hidden: int) -> list[Call]:

@@ -29,6 +29,7 @@ from stoker.jobs import Job, Optimizer
 from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
 from stoker.profiling.tracing.storages import Recording, TensorUse, TracedLoop, Widening
+from stoker.profiling.tracing.target_kernels import replaced_kernels
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.trace import NotPeriodic, prove
@@ -85,7 +86,7 @@ class RepeatedBlocks:
         """The same model, shortened in place if it can be."""
         name, blocks = max(_lists_of_equals(model), key=lambda item: len(item[1]), default=("", nn.ModuleList()))
         kept, copies = _kept(len(blocks), self.checkpointed_blocks)
-        if not copies or not _are_optimised_alike(self._job, name, blocks):
+        if not copies or not _have_equal_groups(self._job, name, blocks):
             return model
         members = list(blocks)
         if self.checkpointed_blocks and repeated_blocks(model) != members:
@@ -221,7 +222,7 @@ def _share_nothing(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
     return sum(place in inside for place in places) == len(inside)
 
 
-def _are_optimised_alike(job: Job, name: str, blocks: nn.ModuleList | nn.Sequential) -> bool:
+def _have_equal_groups(job: Job, name: str, blocks: nn.ModuleList | nn.Sequential) -> bool:
     """Whether the job's groups of parameters treat all blocks the same."""
     if not isinstance(job.optimizer, Optimizer):
         return True
@@ -265,7 +266,7 @@ class CutLoops:
     @contextlib.contextmanager
     def cutting(self, recording: Callable[[], Recording | None]) -> Iterator[None]:
         """Within the block, recurrent layers on the CPU run six of their steps; loops go to `recording`."""
-        with _replaced({name: self._layer(name, recording) for name in _LAYERS}):
+        with replaced_kernels("AutogradCPU", {name: self._layer(name, recording) for name in _LAYERS}):
             yield
 
     def _layer(self, name: str, recording: Callable[[], Recording | None]) -> Callable[..., Any]:
@@ -275,7 +276,7 @@ class CutLoops:
         def run(inputs: torch.Tensor, state: Any, *others: Any) -> Any:
             *_, batch_first = others
             call = _Call(self, inputs.shape[1 if batch_first else 0], state, recording)
-            with _replaced({"unbind.int": call.unbind, "stack": call.stack}):
+            with replaced_kernels("AutogradCPU", {"unbind.int": call.unbind, "stack": call.stack}):
                 return original._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, inputs, state, *others)
 
         return run
@@ -359,18 +360,6 @@ def _without_middle(steps: Sequence[torch.Tensor], left_out: int) -> tuple[torch
 def _with_middle(steps: Sequence[torch.Tensor], left_out: int) -> list[torch.Tensor]:
     # Separate views, so that `stack` counts the bytes of each.
     return [*steps[:TEMPLATE_STEP], *(steps[TEMPLATE_STEP].detach() for _ in range(left_out)), *steps[TEMPLATE_STEP:]]
-
-
-@contextlib.contextmanager
-def _replaced(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, ATen's operations on CPU tensors run these kernels in place of autograd's own."""
-    library = torch.library.Library("aten", "IMPL", "AutogradCPU")
-    for name, kernel in kernels.items():
-        library.impl(name, kernel)
-    try:
-        yield
-    finally:
-        library._destroy()  # called by its finaliser too, but later
 
 
 def labels_of(recording: Recording) -> list[int | None]:

@@ -141,12 +141,20 @@ def attention_of(capability: str) -> Iterator[None]:
         )[0]
         return out
 
-    library = torch.library.Library("aten", "IMPL", "AutogradCUDA")
-    library.impl("scaled_dot_product_attention", attend)
+    with replaced_kernels("AutogradCUDA", {"scaled_dot_product_attention": attend}):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_kernels(dispatch_key: str, kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block, ATen's operations run these kernels for `dispatch_key` in place of autograd's own."""
+    library = torch.library.Library("aten", "IMPL", dispatch_key)
+    for name, kernel in kernels.items():
+        library.impl(name, kernel)
     try:
         yield
     finally:
-        library._destroy()  # what its own finaliser calls, at a time of our choosing
+        library._destroy()  # called by its finaliser too, but later
 
 
 _QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -215,13 +223,8 @@ def recurrent_flops(func: Any, args: tuple[Any, ...], out: Any) -> int:
 @contextlib.contextmanager
 def recurrence_of_cudnn() -> Iterator[None]:
     """Within the block, recurrent layers on CUDA tensors are cuDNN's."""
-    library = torch.library.Library("aten", "IMPL", "AutogradCUDA")
-    for name in _MODES:
-        library.impl(f"{name}.input", _layer(name))
-    try:
+    with replaced_kernels("AutogradCUDA", {f"{name}.input": _layer(name) for name in _MODES}):
         yield
-    finally:
-        library._destroy()  # what its own finaliser calls, at a time of our choosing
 
 
 def onednn_workspace_bytes(*, steps: int, batch: int, inputs: int, hidden: int, scalar: int) -> int:
