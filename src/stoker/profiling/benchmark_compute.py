@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -164,14 +165,15 @@ class ConvolutionShape:
     @property
     def flops(self) -> float:
         """FLOPs of the forward pass."""
-        size = self.size if self.is_transposed else self.size / self.stride
-        return 2.0 * self.images * (size * self.kernel) ** self.dims * self.channels * self.out / self.groups
+        pixels = math.prod([self.size if self.is_transposed else self.size / self.stride] * self.dims)
+        return 2.0 * self.images * pixels * self.kernel**self.dims * self.channels * self.out / self.groups
 
     @property
     def largest_numel(self) -> float:
         """Number of elements of the larger of input and output [elements]."""
         out_size = self.size * self.stride if self.is_transposed else self.size / self.stride
-        return self.images * max(self.channels * self.size**self.dims, self.out * out_size**self.dims)
+        inputs, outputs = (math.prod([float(size)] * self.dims) for size in (self.size, out_size))
+        return self.images * max(self.channels * inputs, self.out * outputs)
 
     @property
     def dims(self) -> int:
