@@ -166,7 +166,8 @@ class ConvolutionShape:
     def flops(self) -> float:
         """FLOPs of the forward pass."""
         pixels = math.prod([self.size if self.is_transposed else self.size / self.stride] * self.dims)
-        return 2.0 * self.images * pixels * self.kernel**self.dims * self.channels * self.out / self.groups
+        area = math.prod([self.kernel] * self.dims)
+        return 2.0 * self.images * pixels * area * self.channels * self.out / self.groups
 
     @property
     def largest_numel(self) -> float:
