@@ -60,7 +60,6 @@ class Recorder(TorchDispatchMode):
         self._was_in_backward = False
         self._depth_of_backward = 0
         self.last_failure: tuple[str, str] | None = None
-        """The operation that last raised, and its line; None if none did."""
 
     def begin(self) -> Recording:
         """Record from here on; storages alive now were born before."""
@@ -75,6 +74,10 @@ class Recorder(TorchDispatchMode):
         """Stop recording; storages alive now outlive the update."""
         self._leave_backward()
         self.storages.end()
+
+    def failure(self) -> tuple[str, str] | None:
+        """The operation that last raised, and its line; None if none did."""
+        return self.last_failure
 
     def name_modules(self, model: nn.Module, prefix: str = "") -> None:
         """Record operations of the modules of `model` under their dotted names, after `prefix`."""

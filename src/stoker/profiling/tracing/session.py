@@ -129,7 +129,7 @@ def run_traced(session: TracingSession, run: Callable[[], object]) -> None:
     except StokerError:
         raise
     except Exception as error:
-        operation, line = recorder.last_failure or ("the step", recorder.lines.of_error(error))
+        operation, line = recorder.failure() or ("the step", recorder.lines.of_error(error))
         where = line or "an unknown line"
         # The first sentence: PyTorch goes on to list every backend.
         reason = next(iter(str(error).splitlines()), "").split(". ")[0]
