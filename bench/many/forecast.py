@@ -329,7 +329,7 @@ def main() -> None:
 
 def _start_forkserver() -> None:
     """Members as users' runs have them: they import what a first step needs in that step, which forecasts count."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["stoker.testing.ranks", "stoker.stepping"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["stoker.testing.ranks", "stoker.stepping.step"])
     forkserver.ensure_running()
 
 

@@ -81,7 +81,9 @@ def test_pages_are_made_of_the_newest_results(tmp_path: Path) -> None:
         content = _content(lightning_bf16=ratio, lightning=ratio, by_hand=ratio)
         (tmp_path / f"train_gpt_{date}.json").write_text(json.dumps(content), encoding="utf-8")
     found = table.pages(tmp_path)
-    assert any(f"| {CASES['gpt'].title} | 3.00× (2.90 to 3.10), lightning bf16" in line for line in found[table.DETAILS])
+    assert any(
+        f"| {CASES['gpt'].title} | 3.00× (2.90 to 3.10), lightning bf16" in line for line in found[table.DETAILS]
+    )
     assert not any(CASES["lstm"].title in line for line in found[table.DETAILS])
 
 

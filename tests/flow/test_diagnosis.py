@@ -26,6 +26,7 @@ def test_what_one_number_of_threads_does_not_need_is_left_to_the_next(monkeypatc
     }))  # fmt: skip
     monkeypatch.setattr(diagnosis, "measure_ceilings", lambda _device, **_: None)
     monkeypatch.setattr(diagnosis, "measure_operations", measured)
-    monkeypatch.setattr(diagnosis, "_keep", lambda *_: None)
+    for cache in (diagnosis.CeilingsCache, diagnosis.MicroBenchmarkCache):
+        monkeypatch.setattr(cache, "write", lambda *_: None)
     diagnosis.doctor(fresh=True)
     assert budgets == [(None, 25.0), (1, 45.0)]

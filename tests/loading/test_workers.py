@@ -188,7 +188,7 @@ def test_workers_can_be_used_beside_the_main_thread() -> None:
 
 ABANDONED = """
 import torch
-from stoker.loading import as_samples
+from stoker.loading.dataset_adapters import as_samples
 from stoker.records import Position
 from tests.loading.data import Squares, source_of
 batches = source_of(as_samples(Squares(100), what="data"), 2, "workers").batches(Position(), 50)

@@ -1,17 +1,8 @@
-"""Which samples of a batch a process takes, where several train together. Pure arithmetic.
+"""The optimiser batches of a run from any position on: split over processes, cut into micro-batches, on the device.
 
-The batch and its order are the Job's and stay as they are. Coupled samples are normalised together over a group, so
-each process takes a part of every group; else a part of the batch. Parts follow each other and differ by one sample at
-most, so an uneven batch needs no padding; of fewer samples than processes some take none.
-
-Batches: the optimiser batches of a run from any position on, cut into micro-batches on the device.
-
-The next batch on its way to a GPU while this one is computed on.
-
-What: each batch is copied from page-locked memory on a stream of its own, one batch ahead of the one that is given
-back. Use when: batches lie in the host's memory, or come from workers. Costs: the device's memory of one more batch.
-Does not combine with: fetching in the training process, where a batch fetched ahead would draw from the generators that
-a checkpoint keeps. Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html.
+The batch and its order are the Job's and do not depend on the number of processes. Coupled samples are normalised
+together over a group, so each process takes a part of every group; else a part of the batch. Parts are contiguous and
+differ by one sample at most, so an uneven batch needs no padding; with fewer samples than processes some take none.
 """
 
 from __future__ import annotations
@@ -20,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,10 +32,10 @@ from stoker.records import Plan, Position
 
 @dataclass(frozen=True)
 class Pass:
-    """Samples that go through the model at once: places start..stop in what this process holds of the batch.
+    """Samples that go through the model at once: places start..stop in this process's part of the batch.
 
-    `first` is the place of the first one in the whole batch. Where there is nothing left to do while other processes
-    still work together, a pass `counts` nothing: it takes a sample again, and its loss is left out.
+    `first` is the place of the first one in the whole batch. A process that is done while others still work together
+    makes passes without `counts`: they repeat a sample, and their loss is left out.
     """
 
     start: int
@@ -67,7 +58,7 @@ class Split:
     group: int | None = None
 
     def spans(self, size: int) -> tuple[range, ...]:
-        """The places in a batch of `size` samples that are this part's, one range for each group.
+        """This part's places in a batch of `size` samples, one range for each group.
 
         >>> Split(1, 2).spans(5)
         (range(2, 5),)
@@ -75,16 +66,21 @@ class Split:
         (range(2, 4), range(6, 8))
         """
         group = self.group or size
-        return tuple(self._of(first, min(group, size - first)) for first in range(0, size, group))
+        spans = []
+        for first in range(0, size, group):
+            count = min(group, size - first)
+            begin, end = (first + count * part // self.parts for part in (self.part, self.part + 1))
+            spans.append(range(begin, end))
+        return tuple(spans)
 
     def held(self, size: int) -> list[int]:
         """The places in a batch of `size` samples that this process fetches: its own, or the first if it has none."""
         return [place for span in self.spans(size) for place in span] or [0]
 
     def passes(self, size: int, micro_batch: int) -> tuple[Pass, ...]:
-        """What this process does of a batch of `size` samples, at most `micro_batch` of them at once.
+        """This process's passes over a batch of `size` samples, at most `micro_batch` of them at once.
 
-        All processes make equally many passes, so that what they do together in each of them cannot hang.
+        All processes make equally many passes, so that their collectives cannot hang.
 
         >>> [(p.first, p.size, p.counts) for p in Split(0, 2).passes(5, 2)]
         [(0, 2, True), (0, 1, False)]
@@ -95,28 +91,24 @@ class Split:
         for first, span in zip(range(0, size, group), self.spans(size), strict=True):
             longest = math.ceil(min(group, size - first) / self.parts)
             cuts = range(0, len(span), micro_batch)
-            passes += [
-                Pass(start + at, start + min(at + micro_batch, len(span)), span.start + at) for at in cuts
-            ]  # fmt: skip
+            for begin in cuts:
+                end = min(begin + micro_batch, len(span))
+                passes.append(Pass(start + begin, start + end, span.start + begin))
             start += len(span)
-            for _ in range(len(cuts), math.ceil(longest / micro_batch)):
-                passes.append(Pass(0, 1, self.held(size)[0], counts=False))
+            missing = math.ceil(longest / micro_batch) - len(cuts)
+            passes += [Pass(0, 1, self.held(size)[0], counts=False)] * missing
         return tuple(passes)
-
-    def _of(self, first: int, size: int) -> range:
-        """This part of the samples first..first + size."""
-        return range(first + size * self.part // self.parts, first + size * (self.part + 1) // self.parts)
 
 
 WHOLE_BATCH = Split()
-"""What a process that trains alone takes."""
+"""The part of a single process."""
 
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """From raw content to what the model takes: to the device, augmented, prepared, in the plan's memory format.
+    """From raw content to model inputs: to the device, augmented, prepared, in the plan's memory format.
 
-    `dtype` is what floating inputs are turned into (None: left as they are); float64 is for proofs.
+    Floating inputs are converted to `dtype` (None: left as they are); float64 is for proofs.
     """
 
     device: torch.device
@@ -127,35 +119,32 @@ class InputPipeline:
     channels_last: bool = False
     dtype: torch.dtype | None = None
     mix: Sequence[Mix] = ()
-    """How samples of a batch are mixed in the end; `Batch.cut` does it, which has their partners."""
+    """How samples of a batch are mixed in the end; done by `Batch.cut`, which has their partners."""
 
     def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
         """The samples `indices` [B] of `epoch`, ready for the model."""
         if self.device.type != "cpu":
-            content = map_tensors(content, partial(_move, device=self.device))
+            content = map_tensors(content, lambda tensor: tensor.to(self.device, non_blocking=True))
         if self.augment:
             draw = Draw(self.seed, epoch, indices, self.device)
-            content = self.fields.map_inputs(content, lambda x: self._augmented(x, draw))
+
+            def augmented(inputs: torch.Tensor) -> torch.Tensor:
+                for transform in self.augment:
+                    inputs = transform(inputs, draw)
+                return inputs
+
+            content = self.fields.map_inputs(content, augmented)
         prepared = self.prepare(content)
-        if any(isinstance(transform, Normalize) for transform in self.augment):
-            self._require_unprepared(content, prepared)
-        if self.dtype is not None or self.channels_last:
-            prepared = map_tensors(prepared, self._converted)
-        return prepared
-
-    def _augmented(self, inputs: torch.Tensor, draw: Draw) -> torch.Tensor:
-        for transform in self.augment:
-            inputs = transform(inputs, draw)
-        return inputs
-
-    def _require_unprepared(self, content: Content, prepared: Content) -> None:
-        """Refuse images that were standardised twice: as they should be, and then as if they were bytes."""
-        if self._first_input(prepared) is not self._first_input(content):
+        is_normalized = any(isinstance(transform, Normalize) for transform in self.augment)
+        if is_normalized and self._first_input(prepared) is not self._first_input(content):
             raise BadJob(
                 "Job(augment=[…, Normalize(…)]) standardises images, and so do the data afterwards, "
                 "which take them for bytes from 0 to 255",
                 remedy="Leave Normalize out; a source of files takes mean=… and std=….",
             )
+        if self.dtype is not None or self.channels_last:
+            prepared = map_tensors(prepared, self._converted)
+        return prepared
 
     def _first_input(self, content: Content) -> Any:
         return self.fields.call(lambda *inputs, **named: [*inputs, *named.values()][0], content)
@@ -174,9 +163,9 @@ _NO_INDICES: Indices = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Batch:
-    """An optimiser batch, or what this process takes of it, still raw: `cut` makes micro-batches of it.
+    """An optimiser batch, or this process's part of it, still raw: `cut` makes micro-batches of it.
 
-    `split` says which samples are here, of the batch's `whole` over all processes (None: all there are).
+    `split` is the part held here, and `whole` the batch's samples over all processes (None: as many as are here).
     """
 
     content: Content
@@ -186,13 +175,13 @@ class Batch:
     split: Split = WHOLE_BATCH
     whole: int | None = None
     pairing: Pairing | None = None
-    """Whom they are mixed with; None: as in the first update, among themselves."""
+    """The partners they are mixed with; None: as in the first update, among themselves."""
     along: Indices = field(default_factory=lambda: _NO_INDICES)
-    """Partners that were fetched along with them, and come behind them in `content`."""
+    """Partners fetched in addition, which follow them in `content`."""
 
     @property
     def size(self) -> int:
-        """Number of samples that are here."""
+        """Number of samples held here."""
         return len(self.indices)
 
     @property
@@ -201,17 +190,26 @@ class Batch:
         return self.size if self.whole is None else self.whole
 
     def passes(self, micro_batch: int) -> tuple[Pass, ...]:
-        """How they go through the model, at most `micro_batch` at once."""
+        """The passes of its samples through the model, at most `micro_batch` at once."""
         return self.split.passes(self.whole_size, micro_batch)
 
     def cut(self, start: int, stop: int) -> Content:
         """Samples start..stop, ready for the model.
 
         Raises:
-            BadJob: nothing in the batch has an entry for each sample; or it is to be mixed and is not of that kind.
+            BadJob: nothing in the batch has an entry for each sample; or its inputs cannot be mixed as the job asks.
         """
         ready = self._ready(start, stop)
-        return self._mixed(ready, start, stop) if self.pipeline.mix else ready
+        if not self.pipeline.mix:
+            return ready
+        pairing = self._pairing
+        rows, size = pairing.rows[start:stop], len(self.indices) + len(self.along)
+        if stop - start == size:
+            partners = take(ready, rows.tolist(), size)
+        else:
+            indices = np.concatenate([self.indices, self.along])[rows]
+            partners = self.pipeline(take(self.content, rows.tolist(), size), self.epoch, indices)
+        return pairing.mixed(ready, partners, start, stop, self.pipeline.fields)
 
     def _ready(self, start: int, stop: int) -> Content:
         size = len(self.indices) + len(self.along)
@@ -225,17 +223,6 @@ class Batch:
         # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
         return self.pipeline(cut(self.content, start, stop, size), self.epoch, self.indices[start:stop])
 
-    def _mixed(self, ready: Content, start: int, stop: int) -> Content:
-        """Samples start..stop with their partners, which are made ready here unless they are among them."""
-        pairing = self._pairing
-        rows, size = pairing.rows[start:stop], len(self.indices) + len(self.along)
-        if stop - start == size:
-            partners = take(ready, rows.tolist(), size)
-        else:
-            indices = np.concatenate([self.indices, self.along])[rows]
-            partners = self.pipeline(take(self.content, rows.tolist(), size), self.epoch, indices)
-        return pairing.mixed(ready, partners, start, stop, self.pipeline.fields)
-
     @cached_property
     def _pairing(self) -> Pairing:
         if self.pairing is not None:
@@ -245,7 +232,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Where a run's batches come from: samples in keyed order, fetched as the plan says."""
+    """The batches of a run: samples in keyed order, fetched as the plan says."""
 
     samples: Samples
     pipeline: InputPipeline
@@ -253,11 +240,11 @@ class BatchSource:
     seed: int
     plan: Plan
     watch: WorkerWatch = field(default_factory=WorkerWatch, compare=False)
-    """Its workers, where there are any."""
+    """Its workers, if any."""
     split: Split = WHOLE_BATCH
-    """What of each batch this process takes."""
+    """This process's part of each batch."""
     reader: ReaderState = field(default_factory=ReaderState, compare=False)
-    """Where its stream is, if it is one that has a state."""
+    """The position of its stream, if that has a state."""
     order: Order = field(init=False)
 
     def __post_init__(self) -> None:
@@ -273,28 +260,32 @@ class BatchSource:
         updates = range(start.updates, total_updates)
         samples = self.reader.begin(self.samples)
         with closing(self._fetched(samples, self._places(updates))) as fetched:
-            for update, ((epoch, indices), found) in zip(updates, fetched, strict=True):
-                content = self.reader.taken(samples, found)
+            for update, ((epoch, indices), raw) in zip(updates, fetched, strict=True):
+                content = self.reader.taken(samples, raw)
                 pairing = self._pairing(update)
                 own = len(indices) - (0 if pairing is None else len(pairing.extra))
                 whole = own if self.split.parts == 1 else self._whole(update)
                 here, along = (indices, _NO_INDICES) if pairing is None else (indices[:own], indices[own:])
                 yield Batch(content, here, epoch, self.pipeline, self.split, whole, pairing, along)
 
-    def _fetched(
-        self, samples: Samples, places: Iterator[EpochIndices]
-    ) -> Generator[tuple[EpochIndices, Content], None, None]:
-        """Raw batches, where they are wanted as soon as they can be."""
-        device, loader = self.pipeline.device, self.plan.loader
+    def _fetched(self, samples: Samples, places: Iterator[EpochIndices]) -> Fetched[EpochIndices]:
+        """Raw batches, copied to the device ahead of use if their loader allows it."""
+        device, loader, plan = self.pipeline.device, self.plan.loader, self.plan
         if loader == "workers":
-            return copied_ahead(self._by_workers(samples, places), device)
+            fetched = by_workers(
+                samples,
+                places,
+                plan.num_workers,
+                plan.prefetch_batches,
+                is_pinned=device.type == "cuda",
+                watch=self.watch,
+            )
+            return copied_ahead(fetched, device)
         if loader == "memory":
             return copied_ahead(self._gathered(samples, places), device)
         return self._gathered(self._on_device if loader == "device" else samples, places)
 
-    def _gathered(
-        self, samples: Samples, places: Iterator[EpochIndices]
-    ) -> Generator[tuple[EpochIndices, Content], None, None]:
+    def _gathered(self, samples: Samples, places: Iterator[EpochIndices]) -> Fetched[EpochIndices]:
         for epoch, indices in places:
             yield (epoch, indices), samples.fetch(indices, epoch)
 
@@ -303,16 +294,8 @@ class BatchSource:
         """The samples in the device's memory."""
         return self.samples.on(self.pipeline.device)
 
-    def _by_workers(
-        self, samples: Samples, places: Iterator[EpochIndices]
-    ) -> Generator[tuple[EpochIndices, Content], None, None]:
-        plan, is_pinned = self.plan, self.pipeline.device.type == "cuda"
-        return by_workers(
-            samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
-        )
-
     def _whole(self, update: int) -> int:
-        """Samples of the batch of update number `update`, over all processes."""
+        """Number of samples in the batch of update number `update`, over all processes."""
         return self.extent.batch_at(self.extent.position(update))
 
     def _places(self, updates: Iterable[int]) -> Iterator[EpochIndices]:
@@ -327,7 +310,7 @@ class BatchSource:
             yield position.epoch, own
 
     def _pairing(self, update: int) -> Pairing | None:
-        """Whom the samples of a batch that are here are mixed with; None where nothing is."""
+        """The partners of this process's samples; None where nothing is mixed."""
         if not self.pipeline.mix:
             return None
         size, epoch = self._whole(update), self.extent.position(update).epoch
@@ -347,44 +330,44 @@ def in_order(samples: Samples, pipeline: InputPipeline, size: int, split: Split 
         yield Batch(samples.fetch(indices, 0), indices, 0, pipeline, split, whole)
 
 
-def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device, non_blocking=True)
-
-
 BatchKey = TypeVar("BatchKey")
 Fetched = Generator[tuple[BatchKey, Content], None, None]
 
 
 def copied_ahead(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKey]:
-    """What is fetched, with its tensors on `device`; as it is where that is no GPU."""
+    """Batches with their tensors on `device`; unchanged unless that is a GPU.
+
+    What: each batch is copied from page-locked memory on a separate stream, one batch ahead of the one given back.
+    Use when: batches are in the host's memory, or come from workers. Costs: the device's memory of one more batch.
+    Does not combine with: fetching in the training process, where a batch fetched ahead would draw from the generators
+    that a checkpoint keeps. Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html.
+    """
     return _on_gpu(fetched, device) if device.type == "cuda" else fetched
 
 
 def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKey]:
-    aside = torch.cuda.Stream(device)
+    copy_stream = torch.cuda.Stream(device)
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(device, non_blocking=True)
 
     def copies() -> Iterator[tuple[BatchKey, Content, torch.cuda.Event]]:
         for place, content in fetched:
-            with torch.cuda.stream(aside):
-                copied = map_tensors(content, lambda tensor: _pinned(tensor).to(device, non_blocking=True))
-                arrived = aside.record_event()
-            yield place, copied, arrived
+            with torch.cuda.stream(copy_stream):
+                on_device = map_tensors(content, copied)
+                arrived = copy_stream.record_event()
+            yield place, on_device, arrived
+
+    def used_here(tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(device))
 
     with closing(fetched):
         coming = copies()
         ahead = next(coming, None)
         while ahead is not None:
             (place, content, arrived), ahead = ahead, next(coming, None)
-            computing = torch.cuda.current_stream(device)
-            computing.wait_event(arrived)
-            # The allocator may give the memory to another copy only when what is computed on it is done.
-            map_tensors(content, partial(_used_on, computing))
+            torch.cuda.current_stream(device).wait_event(arrived)
+            # The allocator may reuse the memory for another copy only after the computation on it.
+            map_tensors(content, used_here)
             yield place, content
-
-
-def _used_on(stream: torch.cuda.Stream, tensor: torch.Tensor) -> None:
-    tensor.record_stream(stream)
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()

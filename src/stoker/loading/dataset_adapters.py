@@ -1,7 +1,4 @@
-"""Whatever data a user gives, as samples.
-
-Sources of `stoker.data` that read files, as samples.
-"""
+"""Adapters from a user's data (arrays, map-style datasets, sources of `stoker.data`) to `Samples`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | No
     """`data` as Samples; `what` names it in errors ("data", "valid", "test").
 
     Raises:
-        BadJob: a kind of data that is not supported, arrays of different lengths, or with a `collate`; or no samples.
+        BadJob: unsupported data; arrays of different lengths, or with a `collate`; or no samples.
     """
     samples = _as_samples(data, what, collate, seed)
     if len(samples) == 0:
@@ -37,8 +34,10 @@ def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | No
 
 def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None, seed: int) -> Samples:
     if isinstance(data, torch.utils.data.IterableDataset):
-        raise BadJob(f"{what} is an IterableDataset, which has no samples by number",
-                     remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
+        raise BadJob(
+            f"{what} is an IterableDataset, which has no samples by number",
+            remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.",
+        )
     data = as_source(data)
     if isinstance(data, IndexedSource):
         return SourceSamples(data, collate, seed)
@@ -47,15 +46,19 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
     is_of_arrays = isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data)))
     is_loaded = hasattr(data, "arrays") and hasattr(data, "prepare")  # one of stoker.data
     if collate is not None and (is_of_arrays or is_loaded or _is_array(data)):
-        raise BadJob(f"Job(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
-                     remedy="Leave collate out, or give a dataset with __len__ and __getitem__.")  # fmt: skip
+        raise BadJob(
+            f"Job(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
+            remedy="Leave collate out, or give a dataset with __len__ and __getitem__.",
+        )
     if is_loaded:
         return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
     if is_of_arrays:
         return _arrays(data, what)
     if isinstance(data, list) and data and all(map(_is_array, data)):
-        raise BadJob(f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",
-                     remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.")  # fmt: skip
+        raise BadJob(
+            f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",
+            remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.",
+        )
     if _is_array(data):
         return _arrays((data,), what)
     if collate is None:
@@ -70,7 +73,7 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
 
 def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
     named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
-    tensors = {key: _tensor(array, f"{what}[{key!r}]") for key, array in named.items()}
+    tensors = {key: _as_tensor(array, f"{what}[{key!r}]") for key, array in named.items()}
     lengths = {key: tensor.shape[0] if tensor.dim() else 0 for key, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
@@ -80,7 +83,7 @@ def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
 
 
 def _require_no_columns(data: Any, what: str) -> None:
-    """Refuse lists of numbers that stand beside each other, where each was taken for one sample."""
+    """Raise BadJob for a tuple of lists of numbers, where each list would be taken for one sample."""
     if type(data) is not tuple or len(data) < 2 or not all(type(entry) is list and entry for entry in data):
         return
     if len({len(entry) for entry in data}) == 1:
@@ -93,17 +96,32 @@ def _require_no_columns(data: Any, what: str) -> None:
         )
 
 
-def _tensor(array: Any, what: str) -> torch.Tensor:
-    return widened(_as_given(array, what), what, is_on_disk=isinstance(array, np.memmap))
+def _as_tensor(array: Any, what: str) -> torch.Tensor:
+    if np.ma.is_masked(array):
+        raise BadJob(
+            f"{what} is an array with masked values, and a tensor has no mask",
+            remedy="Say what stands for them: array.filled(…), or leave the samples out.",
+        )
+    try:
+        if isinstance(array, np.ndarray):
+            # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.
+            native = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                tensor = torch.from_numpy(native)
+        else:
+            tensor = torch.as_tensor(array).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
+    return widened(tensor, what, is_on_disk=isinstance(array, np.memmap))
 
 
 def widened(tensor: torch.Tensor, what: str, *, is_on_disk: bool = False) -> torch.Tensor:
-    """Unsigned whole numbers of more than 8 bits, with which PyTorch does not compute, as signed ones of twice as many.
+    """Unsigned integers beyond uint8, with which PyTorch does not compute, as signed ones of twice the width.
 
     Those of 64 bits become int64, which holds them up to 9.2e18.
 
     Raises:
-        BadJob: some are larger; or they lie on disk, where another type would bring all of them into memory.
+        BadJob: a value is larger; or they are on disk, where another type would bring all of them into memory.
     """
     wider = _WIDER.get(tensor.dtype)
     if wider is None:
@@ -112,24 +130,11 @@ def widened(tensor: torch.Tensor, what: str, *, is_on_disk: bool = False) -> tor
     if is_on_disk:
         raise BadJob(f"{what} is a mapped file of {name}, with which PyTorch does not compute", remedy=_IN_ITEMS)
     if tensor.dtype is torch.uint64 and tensor.numel() and int(tensor.numpy().max()) > torch.iinfo(wider).max:
-        raise BadJob(f"{what} is {name} with values up to {int(tensor.numpy().max()):.3g}, which int64 does not hold",
-                     remedy="Give smaller numbers, or floats.")  # fmt: skip
+        raise BadJob(
+            f"{what} is {name} with values up to {int(tensor.numpy().max()):.3g}, which int64 does not hold",
+            remedy="Give smaller numbers, or floats.",
+        )
     return tensor.to(wider)
-
-
-def _as_given(array: Any, what: str) -> torch.Tensor:
-    if np.ma.is_masked(array):
-        raise BadJob(f"{what} is an array with masked values, and a tensor has no mask",
-                     remedy="Say what stands for them: array.filled(…), or leave the samples out.")  # fmt: skip
-    try:
-        if isinstance(array, np.ndarray):
-            # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.
-            array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                return torch.from_numpy(array)
-        return torch.as_tensor(array).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
 
 
 def _is_array(value: Any) -> bool:
@@ -137,9 +142,9 @@ def _is_array(value: Any) -> bool:
 
 
 class SourceSamples(ItemSamples):
-    """A source of `stoker.data` that reads files: as stored, by the batch where it can, and prepared on the device.
+    """A source of `stoker.data` that reads files, as stored and where possible by the batch; prepared on the device.
 
-    A collate function of the job's own is given prepared items instead.
+    A collate function of the job receives prepared items instead.
     """
 
     def __init__(self, source: IndexedSource, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
@@ -154,7 +159,7 @@ class SourceSamples(ItemSamples):
         return super().fetch(indices, epoch) if rows is None else rows
 
     def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
-        """As `fetch`: what is read by the batch draws nothing."""
+        """As `fetch`: reading by the batch draws nothing."""
         rows = self._rows(indices)
         return super().fetch_drawn(indices, epoch, draws) if rows is None else rows
 
@@ -178,7 +183,7 @@ class SourceSamples(ItemSamples):
         return tuple(content) if self._is_stored and isinstance(items[0], tuple) else content
 
     def fingerprint(self) -> str:
-        """What the source states."""
+        """The source's own."""
         return self.source.fingerprint
 
     def prepare(self, content: Content) -> Content:
@@ -186,6 +191,6 @@ class SourceSamples(ItemSamples):
         return self.source.prepare(content) if self._is_stored else content
 
     def all_of(self, key: Any) -> torch.Tensor | None:
-        """The labels of all samples, if `key` means them and the source has classes."""
+        """The labels of all samples, if `key` is the target and the source has classes."""
         labels = self.source.labels() if key in (self.source.target, None, -1) else None
         return None if labels is None else torch.from_numpy(np.array(labels))

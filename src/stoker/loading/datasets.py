@@ -1,7 +1,4 @@
-"""The sets of samples of a job.
-
-What the data call their samples.
-"""
+"""The training, validation and test sets of a job, and the names of their samples in the user's data."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
 
 _LOOKED_AT = 64
-"""Samples that are asked whether they are padded beyond their lengths."""
+"""Samples checked for padding beyond their lengths."""
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a job trains on, chooses by, and is tested on; `note` is something the user should know about the data.
+    """The sets of a job; `note` is a remark about the data for the user.
 
     `held_out` are the validation sets by split: none, `valid`, or several, `valid/NAME`.
     """
@@ -46,11 +43,11 @@ class Datasets:
 
     @property
     def valid(self) -> Samples | None:
-        """The validation set that chooses: the first."""
+        """The first validation set, by which models are selected."""
         return next(iter(self.held_out.values()), None)
 
     def fingerprint(self) -> str:
-        """Of all sets."""
+        """The fingerprints of all sets."""
         sets = {"train": self.train, **self.held_out, "test": self.test}
         return "; ".join(f"{name} {samples.fingerprint()}" for name, samples in sets.items() if samples is not None)
 
@@ -68,12 +65,20 @@ def datasets_of(job: Job) -> Datasets:
     whole = _samples(job, job.data, "data")
     train, held_out = whole, dict[str, Samples]()
     for split, given in job.validation.items():
-        if isinstance(given, Holdout):
-            train, held_out[split] = _held_out(whole, given, job)
-        else:
+        if not isinstance(given, Holdout):
             held_out[split] = _samples(job, given, split)
+        elif isinstance(whole, StreamSamples):
+            raise BadJob(
+                "nothing can be held out of a stream, whose samples have no numbers",
+                remedy="Give valid=… data of its own.",
+            )
+        elif given.stratify:
+            labels = labels_of(whole, job, getattr(job.sampling, "targets", None))
+            train, held_out[split] = held_out_by_class(whole, given, labels)
+        else:
+            train, held_out[split] = hold_out(whole, given)
     test = None if job.test is None else _samples(job, job.test, "test")
-    _require_apart({"data": whole, **held_out, "test": test})
+    _require_separate_streams({"data": whole, **held_out, "test": test})
     note = getattr(job.data, "note", None)
     if isinstance(train, StreamSamples):
         _require_indexed(job)
@@ -90,56 +95,45 @@ def datasets_of(job: Job) -> Datasets:
 
 
 def _samples(job: Job, data: Any, what: str) -> Samples:
-    if is_stream(data):
-        return as_stream(data, what=what, collate=job.collate, seed=job.seed, length=_whole_run(job, what))
-    return as_samples(data, what=what, collate=job.collate, seed=job.seed)
+    if not is_stream(data):
+        return as_samples(data, what=what, collate=job.collate, seed=job.seed)
+    length = None
+    if what == "data" and job.until.unit in ("samples", "updates"):  # then the samples of the whole run are known
+        updates = job.until.value / (job.batch if job.until.unit == "samples" else 1)
+        length = math.ceil(updates) * job.batch
+    return as_stream(data, what=what, collate=job.collate, seed=job.seed, length=length)
 
 
-def _whole_run(job: Job, what: str) -> int | None:
-    """Samples of the whole run, where that is known: what training reads of a stream that does not say its length."""
-    if what != "data" or job.until.unit not in ("samples", "updates"):
-        return None
-    updates = job.until.value / (job.batch if job.until.unit == "samples" else 1)
-    return math.ceil(updates) * job.batch
-
-
-def _held_out(whole: Samples, holdout: Holdout, job: Job) -> tuple[Samples, Samples]:
-    if isinstance(whole, StreamSamples):
-        raise BadJob("nothing can be held out of a stream, whose samples have no numbers",
-                     remedy="Give valid=… data of its own.")  # fmt: skip
-    if not holdout.stratify:
-        return hold_out(whole, holdout)
-    return held_out_by_class(whole, holdout, labels_of(whole, job, getattr(job.sampling, "targets", None)))
-
-
-def _require_apart(sets: dict[str, Samples | None]) -> None:
-    """Refuse one stream with a state as two sets: an evaluation would move the place that training reads on from.
-
-    Raises:
-        BadJob: there is one.
-    """
+def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
+    """Raise BadJob if a stream with a state is in two sets: evaluation would move the position of training."""
     streams = {what: samples for what, samples in sets.items() if isinstance(samples, StreamSamples)}
-    for (one, first), (other, second) in itertools.combinations(streams.items(), 2):
+    for (name, first), (other_name, second) in itertools.combinations(streams.items(), 2):
         if first.given.source is second.given.source and first.has_state:
             raise BadJob(
-                f"{one} and {other} are one and the same stream, {first.name}, which has one state: reading one moves "
-                "the other",
+                f"{name} and {other_name} are one and the same stream, {first.name}, which has one state: reading one "
+                "moves the other",
                 remedy="Make a second one for it, with the same arguments.",
             )
 
 
 def _require_indexed(job: Job) -> None:
-    """Refuse what chooses samples by number, of a stream."""
+    """Raise BadJob for settings that choose samples by number, which a stream has not."""
     for name in ("sampling", "lengths"):
         if getattr(job, name) is not None:
-            raise BadJob(f"Job({name}=…) chooses among all samples, and data is a stream",
-                         remedy="Do it within the stream, or give data with __len__ and __getitem__.")  # fmt: skip
+            raise BadJob(
+                f"Job({name}=…) chooses among all samples, and data is a stream",
+                remedy="Do it within the stream, or give data with __len__ and __getitem__.",
+            )
     if isinstance(job.batch, TokenBatch):
-        raise BadJob(f"Job(batch={job.batch!r}) goes by the lengths of all samples, and data is a stream",
-                     remedy="Give the batch as a number, or data with __len__ and __getitem__.")  # fmt: skip
+        raise BadJob(
+            f"Job(batch={job.batch!r}) goes by the lengths of all samples, and data is a stream",
+            remedy="Give the batch as a number, or data with __len__ and __getitem__.",
+        )
     if isinstance(job.batch, AutoBatch):
-        raise BadJob('Job(batch="auto") measures on samples from all over the data, and data is a stream',
-                     remedy="Give the batch as a number.")  # fmt: skip
+        raise BadJob(
+            'Job(batch="auto") measures on samples from all over the data, and data is a stream',
+            remedy="Give the batch as a number.",
+        )
 
 
 def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datasets:
@@ -149,8 +143,10 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
 
     def rows(samples: Samples, what: str) -> Samples:
         if isinstance(samples, StreamSamples):
-            raise BadJob(f"{what} is a stream, and its samples are to be packed by length",
-                         remedy="Give data with __len__ and __getitem__.")  # fmt: skip
+            raise BadJob(
+                f"{what} is a stream, and its samples are to be packed by length",
+                remedy="Give data with __len__ and __getitem__.",
+            )
         if what == "data" or isinstance(job.validation.get(what), Holdout):
             return PackedSamples(samples, rows_of(samples, lengths), settings, fields, job.seed)
         is_listed = length_of is not None and not callable(length_of)
@@ -165,7 +161,7 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
 
 
 def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:
-    """Refuse to take another set's samples for as long as they are, where those of `data` are padded beyond."""
+    """Raise BadJob if samples of `data` are padded beyond their listed lengths: then those of `what` are unknown."""
     few = np.arange(min(_LOOKED_AT, len(whole)), dtype=np.int64)
     if [first_dimension(sample) for sample in whole.items(few, 0)] != lengths[few].tolist():
         raise BadJob(
@@ -175,7 +171,7 @@ def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:
 
 
 def data_indices(samples: Samples, indices: Indices, epoch: int) -> Indices:
-    """Where samples `indices` of `epoch` lie in the data that the user gave: of packed rows all that are in them."""
+    """Indices in the user's data of samples `indices` of `epoch`; for packed rows, of all their members."""
     if isinstance(samples, PackedSamples):
         members = [samples.members(int(row), epoch) for row in indices]
         return data_indices(samples.whole, np.concatenate([np.empty(0, np.int64), *members]), epoch)
@@ -187,7 +183,7 @@ def data_indices(samples: Samples, indices: Indices, epoch: int) -> Indices:
 
 
 def sample_name(samples: Samples, index: int) -> str:
-    """The file, or file and row, that sample `index` lies in; empty where data have no names for samples."""
+    """The file, or file and row, of sample `index`; empty where data have no names for samples."""
     if isinstance(samples, SampleSubset):
         return sample_name(samples.whole, int(samples.indices[index]))
     return samples.named(index) if isinstance(samples, SourceSamples) else ""

@@ -1,4 +1,4 @@
-"""Which entries of a batch go into the model, and which is the target."""
+"""The entries of a batch: model inputs and target, and how a batch is cut into samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Content = Any
 
 @dataclass(frozen=True)
 class Fields:
-    """Keys of a dict or indices of a tuple; None stands for the defaults that `Job` states."""
+    """Keys of a dict or indices of a tuple; None stands for the defaults of `Job`."""
 
     inputs: str | int | Sequence[str | int] | None = None
     target: str | int | None = None
@@ -39,10 +39,12 @@ class Fields:
         """The model's output for a batch: one input by position, several by position (tuple) or by name (dict)."""
         if self.inputs is None and isinstance(content, tuple):
             return model(content[0])
-        chosen = self._inputs_of(content)
-        if isinstance(chosen, dict):
-            return model(**chosen) if len(chosen) > 1 else model(*chosen.values())
-        return model(*chosen)
+        if isinstance(content, Mapping):
+            named = {str(key): content[key] for key in self._input_keys(content)}
+            return model(**named) if len(named) > 1 else model(*named.values())
+        if isinstance(content, tuple | list):
+            return model(*[content[place] for place in self._input_places(content)])
+        return model(content)
 
     def map_inputs(self, content: Content, transform: Callable[[Any], Any]) -> Content:
         """The batch with `transform` applied to its first input."""
@@ -62,13 +64,6 @@ class Fields:
         place = len(content) - 1 if self.target is None else _place(self.target, content)
         return _like(content, [transform(item) if at == place else item for at, item in enumerate(content)])
 
-    def _inputs_of(self, content: Content) -> dict[str, Any] | tuple[Any, ...]:
-        if isinstance(content, Mapping):
-            return {str(key): content[key] for key in self._input_keys(content)}
-        if isinstance(content, tuple | list):
-            return tuple(content[at] for at in self._input_places(content))
-        return (content,)
-
     def _target_key(self, content: Mapping[Any, Any]) -> Any:
         if self.target is not None:
             return _checked(self.target, content)
@@ -81,8 +76,10 @@ class Fields:
         target = self._target_key(content)
         keys = [key for key in content if key != target]
         if not keys:
-            raise BadJob(f"samples have no entry for the model: all they have is {', '.join(map(repr, content))}",
-                         remedy="Name the entries that go into it: Job(inputs=…, target=…).")  # fmt: skip
+            raise BadJob(
+                f"samples have no entry for the model: all they have is {', '.join(map(repr, content))}",
+                remedy="Name the entries that go into it: Job(inputs=…, target=…).",
+            )
         return keys
 
     def _input_places(self, content: Sequence[Any]) -> list[int]:
@@ -116,17 +113,17 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
 
 
 def cut(content: Content, start: int, stop: int, size: int) -> Content:
-    """Samples start..stop of a batch of `size`: tensors along dimension 0, lists with one item a sample likewise.
+    """Samples start..stop of a batch of `size`: tensors along dimension 0, and lists with one item for each sample.
 
     Tensors of another length are shared by all samples and stay whole. A tuple has an item for each entry; a list of
-    `size` items, or a tuple within another, is taken to have one for each sample, unless all tensors in it have `size`
-    rows: then it, too, has one for each entry.
+    `size` items, or a tuple within another, is assumed to have one for each sample, unless all tensors in it have
+    `size` rows: then it, too, has one for each entry.
     """
     return _picked_whole(content, lambda rows: rows[start:stop], size)
 
 
 def take(content: Content, rows: Sequence[int], size: int) -> Content:
-    """Samples `rows`, in that order, of a batch of `size`; entries are told apart as by `cut`."""
+    """Samples `rows`, in that order, of a batch of `size`; entries are distinguished as by `cut`."""
     places = torch.as_tensor(rows)
 
     def pick(entry: Any) -> Any:
@@ -154,7 +151,7 @@ def _picked(content: Content, pick: Callable[[Any], Any], size: int) -> Content:
 
 
 def is_row_of_tensors(content: Content) -> bool:
-    """Whether a batch is a plain tuple of tensors, which `cut` leaves as it is where nothing is cut off."""
+    """Whether a batch is a plain tuple of tensors, which a `cut` of all samples leaves unchanged."""
     return type(content) is tuple and all(isinstance(item, torch.Tensor) for item in content)
 
 

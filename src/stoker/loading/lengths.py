@@ -1,17 +1,6 @@
-"""Samples of different lengths: padded in a batch, bucketed, or packed into rows. What a job says of them.
+"""Samples of different lengths: padded in a batch, bucketed, or packed into rows.
 
-What samples are filled up with, and the type that holds it.
-
-The length of every sample of a set.
-
-Batches of samples of like length. Settings and costs: `stoker.jobs.lengths`.
-
-Several samples in a row of fixed length. Settings, costs and source: `stoker.jobs.lengths`.
-
-Rows are laid out once, by lengths alone: the longest sample first, into the fullest row that has room (best fit
-decreasing). Each epoch shares its samples out anew among the places of their length, by keys, and takes the rows in a
-keyed order: so an epoch has every sample once, and as many rows as any other. Where no two samples are equally long,
-the same ones share a row in every epoch; they do not see one another.
+Settings, costs and sources of bucketing and packing: `stoker.jobs.lengths`.
 """
 
 from __future__ import annotations
@@ -38,7 +27,7 @@ __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed"
 
 @dataclass(frozen=True)
 class Padded:
-    """Makes a batch of samples whose tensors differ in their first dimension; see `padded`."""
+    """A collate function for samples whose tensors differ in their first dimension; see `padded`."""
 
     pad: float | Mapping[Any, float] = 0
     to: int | None = None
@@ -52,7 +41,7 @@ class Padded:
                 raise BadJob(f"padded({name}=…) is a whole number, 1 or more, got {value!r}")
 
     def __call__(self, items: list[Any]) -> Content:
-        """The batch: of each entry that has a length, a tensor [B, longest, ...]; others as PyTorch collates them."""
+        """The batch: for each entry with a length, a tensor [B, longest, ...]; others as PyTorch collates them."""
         first = items[0]
         if isinstance(first, Mapping):
             batch = {key: self._entry([item[key] for item in items], key) for key in first}
@@ -69,12 +58,14 @@ class Padded:
             return torch.utils.data.default_collate(values)
         tensors = [torch.as_tensor(value) for value in values]
         fill = self.pad.get(key, 0) if isinstance(self.pad, Mapping) else self.pad
-        told = [tensor for tensor, value in zip(tensors, values, strict=True) if not _is_empty_list(value)] or tensors
-        rest = {tuple(tensor.shape[1:]) for tensor in told}
+        # An empty list has neither the type nor the further dimensions of the others.
+        typed = [tensor for tensor, value in zip(tensors, values, strict=True) if not isinstance(value, list) or value]
+        typed = typed or tensors
+        rest = {tuple(tensor.shape[1:]) for tensor in typed}
         if len(rest) > 1:
             raise ValueError(f"samples differ beyond their first dimension: {', '.join(map(str, sorted(rest)))}")
-        dtype = dtype_holding(functools.reduce(torch.promote_types, [tensor.dtype for tensor in told]), fill)
-        padded_BT = told[0].new_full((len(tensors), self._longest(tensors), *rest.pop()), fill, dtype=dtype)
+        dtype = dtype_holding(functools.reduce(torch.promote_types, [tensor.dtype for tensor in typed]), fill)
+        padded_BT = typed[0].new_full((len(tensors), self._longest(tensors), *rest.pop()), fill, dtype=dtype)
         for row, tensor in enumerate(tensors):
             if len(tensor):
                 padded_BT[row, : len(tensor)] = tensor
@@ -93,9 +84,9 @@ class Padded:
         key = next((key for key, value in items[0].items() if _has_length(value)), None)
         if key is None:
             raise BadJob("padded(mask=…): no entry of a sample has a length")
-        ones = [torch.ones(len(item[key]), dtype=torch.int64) for item in items]
-        longest = self._longest(ones)
-        return torch.stack([torch.cat([one, one.new_zeros(longest - len(one))]) for one in ones])
+        masks = [torch.ones(len(item[key]), dtype=torch.int64) for item in items]
+        longest = self._longest(masks)
+        return torch.stack([torch.cat([mask, mask.new_zeros(longest - len(mask))]) for mask in masks])
 
 
 def padded(
@@ -104,11 +95,11 @@ def padded(
     """A `collate` for samples whose tensors differ in their first dimension: padded to the longest of the batch.
 
     Args:
-        pad: what is filled in, or that for each entry by its key (of a tuple: its place; else 0), such as
-            `{"labels": -100}`, which losses do not count.
-        to: pad to this length whatever the batch, so that every batch has one shape and the forecast is of it.
+        pad: fill value, or one for each entry by its key (for tuples: its place; default 0), such as
+            `{"labels": -100}`, which losses ignore.
+        to: fixed length of every batch, so that all have one shape, which is also the forecast's.
         multiple_of: pad to a multiple of this.
-        mask: of samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
+        mask: for samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
             padded.
 
     Raises:
@@ -118,7 +109,7 @@ def padded(
 
 
 def has_one_shape(job: Job, train: Samples) -> bool:
-    """Whether whole batches of the job are all of one shape, as far as its settings tell."""
+    """Whether all whole batches of the job have one shape, judged by its settings."""
     if isinstance(job.batch, TokenBatch) and not isinstance(job.lengths, Packed):
         return False
     if train.is_in_memory or isinstance(job.lengths, Packed):
@@ -128,14 +119,14 @@ def has_one_shape(job: Job, train: Samples) -> bool:
 
 
 def segment_mask(segment_ids_BT: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
-    """Which tokens of packed rows may attend to which: bool [B, 1, T, T], true within one sample.
+    """Attention mask of packed rows: bool [B, 1, T, T], true for two tokens of one sample.
 
-    Padding attends to padding, so that no row of scores is empty. It goes into
+    Padding attends to padding, so that no row of scores is empty. Pass it to
     `torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`.
 
     Args:
         segment_ids_BT: the samples' numbers in their row, 0 for padding.
-        causal: whether a token attends to itself and those before it alone.
+        causal: whether a token attends only to itself and earlier ones.
     """
     mask_BTT = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
     if causal:
@@ -144,24 +135,19 @@ def segment_mask(segment_ids_BT: torch.Tensor, *, causal: bool = False) -> torch
     return mask_BTT[:, None]
 
 
-def _is_empty_list(value: Any) -> bool:
-    """Whether it is a list without numbers, which does not tell what they would be."""
-    return isinstance(value, list) and not value
-
-
 def _has_length(value: Any) -> bool:
     return isinstance(value, list) or (hasattr(value, "shape") and len(value.shape) > 0)
 
 
 def dtype_holding(dtype: torch.dtype, fill: float) -> torch.dtype:
-    """The type that holds values of `dtype` and `fill` as well: itself, or int64 where it ends before `fill`.
+    """The type for values of `dtype` padded with `fill`: `dtype`, or int64 where `fill` is outside its range.
 
-    Bytes filled up with -100 would be filled with 156, which a loss counts.
+    Bytes padded with -100 would become 156, which a loss counts.
 
     Raises:
         BadJob: `fill` is a fraction, NaN or infinite, and values are whole numbers.
 
-    >>> holding(torch.uint8, -100), holding(torch.float32, -100), holding(torch.int32, 0)
+    >>> dtype_holding(torch.uint8, -100), dtype_holding(torch.float32, -100), dtype_holding(torch.int32, 0)
     (torch.int64, torch.float32, torch.int32)
     """
     if dtype.is_floating_point or dtype.is_complex:
@@ -173,35 +159,44 @@ def dtype_holding(dtype: torch.dtype, fill: float) -> torch.dtype:
 
 
 _AT_ONCE = 256
-"""Samples that are read together where lengths have to be looked at."""
+"""Samples that are read together to measure their lengths."""
 
 
 def lengths_of(samples: Samples, length_of: Any, what: str) -> Indices:
-    """The length of each of `samples` [N], as `length_of` says: an array, a function of a sample, or None.
+    """The length of each of `samples` [N] by `length_of`: an array, a function of a sample, or None.
 
-    None is the first dimension of a sample's first entry. A function reads every sample, as the first epoch has it.
+    None is the first dimension of a sample's first entry. A function reads every sample, as in the first epoch.
 
     Raises:
-        BadJob: there are not as many as samples, or one is no whole number of at least 1; `what` names the data.
+        BadJob: there are not as many as samples, or one is not a whole number of at least 1; `what` names the data.
     """
     if length_of is None or callable(length_of):
-        found = _asked(samples, first_dimension if length_of is None else length_of)
+        measure = first_dimension if length_of is None else length_of
+        measured: list[int] = []
+        for start in range(0, len(samples), _AT_ONCE):
+            indices = np.arange(start, min(start + _AT_ONCE, len(samples)), dtype=np.int64)
+            measured += [measure(item) for item in samples.items(indices, 0)]
+        lengths = np.array(measured)
     else:
-        found = np.asarray(length_of)
-    if len(found) != len(samples):
-        raise BadJob(f"there are {len(found):,} lengths for {len(samples):,} samples of {what}",
-                     remedy="Give one for each sample of data, held-out ones included.")  # fmt: skip
-    if found.dtype.kind not in "iu":
-        raise BadJob(f"the lengths of {what} are no whole numbers, but {found.dtype}")
-    short = np.flatnonzero(found < 1)
+        lengths = np.asarray(length_of)
+    if len(lengths) != len(samples):
+        raise BadJob(
+            f"there are {len(lengths):,} lengths for {len(samples):,} samples of {what}",
+            remedy="Give one for each sample of data, held-out ones included.",
+        )
+    if lengths.dtype.kind not in "iu":
+        raise BadJob(f"the lengths of {what} are no whole numbers, but {lengths.dtype}")
+    short = np.flatnonzero(lengths < 1)
     if len(short):
-        raise BadJob(f"sample {short[0]} of {what} has a length of {found[short[0]]}",
-                     remedy="Leave empty samples out of the data.")  # fmt: skip
-    return found.astype(np.int64)
+        raise BadJob(
+            f"sample {short[0]} of {what} has a length of {lengths[short[0]]}",
+            remedy="Leave empty samples out of the data.",
+        )
+    return lengths.astype(np.int64)
 
 
 def first_dimension(sample: Any) -> int:
-    """The first dimension of a sample's first entry, such as its number of tokens; letters of a text are none.
+    """First dimension of a sample's first entry, such as its number of tokens; a text has none.
 
     Raises:
         BadJob: it has none.
@@ -222,16 +217,8 @@ def first_dimension(sample: Any) -> int:
         ) from problem
 
 
-def _asked(samples: Samples, length_of: Any) -> Indices:
-    found: list[int] = []
-    for start in range(0, len(samples), _AT_ONCE):
-        indices = np.arange(start, min(start + _AT_ONCE, len(samples)), dtype=np.int64)
-        found += [length_of(item) for item in samples.items(indices, 0)]
-    return np.array(found)
-
-
 class BucketedSamples(RearrangedSamples):
-    """The samples of another, in an order of batches of like length."""
+    """The samples of another, in batches of similar lengths."""
 
     def __init__(self, whole: Samples, lengths: Indices, batch: int, window: int) -> None:
         super().__init__(whole, "bucketed")
@@ -241,16 +228,12 @@ class BucketedSamples(RearrangedSamples):
         """Windows of the keyed order, sorted."""
         return BucketedOrder(self._lengths, self._batch, self._window, seed)
 
-    def on(self, device: torch.device) -> Samples:
-        """These samples with their arrays on `device`."""
-        return BucketedSamples(self.whole.on(device), self._lengths, self._batch, self._window)
-
 
 class BucketedOrder:
     """The keyed permutation of an epoch, each window of it sorted by length and cut into batches in a keyed order.
 
-    Any position costs one window. Batches begin at multiples of `batch`, and what an epoch leaves over comes last: it
-    is cut out of its sorted window at a keyed place, so that it is not always the longest.
+    Any position costs one window. Batches begin at multiples of `batch`. The rest of an epoch comes last, and is cut
+    out of its sorted window at a keyed place, so that it is not always the longest.
     """
 
     def __init__(self, lengths: Indices, batch: int, window: int, seed: int) -> None:
@@ -271,34 +254,41 @@ class BucketedOrder:
     def _window_of(self, epoch: int, number: int) -> Indices:
         if self._window[:2] != (epoch, number):
             first = number * self._in_window
-            found = self._order.indices(epoch, first, min(first + self._in_window, self.size))
-            by_length = found[np.argsort(self._lengths[found], kind="stable")]
-            self._window = (
-                epoch,
-                number,
-                self._in_batches(by_length, key_of(RandomStream.ORDER, self._seed, epoch, number)),
-            )
+            chosen = self._order.indices(epoch, first, min(first + self._in_window, self.size))
+            by_length = chosen[np.argsort(self._lengths[chosen], kind="stable")]
+            key = key_of(RandomStream.ORDER, self._seed, epoch, number)
+            num_whole, left = divmod(len(by_length), self._batch)
+            cut = self._batch * (key % (num_whole + 1))
+            rest, whole = by_length[cut : cut + left], np.delete(by_length, np.s_[cut : cut + left])
+            order = KeyedPermutation(num_whole, key)(np.arange(num_whole)) if num_whole else np.empty(0, np.int64)
+            batches = whole.reshape(num_whole, self._batch)[order].reshape(-1)
+            self._window = (epoch, number, np.concatenate([batches, rest]))
         return self._window[2]
-
-    def _in_batches(self, by_length: Indices, key: int) -> Indices:
-        num_whole, left = divmod(len(by_length), self._batch)
-        at = self._batch * (key % (num_whole + 1))
-        over, rest = by_length[at : at + left], np.delete(by_length, np.s_[at : at + left])
-        order = KeyedPermutation(num_whole, key)(np.arange(num_whole)) if num_whole else np.empty(0, np.int64)
-        return np.concatenate([rest.reshape(num_whole, self._batch)[order].reshape(-1), over])
 
 
 POSITIONS, SEGMENTS = "position_ids", "segment_ids"
-"""What is added to a row: places within each sample from 0, and the samples' numbers in the row from 1."""
+"""Entries added to a row: positions within each sample from 0, and the samples' numbers in the row from 1."""
 
 
 class PackedSamples(Samples):
-    """Rows of samples, as samples."""
+    """Rows of fixed length, each holding several samples.
+
+    Rows are laid out once, by lengths alone, see `rows_of_lengths`. In each epoch keys assign the samples to places of
+    their length, so every epoch has each sample once and the same number of rows. Where no two samples have the same
+    length, the same ones share a row in every epoch; they do not attend to each other.
+    """
 
     is_in_memory = False
 
     def __init__(self, whole: Samples, lengths: Indices, settings: Packed, fields: Fields, seed: int) -> None:
-        _require_room(whole, lengths, settings.into)
+        too_long = np.flatnonzero(lengths > settings.into)
+        if len(too_long):
+            longest = int(lengths.argmax())
+            raise BadJob(
+                f"{len(too_long):,} of {len(lengths):,} samples of {whole.name} are longer than a row of "
+                f"{settings.into}: sample {longest} has a length of {lengths[longest]:,}",
+                remedy="Cut them in the dataset, or pack into longer rows.",
+            )
         if isinstance(fields.target, int):
             raise BadJob(
                 f"Job(target={fields.target}) with packed rows, which are (inputs…, {POSITIONS}, {SEGMENTS}, target)",
@@ -319,7 +309,7 @@ class PackedSamples(Samples):
 
     @property
     def fill(self) -> float:
-        """The share of the rows' tokens that is no padding."""
+        """Share of the rows' tokens that are not padding [0 to 1]."""
         return float(self._lengths.sum() / (len(self) * self._settings.into))
 
     def members(self, row: int, epoch: int) -> Indices:
@@ -338,7 +328,7 @@ class PackedSamples(Samples):
         return [self._row(self.members(int(row), epoch), epoch) for row in indices]
 
     def fingerprint(self) -> str:
-        """The samples': how they are packed is told by the job's settings."""
+        """The samples': how they are packed is part of the job's settings."""
         return self.whole.fingerprint()
 
     def prepare(self, content: Content) -> Content:
@@ -350,23 +340,25 @@ class PackedSamples(Samples):
         lengths = self._lengths[members].tolist()
         entries = [_entries(sample, self.name) for sample in samples]
         _require_whole(entries, lengths, members.tolist())
-        target = _target_key(samples[0], self._fields)
+        is_named = isinstance(samples[0], Mapping)
+        keys = list(entries[0])
+        target = self._fields.target_of({key: key for key in keys} if is_named else tuple(keys))
         row: dict[Any, torch.Tensor] = {}
-        for key in entries[0]:
-            told = zip(entries, lengths, members, strict=True)
-            parts = [_cut(entry.get(key), length, key, at) for entry, length, at in told]
+        for key in keys:
+            members_of_row = zip(entries, lengths, members, strict=True)
+            parts = [_cut(entry.get(key), length, key, index) for entry, length, index in members_of_row]
             row[key] = self._filled(parts, self._settings.ignored if key == target else self._settings.pad)
         added = {
             POSITIONS: self._filled([torch.arange(length) for length in lengths], 0),
-            SEGMENTS: self._filled([torch.full((length,), at) for at, length in enumerate(lengths, 1)], 0),
+            SEGMENTS: self._filled([torch.full((length,), number) for number, length in enumerate(lengths, 1)], 0),
         }
-        if isinstance(samples[0], Mapping):
+        if is_named:
             return {**row, **added}
         *inputs, last = row.values()
         return (*inputs, *added.values(), last)
 
     def _filled(self, parts: list[torch.Tensor], fill: float) -> torch.Tensor:
-        """The parts one after the other, and `fill` up to the end of the row."""
+        """The parts concatenated, and `fill` up to the end of the row."""
         joined = torch.cat(parts)
         joined = joined.to(dtype_holding(joined.dtype, fill))
         rest = joined.new_full((self._settings.into - len(joined), *joined.shape[1:]), fill)
@@ -374,16 +366,18 @@ class PackedSamples(Samples):
 
 
 def rows_of_lengths(lengths: Indices, into: int) -> Indices:
-    """The row of each sample [N], rows numbered as they are begun; `lengths` go down, and none is beyond `into`.
+    """The row of each sample [N] by best fit decreasing; `lengths` descend, and none exceeds `into`.
+
+    Each sample goes into the fullest row that has room, else a new one; rows are numbered as they are begun.
 
     >>> rows_of_lengths(np.array([6, 5, 3, 2, 2, 1]), 8).tolist()
     [0, 1, 1, 0, 2, 2]
     """
     rows = np.empty(len(lengths), np.int64)
     open_rows: list[list[int]] = [[] for _ in range(into + 1)]
-    has_room = 0  # bit r is set where a row has room for r more
+    has_room = 0  # bit r is set if a row has room for r more
     num_rows = 0
-    for at, length in enumerate(lengths.tolist()):
+    for index, length in enumerate(lengths.tolist()):
         fitting = has_room >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
@@ -393,23 +387,12 @@ def rows_of_lengths(lengths: Indices, into: int) -> Indices:
         else:
             row, room = num_rows, into
             num_rows += 1
-        rows[at] = row
+        rows[index] = row
         left = room - length
         if left:
             open_rows[left].append(row)
             has_room |= 1 << left
     return rows
-
-
-def _require_room(samples: Samples, lengths: Indices, into: int) -> None:
-    too_long = np.flatnonzero(lengths > into)
-    if len(too_long):
-        longest = int(lengths.argmax())
-        raise BadJob(
-            f"{len(too_long):,} of {len(lengths):,} samples of {samples.name} are longer than a row of {into}: sample "
-            f"{longest} has a length of {lengths[longest]:,}",
-            remedy="Cut them in the dataset, or pack into longer rows.",
-        )
 
 
 def _entries(sample: Any, name: str) -> dict[Any, Any]:
@@ -424,30 +407,28 @@ def _entries(sample: Any, name: str) -> dict[Any, Any]:
 
 
 def _require_whole(entries: list[dict[Any, Any]], lengths: list[int], members: list[int]) -> None:
-    """Refuse to cut what is longer than its length, but for rows of one width, where the rest is padding."""
-    widths = [{_width(entry) for entry in sample.values()} for sample in entries]
+    """Raise BadSample for entries longer than their sample, unless all have one width: then the rest is padding."""
+
+    def width(entry: Any) -> int:
+        return len(entry) if hasattr(entry, "__len__") and getattr(entry, "shape", True) else 0
+
+    widths = [{width(entry) for entry in sample.values()} for sample in entries]
     if len(set().union(*widths)) == 1:
         return
-    for found, length, index in zip(widths, lengths, members, strict=True):
-        if max(found) > length:
-            raise BadSample(f"sample {index} has an entry {max(found)} long, and a length of {length}: packed are "
-                            "entries with one value for each token, and none is cut")  # fmt: skip
-
-
-def _width(entry: Any) -> int:
-    return len(entry) if hasattr(entry, "__len__") and getattr(entry, "shape", True) else 0
-
-
-def _target_key(sample: Any, fields: Fields) -> Any:
-    """The key or place of a sample's target; None where it has none."""
-    keys = {key: key for key in sample} if isinstance(sample, Mapping) else tuple(range(len(sample)))
-    return fields.target_of(keys)
+    for of_sample, length, index in zip(widths, lengths, members, strict=True):
+        if max(of_sample) > length:
+            raise BadSample(
+                f"sample {index} has an entry {max(of_sample)} long, and a length of {length}: packed are entries with "
+                "one value for each token, and none is cut"
+            )
 
 
 def _cut(entry: Any, length: int, key: Any, index: int) -> torch.Tensor:
     tensor = torch.as_tensor(entry) if entry is not None else None
     if tensor is None or tensor.dim() == 0 or len(tensor) < length:
-        found = "absent" if tensor is None else f"of shape {list(tensor.shape)}"
-        raise BadSample(f"entry {key!r} of sample {index} is {found}, and was to be {length} long: packed are entries "
-                        "with one value for each token")  # fmt: skip
+        state = "absent" if tensor is None else f"of shape {list(tensor.shape)}"
+        raise BadSample(
+            f"entry {key!r} of sample {index} is {state}, and was to be {length} long: packed are entries with one "
+            "value for each token"
+        )
     return tensor[:length]

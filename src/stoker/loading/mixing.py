@@ -1,7 +1,7 @@
-"""Mixing samples with partners from the same optimiser batch, whatever part of it is here, and however that is cut.
+"""Mixup and CutMix: samples mixed with partners from the same optimiser batch, however it is split and cut.
 
-Who is mixed with whom, and in which proportion, is drawn for the whole batch from (seed, epoch, update). A process that
-takes a part of a batch fetches the partners that belong to others along with it.
+Partners and proportions are drawn for the whole batch from (seed, epoch, update). A process that takes a part of a
+batch also fetches those partners that belong to other processes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stoker.jobs.mixing import CutMix, Mix
 from stoker.loading.fields import Content, Fields
 from stoker.loading.order import Indices, KeyedPermutation
 from stoker.loading.randomness import Numbers, RandomStream, key_of, keys_of_samples, symmetric_beta, uniform
-from stoker.loading.transforms.erasing import boxes
+from stoker.loading.transforms.geometric import boxes
 
 _SHARES, _CENTRES, _CHANCES = range(3)
-"""What numbers are drawn for."""
+"""Keys of the drawn numbers."""
 
 
 class MixedTarget(NamedTuple):
-    """What a mixed sample is meant to be: `share` [B] of the first target, and the rest of the second.
+    """The target of a mixed sample: `share` [B] of the first target, and the rest of the second.
 
-    The loss is taken of the output with each target, and mixed likewise.
+    The loss of the output with each target is mixed in the same shares.
     """
 
     first: Any
@@ -37,10 +37,10 @@ class MixedTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """Whom the samples of a batch that are here [B] are mixed with, and how.
+    """The partners of a process's samples [B], and how they are mixed.
 
-    `rows` [B] says where each one's partner lies in what is fetched: the samples themselves, then those at the places
-    `extra` of the whole batch. `shares` [B] are what is left of the sample itself, `centres` [2, B] where boxes lie, as
+    `rows` [B] are the partners' places among the fetched samples: the process's own, then those at the places `extra`
+    of the whole batch. `shares` [B] are what remains of each sample itself, `centres` [2, B] the centres of boxes as
     shares of height and width.
     """
 
@@ -51,32 +51,34 @@ class Pairing:
     centres: Numbers
 
     def mixed(self, own: Content, partners: Content, start: int, stop: int, fields: Fields) -> Content:
-        """Samples start..stop, ready for the model, mixed with their partners, ready as well.
+        """Samples start..stop mixed with their partners, both ready for the model.
 
         Raises:
-            BadJob: their inputs or targets are not of a kind that can be mixed.
+            BadJob: their inputs or targets cannot be mixed.
         """
         theirs = _only_input(partners, fields)
         target = fields.target_of(own)
         if target is None:
             raise BadJob("Job(mix=…) mixes samples and their targets, and these have none")
-        _require_tensors(_only_input(own, fields), target)
-        shares = torch.empty(0)
-
-        def mix(inputs: torch.Tensor) -> torch.Tensor:
-            nonlocal shares
-            changed, shares = self._mixed_inputs(inputs, theirs, start, stop)
-            return changed
-
-        content = fields.map_inputs(own, mix)
+        inputs = _only_input(own, fields)
+        if not (isinstance(inputs, torch.Tensor) and inputs.is_floating_point()):
+            kind = inputs.dtype if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+            raise BadJob(
+                f"Job(mix=…) mixes inputs that are floating numbers, got {kind}",
+                remedy="Token numbers and the like have no mean; leave mix out.",
+            )
+        if not (isinstance(target, torch.Tensor) and target.dim() > 0 and target.shape[0] == inputs.shape[0]):
+            kind = type(target).__name__
+            raise BadJob(f"Job(mix=…) takes targets in a tensor with an entry for each sample, got {kind}")
+        mix = self._pasted if isinstance(self.mix, CutMix) else self._blended
+        mixed, shares = mix(inputs, theirs, start, stop)
+        content = fields.map_inputs(own, lambda _inputs: mixed)
         return fields.map_target(content, lambda first: MixedTarget(first, fields.target_of(partners), shares))
 
-    def _mixed_inputs(
+    def _blended(
         self, own: torch.Tensor, theirs: torch.Tensor, start: int, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mixed inputs and what share of each is the sample's own (float32 [B])."""
-        if isinstance(self.mix, CutMix):
-            return self._pasted(own, theirs, start, stop)
+        """The mixed inputs, and each sample's own share of them (float32 [B])."""
         shares = torch.from_numpy(self.shares[start:stop].astype(np.float32)).to(own.device)
         by_sample = shares.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
         # In two products: `lerp` may round the last few elements otherwise, and which these are depends on the cut.
@@ -86,6 +88,7 @@ class Pairing:
     def _pasted(
         self, own: torch.Tensor, theirs: torch.Tensor, start: int, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs with a box of their partners', and each sample's own share of the area (float32 [B])."""
         if own.dim() != 4:
             raise BadJob(f"CutMix takes images [B, C, H, W], got inputs of shape {list(own.shape)}")
         sides = np.array(own.shape[2:], dtype=np.float64)[:, None]
@@ -102,15 +105,15 @@ class Pairing:
 def pairing_of(
     mixes: Sequence[Mix], *, seed: int, epoch: int, update: int, size: int, held: Sequence[int] | None = None
 ) -> Pairing:
-    """Who is mixed with whom in the batch of `size` samples that update number `update` takes.
+    """The pairing of the batch of `size` samples of update number `update`.
 
     Args:
-        mixes: the ways of mixing, of which one is drawn for the batch.
+        mixes: the ways of mixing, one of which is drawn for the batch.
         seed: of the job.
         epoch: from 0.
         update: from 0.
         size: samples of the whole batch.
-        held: the places in it that are here (default: all).
+        held: the places held by this process (default: all).
 
     >>> from stoker.jobs.mixing import Mixup
     >>> whole = pairing_of((Mixup(),), seed=0, epoch=0, update=0, size=6)
@@ -121,7 +124,7 @@ def pairing_of(
     places = np.arange(size, dtype=np.int64)
     key = key_of(RandomStream.MIXING, seed, epoch, update)
     mix = mixes[key_of(RandomStream.MIXING, key) % len(mixes)]
-    # Drawn for all places, wherever they are: the last bits of a logarithm may depend on the place within an array.
+    # Drawn for all places, held or not: the last bits of a logarithm may depend on the position within an array.
     keys = keys_of_samples(key, places)
     shares = np.where(uniform(keys, _CHANCES) < mix.p, symmetric_beta(mix.alpha, keys, _SHARES), 1.0)
     centres = np.stack([uniform(keys, _CENTRES, axis) for axis in (0, 1)])
@@ -142,17 +145,6 @@ def _only_input(content: Content, fields: Fields) -> Any:
             remedy="Name the one that the model takes: Job(inputs=…), or leave mix out.",
         )
     return given[0]
-
-
-def _require_tensors(inputs: Any, target: Any) -> None:
-    if not (isinstance(inputs, torch.Tensor) and inputs.is_floating_point()):
-        kind = inputs.dtype if isinstance(inputs, torch.Tensor) else type(inputs).__name__
-        raise BadJob(
-            f"Job(mix=…) mixes inputs that are floating numbers, got {kind}",
-            remedy="Token numbers and the like have no mean; leave mix out.",
-        )
-    if not (isinstance(target, torch.Tensor) and target.dim() > 0 and target.shape[0] == inputs.shape[0]):
-        raise BadJob(f"Job(mix=…) takes targets in a tensor with an entry for each sample, got {type(target).__name__}")
 
 
 def _laid_out(mixed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The order of samples: a keyed permutation of each epoch, computed at any position without what came before.
+"""The order of samples: a keyed permutation of each epoch, computed at any position directly.
 
-What: a Feistel network over the smallest power of two that holds the indices, walked until the result is one of them.
-Use when: samples are indexed. Costs: a few hash rounds a sample, no memory but one block of the order.
+What: a Feistel network over the smallest power of two that holds the indices, applied until the result is an index.
+Use when: samples are indexed. Costs: a few hash rounds per sample, and the memory of one block of the order.
 Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", https://doi.org/10.1007/3-540-45760-7_9
-(cycle walking); rounds here are SplitMix64, which mixes well but resists no attacker.
+(cycle walking); rounds here are SplitMix64, which mixes well but is not cryptographic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class KeyedPermutation:
-    """A permutation of range(`size`) chosen by `key`, evaluated wherever it is asked for."""
+    """A permutation of range(`size`) chosen by `key`, evaluated at any positions."""
 
     def __init__(self, size: int, key: int) -> None:
         self.size = size
@@ -52,7 +52,7 @@ class KeyedPermutation:
 
 
 class Order(Protocol):
-    """Which samples come where in each epoch."""
+    """The order of samples in each epoch."""
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
@@ -99,6 +99,6 @@ class SequentialOrder:
 
 
 def require_within(size: int, start: int, stop: int) -> None:
-    """Refuse positions that an epoch of `size` samples does not have."""
+    """Raise IndexError for positions outside an epoch of `size` samples."""
     if not 0 <= start <= stop <= size:
         raise IndexError(f"an epoch has positions 0 to {size}, asked for {start}..{stop}")

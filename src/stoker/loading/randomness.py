@@ -1,15 +1,11 @@
-"""Keyed randomness: every random draw is a function of a key, so that nothing depends on what was drawn before.
+"""Keyed randomness: every draw is a function of a key, independent of earlier draws.
 
 Keys are mixed with the finaliser of SplitMix64 (Steele, Lea and Flood 2014, https://doi.org/10.1145/2714064.2660195),
 in Python for single keys and in NumPy for many.
 
-Keyed numbers of other distributions than the uniform one, calculated for all keys at once.
-
-The global random generators: seeded by keys, and Python's and NumPy's kept and put back.
-
-PyTorch's generators are seeded before every micro-batch. Python's and NumPy's take ten times as long to seed and are
-hardly ever drawn from by a model, so that within training they run on, and a checkpoint keeps their states; before an
-item of a dataset is fetched, where drawing from them is common, all are seeded.
+PyTorch's global generators are seeded before every micro-batch. Python's and NumPy's take ten times as long to seed and
+are hardly used by models: in training they run on, and a checkpoint keeps their states. Before an item of a dataset is
+fetched, all are seeded.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ Keys = npt.NDArray[np.uint64]
 
 
 class RandomStream(IntEnum):
-    """What a key is for; no two uses share draws."""
+    """The use of a key; no two uses share draws."""
 
     INITIAL_WEIGHTS = 1
     ORDER = 2
@@ -45,12 +41,12 @@ class RandomStream(IntEnum):
 
 
 def key_of(stream: RandomStream, *parts: int) -> int:
-    """A 64-bit key of `stream` and whole numbers of any size: equal parts, equal key."""
+    """Key of `stream` and whole numbers of any size [64 bits]; equal parts give equal keys."""
     return extended(_SMALL[stream], *parts)
 
 
 def extended(key: int, *parts: int) -> int:
-    """The key with more parts: `extended(key_of(stream, a), b) == key_of(stream, a, b)`."""
+    """Key with more parts [64 bits]: `extended(key_of(stream, a), b) == key_of(stream, a, b)`."""
     for part in parts:
         key = _mix((key + _GOLDEN) ^ (_SMALL[part] if 0 <= part < len(_SMALL) else _mix(part + _GOLDEN)))
     return key
@@ -64,11 +60,11 @@ def _mix(x: int) -> int:
 
 
 _SMALL = tuple(_mix(part + _GOLDEN) for part in range(64))
-"""Small parts mixed, which recur: streams, first samples, zeros."""
+"""Mixed small parts, which recur: streams, first samples, zeros."""
 
 
 def mix_keys(keys: Keys) -> Keys:
-    """SplitMix64's finaliser of every key: a bijection of 64-bit numbers that leaves no pattern."""
+    """SplitMix64's finaliser of every key, a bijection of 64-bit numbers."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
@@ -83,7 +79,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 def uniform(keys: Keys, *what: int) -> Numbers:
-    """Numbers in (0, 1), one for each key [B]; for other numbers `what`, others."""
+    """Numbers in (0, 1), one for each key [B], different for each `what`."""
     bits = mix_keys(keys ^ np.uint64(key_of(RandomStream.MIXING, *what))) >> np.uint64(11)
     return (bits.astype(np.float64) + 0.5) / 2**53
 
@@ -91,10 +87,10 @@ def uniform(keys: Keys, *what: int) -> Numbers:
 def symmetric_beta(alpha: float, keys: Keys, *what: int) -> Numbers:
     """Numbers in [0, 1] with the distribution Beta(alpha, alpha), one for each key [B].
 
-    As X / (X + Y) of two with Gamma(alpha, 1), by way of their logarithms: for a small alpha both may be below 1e-308.
+    As X / (X + Y) of two with Gamma(alpha, 1), computed from logarithms: for a small alpha both may be below 1e-308.
     """
-    one, other = (_log_gamma(alpha, keys, *what, part) for part in (0, 1))
-    return 1 / (1 + np.exp(np.clip(other - one, -700, 700)))
+    log_x, log_y = (_log_gamma(alpha, keys, *what, part) for part in (0, 1))
+    return 1 / (1 + np.exp(np.clip(log_y - log_x, -700, 700)))
 
 
 def _log_gamma(alpha: float, keys: Keys, *what: int) -> Numbers:
@@ -106,29 +102,29 @@ def _log_gamma(alpha: float, keys: Keys, *what: int) -> Numbers:
     """
     d = alpha + 2 / 3
     c = 1 / np.sqrt(9 * d)
-    found = np.full(len(keys), np.nan)
+    drawn = np.full(len(keys), np.nan)
     turn = 0
-    while np.isnan(found).any():
+    while np.isnan(drawn).any():
         radius = np.sqrt(-2 * np.log(uniform(keys, *what, turn, 0)))
         x = radius * np.cos(2 * np.pi * uniform(keys, *what, turn, 1))
         v = np.maximum(1 + c * x, 1e-300) ** 3
         log_v = 3 * np.log(np.maximum(1 + c * x, 1e-300))
         accepted = np.log(uniform(keys, *what, turn, 2)) < 0.5 * x**2 + d - d * v + d * log_v
         accepted &= 1 + c * x > 0
-        found = np.where(np.isnan(found) & accepted, np.log(d) + log_v, found)
+        drawn = np.where(np.isnan(drawn) & accepted, np.log(d) + log_v, drawn)
         turn += 1
-    return found + np.log(uniform(keys, *what, -1)) / alpha
+    return drawn + np.log(uniform(keys, *what, -1)) / alpha
 
 
 def seed_generators(key: int, device: torch.device | None = None) -> None:
-    """Seed Python's, NumPy's and PyTorch's CPU generators, and that of `device` if it has its own."""
+    """Seed Python's, NumPy's and PyTorch's CPU generators, and the one of `device` if it has its own."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is the one that users' code draws from
     seed_torch(key, device)
 
 
 def seed_torch(key: int, device: torch.device | None = None) -> None:
-    """Seed PyTorch's CPU generator, and that of `device` if it has its own."""
+    """Seed PyTorch's CPU generator, and the one of `device` if it has its own."""
     torch.default_generator.manual_seed(key)
     if device is not None and device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
@@ -151,8 +147,8 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Put back what `generator_states` gave."""
-    ours, theirs = states["python"], states["numpy"]
-    random.setstate((ours["version"], tuple(ours["words"].tolist()), ours["gauss"]))
-    words = theirs["words"].numpy().astype(np.uint32)
-    np.random.set_state((theirs["name"], words, theirs["place"], theirs["has_gauss"], theirs["gauss"]))  # noqa: NPY002
+    """Restore the states given by `generator_states`."""
+    python, numpy = states["python"], states["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    words = numpy["words"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["name"], words, numpy["place"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002

@@ -1,8 +1,6 @@
-"""Samples: data as one thing that knows its length, its identity and how to fetch a batch.
+"""Samples: data with a length, a fingerprint and a way to fetch a batch; in memory, by item, or part of another set.
 
-Samples of a job that are taken otherwise than each once an epoch in a keyed order.
-
-Digests of samples, so that other data are noticed.
+Reads that fail as a disk behind a network may are repeated, see `with_retries`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,57 +32,8 @@ T = TypeVar("T")
 _HASHED_ITEMS = 16
 
 
-PAUSES_S = (0.2, 1.0, 5.0)
-"""After a read that failed for a reason that may pass, how long until the next attempt [s]; then the error stands."""
-
-_PASSING = frozenset(
-    getattr(errno, name) for name in (
-        "EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "ENOTCONN", "ENETDOWN",
-        "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO",
-    ) if hasattr(errno, name)
-)  # fmt: skip
-"""What a disk behind a network says while its server is away. A file that is missing is missing."""
-
-_COUNTED = struct.Struct("qq")
-_again = mmap.mmap(-1, _COUNTED.size)
-"""Reads that were repeated, and the last one's error number; shared with forked workers, without a file."""
-
-
-def reads_repeated() -> tuple[int, int]:
-    """How often a read was repeated in this process and its forked workers, and the last error number."""
-    number, code = _COUNTED.unpack(_again[:])
-    return number, code
-
-
-def with_retries(read: Callable[[], T]) -> T:
-    """What `read` returns; it is called again, a few times and ever later, where a network disk's error may pass."""
-    for pause_s in PAUSES_S:
-        try:
-            return read()
-        except Exception as error:
-            code = _passing(error)
-            if code is None:
-                raise
-            _again[:] = _COUNTED.pack(reads_repeated()[0] + 1, code)
-            time.sleep(pause_s)
-    return read()
-
-
-def _passing(error: BaseException | None) -> int | None:
-    """The error number of an OSError that may pass, in an error or what it came of; None where there is none."""
-    for _ in range(10):
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return error.errno
-        if isinstance(error, TimeoutError | ConnectionError):
-            return error.errno or errno.ETIMEDOUT
-        if error is None:
-            break
-        error = error.__cause__ or error.__context__
-    return None
-
-
 class BadSample(BadJob):
-    """A sample that could not be fetched or collated; made of its text alone, so that it crosses processes."""
+    """A sample could not be fetched or collated; made of its text alone, so that it can be pickled."""
 
 
 class Samples(ABC):
@@ -104,46 +53,46 @@ class Samples(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A digest that changes when the data does; for datasets fetched by item, of a few items."""
+        """A digest that changes when the data do; for datasets fetched by item, of a few items."""
 
     @abstractmethod
     def prepare(self, content: Content) -> Content:
         """Turn raw content into model inputs, after augmentation, on the device."""
 
     def order(self, seed: int) -> Order:
-        """In which order an epoch takes them."""
+        """Their order in each epoch."""
         return EpochOrder(len(self), seed)
 
     def alike(self, count: int, micro_batch: int) -> Indices:
-        """`count` samples of the shapes that forecasts of a micro-batch of `micro_batch` samples rest on: the first."""
+        """`count` samples with the shapes for forecasts of a micro-batch of `micro_batch` samples: here the first."""
         del micro_batch
         return np.arange(min(count, len(self)), dtype=np.int64)
 
     def items(self, indices: Indices, epoch: int) -> list[Any]:
         """The samples `indices` [B] one by one, not collated; raises BadSample."""
         content = self.fetch(indices, epoch)
-        return [map_tensors(content, partial(_row_of, row=row)) for row in range(len(indices))]
+        return [map_tensors(content, itemgetter(row)) for row in range(len(indices))]
 
     def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
-        """As `fetch`, of samples that an epoch may have several times: what they draw is keyed by `draws` [B]."""
+        """As `fetch`, of samples that may occur several times in an epoch: their random draws are keyed by `draws`."""
         return self.fetch(indices, epoch)
 
     def all_of(self, _key: Any) -> torch.Tensor | None:
-        """One entry of all samples at once where that costs nothing, such as every target; else None."""
+        """One entry of all samples, such as every target, if that needs no reading; else None."""
         return None
 
     @property
     def num_at_hand(self) -> int:
-        """How many of them, the first ones, can be fetched in any order at no more than their own cost."""
+        """Number of first samples that can be fetched in any order at no more than their own cost [samples]."""
         return len(self)
 
     @property
     def num_bytes(self) -> int | None:
-        """What all samples take in memory [bytes]; None where they do not lie there."""
+        """Memory of all samples [bytes]; None where they are not in memory."""
         return None
 
     def on(self, device: torch.device) -> Samples:
-        """These samples with their arrays on `device`; raises BadJob where they are no arrays."""
+        """These samples with their arrays on `device`; raises BadJob unless they are arrays."""
         raise BadJob(
             f"{self.name} is fetched item by item, and cannot lie on {device}",
             remedy='Use loader "inline" or "workers".',
@@ -151,9 +100,9 @@ class Samples(ABC):
 
 
 class ArraySamples(Samples):
-    """Tensors that lie in memory, gathered without per-item Python.
+    """Tensors in memory, gathered without per-item Python.
 
-    `load` gives the tensors, first dimension samples, as a tuple or dict; it is called on first use.
+    `load` returns the tensors, first dimension samples, as a tuple or dict; it is called on first use.
     """
 
     is_in_memory = True
@@ -193,7 +142,7 @@ class ArraySamples(Samples):
         return {key: _rows_of(array, rows) for key, array in arrays.items()}
 
     def fingerprint(self) -> str:
-        """What the source states, or else the SHA-256 of the arrays (of strided rows beyond 1 GiB)."""
+        """The source's own, or else the SHA-256 of the arrays (of strided rows beyond 1 GiB)."""
         if self._fingerprint is None:
             self._fingerprint = digest_of_arrays(leaves_of(self.arrays))
         return self._fingerprint
@@ -204,12 +153,12 @@ class ArraySamples(Samples):
 
     def all_of(self, key: Any) -> torch.Tensor | None:
         """The array under `key`."""
-        found: torch.Tensor = self.arrays[key]
-        return found
+        array: torch.Tensor = self.arrays[key]
+        return array
 
     @property
     def num_bytes(self) -> int:
-        """What the arrays take [bytes]."""
+        """Memory of the arrays [bytes]."""
         return sum(leaf.numel() * leaf.element_size() for leaf in leaves_of(self.arrays))
 
     def on(self, device: torch.device) -> Samples:
@@ -246,7 +195,7 @@ class ItemSamples(Samples):
         return [self.item((epoch, int(index))) for index in indices]
 
     def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
-        """Items `indices` [B], collated, each drawing anew wherever it is drawn."""
+        """Items `indices` [B], collated; each occurrence has random draws of its own."""
         pairs = zip(indices.tolist(), draws.tolist(), strict=True)
         return self.collate([self._keyed(index, epoch, draw) for index, draw in pairs], indices)
 
@@ -256,7 +205,7 @@ class ItemSamples(Samples):
         return self._keyed(index, epoch, index)
 
     def _keyed(self, index: int, epoch: int, draw: int) -> Any:
-        """Item `index`, its random draws keyed by the epoch and `draw`, however often it is read."""
+        """Item `index`, its random draws keyed by the epoch and `draw`."""
 
         def read() -> Any:
             seed_generators(key_of(RandomStream.ITEM, self._seed, epoch, draw))
@@ -271,15 +220,15 @@ class ItemSamples(Samples):
             raise BadSample(f"{what} raised {type(error).__name__}: {error}") from error
 
     def read(self, index: int) -> Any:
-        """What the dataset has at `index`."""
+        """The dataset's item at `index`."""
         return self.dataset[index]
 
     def named(self, index: int) -> str:
-        """What errors call sample `index`."""
+        """The name of sample `index` in errors."""
         return str(index)
 
     def collate(self, items: list[Any], indices: Indices | None = None) -> Content:
-        """A batch of items; says which ones differ in shape when they do not stack."""
+        """A batch of items; the error names the ones that differ in shape."""
         try:
             return self._collate(items)
         except Exception as error:
@@ -300,116 +249,8 @@ class ItemSamples(Samples):
         return content
 
 
-class SampleSubset(Samples):
-    """Samples `indices` of another."""
-
-    def __init__(self, whole: Samples, indices: Indices, what: str) -> None:
-        self.whole = whole
-        self.indices = indices
-        self.what = what
-        self.name = f"{whole.name} ({what})"
-        self.data_class = whole.data_class
-        self.is_in_memory = whole.is_in_memory
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        return len(self.indices)
-
-    def fetch(self, indices: Indices, epoch: int) -> Content:
-        """The batch of these samples of the subset."""
-        return self.whole.fetch(self.indices[indices], epoch)
-
-    def items(self, indices: Indices, epoch: int) -> list[Any]:
-        """These samples of the subset, one by one."""
-        return self.whole.items(self.indices[indices], epoch)
-
-    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
-        """The batch of these samples of the subset, as the whole draws for them."""
-        return self.whole.fetch_drawn(self.indices[indices], epoch, draws)
-
-    def fingerprint(self) -> str:
-        """The whole's, and which part this is."""
-        return f"{self.whole.fingerprint()} {self.what}"
-
-    def prepare(self, content: Content) -> Content:
-        """As the whole does."""
-        return self.whole.prepare(content)
-
-    def all_of(self, key: Any) -> torch.Tensor | None:
-        """The whole's entry, these rows."""
-        found = self.whole.all_of(key)
-        return None if found is None else found[torch.from_numpy(self.indices)]
-
-    @property
-    def num_bytes(self) -> int | None:
-        """The whole's: a part is gathered from all of it."""
-        return self.whole.num_bytes
-
-    def on(self, device: torch.device) -> Samples:
-        """These samples of the whole on `device`."""
-        return SampleSubset(self.whole.on(device), self.indices, self.what)
-
-
-def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
-    """The rest and the part set aside, each in its original order.
-
-    Raises:
-        BadJob: one of the two would be empty.
-    """
-    order, aside = drawn_for(holdout, len(samples))
-    rule = f"{holdout.fraction:g} held out, seed {holdout.seed}"
-    return (
-        SampleSubset(samples, np.sort(order[aside:]), f"without the {rule}"),
-        SampleSubset(samples, np.sort(order[:aside]), f"the {rule}"),
-    )
-
-
-def drawn_for(holdout: Holdout, count: int) -> tuple[Indices, int]:
-    """All `count` samples in the order in which they are drawn to be set aside, and how many of them are.
-
-    Raises:
-        BadJob: none or all would be.
-    """
-    aside = round(count * holdout.fraction)
-    if not 0 < aside < count:
-        raise BadJob(
-            f"a holdout of {holdout.fraction:g} sets {aside} of {count} samples aside",
-            remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
-        )
-    return KeyedPermutation(count, key_of(RandomStream.HOLDOUT, holdout.seed))(np.arange(count)), aside
-
-
-def _row_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
-    return tensor[row]
-
-
-def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
-
-
-def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str] = str) -> str | None:
-    """Which two samples differ in shape, or None."""
-    shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves_of(item)] for item in items]
-    for at, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            first, other = (0, at) if indices is None else (int(indices[0]), int(indices[at]))
-            return (
-                f"samples {named(first)} and {named(other)} differ in {_difference(shapes[0], shape)}; "
-                "make them equal in the dataset, or give Job(collate=…) that pads them"
-            )
-    return None
-
-
-def _difference(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> str:
-    """The first shapes that differ; else how many there are."""
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            return f"shape: {list(a)} and {list(b)}"
-    return f"how much they hold: {len(one):,} and {len(other):,} numbers or arrays"
-
-
 class RearrangedSamples(Samples):
-    """The samples of another, of which only the choice or the order is new; `how` goes into its name."""
+    """The samples of another, with another choice or order; `how` goes into its name."""
 
     def __init__(self, whole: Samples, how: str) -> None:
         self.whole = whole
@@ -431,7 +272,7 @@ class RearrangedSamples(Samples):
         return self.whole.items(indices, epoch)
 
     def fingerprint(self) -> str:
-        """The whole's: how its samples are taken is told by the job's settings."""
+        """The whole's: their choice and order are part of the job's settings."""
         return self.whole.fingerprint()
 
     def prepare(self, content: Content) -> Content:
@@ -444,13 +285,152 @@ class RearrangedSamples(Samples):
 
     @property
     def num_bytes(self) -> int | None:
-        """The whole's."""
+        """Memory of the whole [bytes]: a part is gathered from all of it."""
         return self.whole.num_bytes
+
+    def on(self, device: torch.device) -> Samples:
+        """The same with the whole's arrays on `device`."""
+        placed = copy.copy(self)
+        placed.whole = self.whole.on(device)
+        return placed
+
+
+class SampleSubset(RearrangedSamples):
+    """Samples `indices` of another."""
+
+    def __init__(self, whole: Samples, indices: Indices, what: str) -> None:
+        super().__init__(whole, what)
+        self.indices = indices
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.indices)
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The batch of these samples of the subset."""
+        return self.whole.fetch(self.indices[indices], epoch)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """These samples of the subset, one by one."""
+        return self.whole.items(self.indices[indices], epoch)
+
+    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
+        """The batch of these samples of the subset, with the whole's random draws."""
+        return self.whole.fetch_drawn(self.indices[indices], epoch, draws)
+
+    def fingerprint(self) -> str:
+        """The whole's, and which part this is."""
+        return f"{self.whole.fingerprint()} {self.how}"
+
+    def all_of(self, key: Any) -> torch.Tensor | None:
+        """The whole's entry, these rows."""
+        entry = self.whole.all_of(key)
+        return None if entry is None else entry[torch.from_numpy(self.indices)]
 
 
 def rows_of(samples: Samples, given: Indices) -> Indices:
-    """Of values `given` for all of a job's data [N], those of `samples`, which may be what a holdout left of them."""
+    """Of values `given` for all of a job's data [N], the ones for `samples`, all or a subset of the data."""
     return given[samples.indices] if isinstance(samples, SampleSubset) else given
+
+
+def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
+    """The rest and the part set aside, each in its original order.
+
+    Raises:
+        BadJob: one of the two would be empty.
+    """
+    order, aside = drawn_for(holdout, len(samples))
+    rule = f"{holdout.fraction:g} held out, seed {holdout.seed}"
+    return (
+        SampleSubset(samples, np.sort(order[aside:]), f"without the {rule}"),
+        SampleSubset(samples, np.sort(order[:aside]), f"the {rule}"),
+    )
+
+
+def drawn_for(holdout: Holdout, count: int) -> tuple[Indices, int]:
+    """All `count` samples in the order in which they are drawn to be set aside, and the number set aside.
+
+    Raises:
+        BadJob: none or all would be.
+    """
+    aside = round(count * holdout.fraction)
+    if not 0 < aside < count:
+        raise BadJob(
+            f"a holdout of {holdout.fraction:g} sets {aside} of {count} samples aside",
+            remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
+        )
+    return KeyedPermutation(count, key_of(RandomStream.HOLDOUT, holdout.seed))(np.arange(count)), aside
+
+
+def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
+
+
+def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str] = str) -> str | None:
+    """The first two samples that differ in shape, or None."""
+    shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves_of(item)] for item in items]
+    for place, shape in enumerate(shapes):
+        if shape == shapes[0]:
+            continue
+        difference = f"how much they hold: {len(shapes[0]):,} and {len(shape):,} numbers or arrays"
+        for first_leaf, leaf in zip(shapes[0], shape, strict=False):
+            if first_leaf != leaf:
+                difference = f"shape: {list(first_leaf)} and {list(leaf)}"
+                break
+        first, other = (0, place) if indices is None else (int(indices[0]), int(indices[place]))
+        return (
+            f"samples {named(first)} and {named(other)} differ in {difference}; "
+            "make them equal in the dataset, or give Job(collate=…) that pads them"
+        )
+    return None
+
+
+PAUSES_S = (0.2, 1.0, 5.0)
+"""Pauses before a read with a transient error is tried again [s]; then the error stands."""
+
+_TRANSIENT_NAMES = (
+    "EIO ESTALE ETIMEDOUT EAGAIN ECONNRESET ECONNABORTED ECONNREFUSED ENOTCONN ENETDOWN ENETUNREACH ENETRESET "
+    "EHOSTDOWN EHOSTUNREACH EREMOTEIO"
+)
+_TRANSIENT = frozenset(getattr(errno, name) for name in _TRANSIENT_NAMES.split() if hasattr(errno, name))
+"""Errors of a network disk while its server is away. A missing file is not one of them."""
+
+_COUNTED = struct.Struct("qq")
+_again = mmap.mmap(-1, _COUNTED.size)
+"""Number of repeated reads, and the last error number; shared with forked workers, without a file."""
+
+
+def reads_repeated() -> tuple[int, int]:
+    """Number of repeated reads in this process and its forked workers, and the last error number."""
+    number, code = _COUNTED.unpack(_again[:])
+    return number, code
+
+
+def with_retries(read: Callable[[], T]) -> T:
+    """The result of `read`, which is repeated with growing pauses after a transient error of a network disk."""
+    for pause_s in PAUSES_S:
+        try:
+            return read()
+        except Exception as error:
+            code = _transient_errno(error)
+            if code is None:
+                raise
+            _again[:] = _COUNTED.pack(reads_repeated()[0] + 1, code)
+            time.sleep(pause_s)
+    return read()
+
+
+def _transient_errno(error: BaseException | None) -> int | None:
+    """The number of a transient OSError in `error` or its causes; None where there is none."""
+    for _ in range(10):
+        if isinstance(error, OSError) and error.errno in _TRANSIENT:
+            return error.errno
+        if isinstance(error, TimeoutError | ConnectionError):
+            return error.errno or errno.ETIMEDOUT
+        if error is None:
+            break
+        error = error.__cause__ or error.__context__
+    return None
 
 
 _WHOLE_BYTES = 2**30
@@ -468,7 +448,7 @@ def digest_of_arrays(leaves: Iterable[Any]) -> str:
 
 
 def digest_of_items(what: str, items: Iterable[Any]) -> str:
-    """SHA-256 of a few samples and of `what` they are of, as "sha256:…"."""
+    """SHA-256 of a few samples and the description `what`, as "sha256:…"."""
     state = hashlib.sha256(what.encode())
     for item in items:
         for leaf in leaves_of(item):
@@ -477,7 +457,7 @@ def digest_of_items(what: str, items: Iterable[Any]) -> str:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """What dicts, tuples and lists within `value` hold in the end, keys included, in order."""
+    """The leaves of nested dicts, tuples and lists in order, keys included."""
     if isinstance(value, Mapping):
         return [leaf for key in value for leaf in (key, *leaves_of(value[key]))]
     if isinstance(value, tuple | list):
@@ -486,7 +466,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def _add(state: hashlib._Hash, leaf: Any) -> None:
-    """Feed a leaf to `state`; of what has no bytes to show, only its type."""
+    """Feed a leaf to `state`; only its type if it has no bytes."""
     if isinstance(leaf, torch.Tensor):
         flat = leaf.detach().cpu().contiguous().reshape(-1)
         state.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())

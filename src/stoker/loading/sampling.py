@@ -1,12 +1,11 @@
-"""Which samples an epoch is made of: drawn with replacement, or every one once with classes in equal shares everywhere.
+"""Sampling: drawn with replacement by weight or class, stratified, or in order.
 
-What is drawn is a function of (seed, epoch, number of the draw), so that any position is had at once and nothing
-depends on batches, workers or processes. The settings, and what they cost, are in `stoker.jobs.sampling`.
+Draws are a function of (seed, epoch, number of the draw), so that any position is computed directly and nothing depends
+on batches, workers or processes. Settings and costs: `stoker.jobs.sampling`.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from typing import Any
 
@@ -17,10 +16,9 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.sampling import Balanced, InOrder, Stratified, Weighted
-from stoker.loading import order
 from stoker.loading.fields import Content
 from stoker.loading.labels import Labels, labels_of
-from stoker.loading.order import Indices, Order, require_within
+from stoker.loading.order import Indices, Order, SequentialOrder, require_within
 from stoker.loading.randomness import RandomStream, key_of, keys_of_samples, mix_keys
 from stoker.loading.samples import RearrangedSamples, Samples, rows_of
 
@@ -29,29 +27,34 @@ _EXACT_BITS = 53
 
 
 def sampled(train: Samples, whole: Samples, job: Job) -> Samples:
-    """The training samples `train`, which a holdout may have left of `whole`, as the job's `sampling` takes them.
+    """The training samples `train`, all or a subset of `whole`, as the job's `sampling` takes them.
 
     Raises:
         BadJob: there are not as many weights or targets as samples, none can be drawn, or a class is empty.
     """
     sampling = job.sampling
     if isinstance(sampling, Weighted):
-        weights = rows_of(train, _weights(whole, sampling))
+        if len(sampling.weights) != len(whole):
+            raise BadJob(
+                f"there are {len(sampling.weights):,} weights for {len(whole):,} samples",
+                remedy="Give one for each sample of data, held-out ones included.",
+            )
+        weights: npt.NDArray[Any] = rows_of(train, sampling.weights)
         if not weights.any():
             raise BadJob(f"all {len(weights)} training samples have the weight 0: there is nothing to draw")
         return WeightedSamples(train, weights, sampling.num_samples, job.seed)
     if isinstance(sampling, Balanced | Stratified):
         labels = labels_of(whole, job, sampling.targets)
-        mine = labels.of(rows_of(train, np.arange(len(whole), dtype=np.int64)))
-        mine.require_all("the holdout leaves", "Hold out of each class: stoker.holdout(…, stratify=True).")
+        train_labels = labels.of(rows_of(train, np.arange(len(whole), dtype=np.int64)))
+        train_labels.require_all("the holdout leaves", "Hold out of each class: stoker.holdout(…, stratify=True).")
         if isinstance(sampling, Balanced):
-            return BalancedSamples(train, mine, sampling.num_samples, job.seed)
-        return StratifiedSamples(train, mine)
+            return BalancedSamples(train, train_labels, sampling.num_samples, job.seed)
+        return StratifiedSamples(train, train_labels)
     return SequentialSamples(train) if isinstance(sampling, InOrder) else train
 
 
 class DrawnSamples(RearrangedSamples):
-    """Samples drawn with replacement: number i of them, in an epoch, is that epoch's draw number i."""
+    """Samples drawn with replacement: sample i of an epoch is its draw number i."""
 
     def __init__(self, whole: Samples, num_samples: int | None, seed: int, how: str) -> None:
         super().__init__(whole, how)
@@ -64,10 +67,10 @@ class DrawnSamples(RearrangedSamples):
 
     @abstractmethod
     def drawn(self, draws: Indices, epoch: int) -> Indices:
-        """The samples of the whole that draws number `draws` [B] of `epoch` give."""
+        """The samples of the whole for draws number `draws` [B] of `epoch`."""
 
     def fetch(self, indices: Indices, epoch: int) -> Content:
-        """The batch of draws `indices` [B]; a sample that is drawn twice draws anew for itself."""
+        """The batch of draws `indices` [B]; each occurrence of a sample has random numbers of its own."""
         return self.whole.fetch_drawn(self.drawn(indices, epoch), epoch, indices)
 
     def items(self, indices: Indices, epoch: int) -> list[Any]:
@@ -75,38 +78,32 @@ class DrawnSamples(RearrangedSamples):
         return self.whole.items(self.drawn(indices, epoch), epoch)
 
     def all_of(self, _key: Any) -> torch.Tensor | None:
-        """Nothing: they are others in each epoch."""
+        """None: the samples differ in each epoch."""
         return None
-
-    def on(self, device: torch.device) -> Samples:
-        """The same draws of samples with their arrays on `device`."""
-        placed = copy.copy(self)
-        placed.whole = self.whole.on(device)
-        return placed
 
     def _bits(self, draws: Indices, epoch: int) -> npt.NDArray[np.uint64]:
         return keys_of_samples(key_of(RandomStream.SAMPLING, self._seed, epoch), draws)
 
 
 class WeightedSamples(DrawnSamples):
-    """Each sample as likely as its share of all weights: its stretch of their running sum is looked up."""
+    """Each sample drawn in proportion to its weight, by searching the cumulative sum of weights."""
 
     def __init__(self, whole: Samples, weights: npt.NDArray[Any], num_samples: int | None, seed: int) -> None:
         super().__init__(whole, num_samples, seed, "weighted")
-        scaled = weights / weights.max()  # their sum is then finite, whatever they are
+        scaled = weights / weights.max()  # keeps their sum finite
         self._sums = np.cumsum(scaled)
         self._last = int(np.flatnonzero(scaled)[-1])
 
     def drawn(self, draws: Indices, epoch: int) -> Indices:
-        """As `Drawn.drawn`."""
+        """As `DrawnSamples.drawn`."""
         uniform = (self._bits(draws, epoch) >> np.uint64(64 - _EXACT_BITS)) * 2.0**-_EXACT_BITS
-        found = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
-        drawn: Indices = np.minimum(found, self._last)  # a product may be rounded up to the whole sum
+        places = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
+        drawn: Indices = np.minimum(places, self._last)  # a product may be rounded up to the whole sum
         return drawn
 
 
 class BalancedSamples(DrawnSamples):
-    """A class, all alike, then one of its samples, all alike (to within 2^-32)."""
+    """A class drawn uniformly, then one of its samples uniformly (to within 2^-32)."""
 
     def __init__(self, whole: Samples, labels: Labels, num_samples: int | None, seed: int) -> None:
         super().__init__(whole, num_samples, seed, "balanced")
@@ -115,7 +112,7 @@ class BalancedSamples(DrawnSamples):
         self._starts = np.cumsum(self._counts) - self._counts
 
     def drawn(self, draws: Indices, epoch: int) -> Indices:
-        """As `Drawn.drawn`."""
+        """As `DrawnSamples.drawn`."""
         bits = self._bits(draws, epoch)
         classes = _below(np.full(len(draws), len(self._counts)), bits)
         within = _below(self._counts[classes], mix_keys(bits + np.uint64(1)))
@@ -124,7 +121,7 @@ class BalancedSamples(DrawnSamples):
 
 
 class StratifiedSamples(RearrangedSamples):
-    """Every sample once an epoch, in an order in which each stretch has the classes in the shares of the whole."""
+    """Every sample once an epoch, with each stretch holding the classes in the shares of the whole."""
 
     def __init__(self, whole: Samples, labels: Labels) -> None:
         super().__init__(whole, "stratified")
@@ -133,10 +130,6 @@ class StratifiedSamples(RearrangedSamples):
     def order(self, seed: int) -> Order:
         """The classes interleaved."""
         return StratifiedOrder(self._labels, seed)
-
-    def on(self, device: torch.device) -> Samples:
-        """These samples with their arrays on `device`."""
-        return StratifiedSamples(self.whole.on(device), self._labels)
 
 
 class SequentialSamples(RearrangedSamples):
@@ -148,17 +141,13 @@ class SequentialSamples(RearrangedSamples):
     def order(self, seed: int) -> Order:
         """The positions themselves."""
         del seed
-        return order.SequentialOrder(len(self))
-
-    def on(self, device: torch.device) -> Samples:
-        """These samples with their arrays on `device`."""
-        return SequentialSamples(self.whole.on(device))
+        return SequentialOrder(len(self))
 
 
 class StratifiedOrder:
-    """Each class spread evenly over the epoch from a keyed beginning, its samples in a keyed order.
+    """Each class spread evenly over the epoch from a keyed offset, its samples in a keyed order.
 
-    Of any L samples that follow one another, a class with n of all N has L·n/N, give or take 1 + C·n/N with C classes.
+    Of any L consecutive samples, a class with n of all N has L·n/N, give or take 1 + C·n/N with C classes.
     """
 
     def __init__(self, labels: Labels, seed: int) -> None:
@@ -184,14 +173,6 @@ class StratifiedOrder:
         begins = keys_of_samples(key_of(RandomStream.SAMPLING, self._seed, epoch, 1), np.arange(len(self._counts)))
         within = (begins >> np.uint64(64 - _EXACT_BITS)) * 2.0**-_EXACT_BITS
         return by_class[np.argsort((places + within[classes]) / self._counts[classes], kind="stable")]
-
-
-def _weights(whole: Samples, sampling: Weighted) -> npt.NDArray[Any]:
-    weights: npt.NDArray[Any] = sampling.weights
-    if len(weights) != len(whole):
-        raise BadJob(f"there are {len(weights):,} weights for {len(whole):,} samples",
-                     remedy="Give one for each sample of data, held-out ones included.")  # fmt: skip
-    return weights
 
 
 def _below(limits: Indices, bits: npt.NDArray[np.uint64]) -> Indices:

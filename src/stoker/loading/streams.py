@@ -1,12 +1,10 @@
-"""Streams: samples that are read one after the other, by one reader, from the beginning of every epoch.
+"""Streams: samples read one after the other, by one reader, from the beginning of every epoch.
 
-What: a stream is read again up to where a batch begins (*stream*), or put there by its own state, which is kept with
-each checkpoint (*seekable*). Use when: data have no numbers, such as what comes over a network. Costs: a stream that
-has no state is replayed on resume; of several processes each reads all of it and takes its share.
+What: on resume a stream is read again up to the batch (*stream*), or positioned by its own state, which is kept with
+each checkpoint (*seekable*). Use when: samples have no index, such as data from a network. Costs: a stream without a
+state is replayed on resume; each of several processes reads all of it and takes its share.
 Does not combine with: loader workers beyond one, a holdout, `sampling` and `lengths`, batch="auto".
-Source: the protocol of state is that of torchdata's stateful data sets, https://github.com/meta-pytorch/data.
-
-Reading of a stream, from its beginning or from where its state puts it.
+Source: the state protocol is the one of torchdata's stateful data sets, https://github.com/meta-pytorch/data.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices, KeyedPermutation, Order, SequentialOrder
 from stoker.loading.randomness import RandomStream, key_of, seed_generators
-from stoker.loading.samples import BadSample, ItemSamples, Samples, digest_of_items
+from stoker.loading.samples import BadSample, ItemSamples, RearrangedSamples, Samples, digest_of_items
 from stoker.records import DataClass
 from stoker.records.codec import JSON
 
@@ -52,21 +50,29 @@ def as_stream(
     """`data` as Samples that are read in order.
 
     Args:
-        data: a stream, as `is_stream` tells.
+        data: a stream by `is_stream`.
         what: names it in errors ("data", "valid", "test").
         collate: makes a batch of a list of samples.
-        seed: fixes what is drawn while it is read, and how it is shuffled.
-        length: samples to take where the stream does not say how many it has.
+        seed: fixes its random draws and its shuffling.
+        length: samples to take if the stream's length is unknown.
 
     Raises:
-        BadJob: it can be read only once, is a loader, or nobody knows how long it is.
+        BadJob: it can be read only once, is a loader, or its length is unknown.
     """
     if isinstance(data, torch.utils.data.DataLoader):
-        raise BadJob(f"{what} is a DataLoader, whose batches are made already",
-                     remedy="Give its dataset; batches, order and workers are Stoker's.")  # fmt: skip
+        raise BadJob(
+            f"{what} is a DataLoader, whose batches are made already",
+            remedy="Give its dataset; batches, order and workers are Stoker's.",
+        )
     if not isinstance(data, StreamSource):
-        data = _as_source(data, what)
-    stated = data.length if data.length is not None else _length_of(data.source)
+        try:
+            data = StreamSource(data)
+        except BadJob as problem:
+            raise BadJob(f"{what}: {problem.message}", remedy=problem.remedy) from None
+    stated = data.length
+    if stated is None and isinstance(data.source, Sized):
+        with suppress(TypeError):  # raised by a `__len__` that has no length to give
+            stated = len(data.source)
     taken = length if stated is None else stated
     if taken is None:
         raise BadJob(
@@ -80,18 +86,23 @@ def as_stream(
 
 
 class StreamSamples(Samples):
-    """The samples of a stream: number i is the one at place i of an epoch, once its blocks are shuffled, if they are.
+    """The samples of a stream: sample i is the one at place i of an epoch, after any shuffling of its blocks.
 
-    What is asked for in the order of places is read as it comes; going back means reading from the beginning, or from
-    a state that was `seek`ed. Before a sample is read, the global generators are seeded from (seed, epoch, place).
+    Access in increasing order reads on; going back reads from the beginning, or from a state set by `seek`. Before a
+    sample is read, the global generators are seeded from (seed, epoch, place).
     """
 
     is_in_memory = False
 
     def __init__(
-        self, given: StreamSource, length: int, collate: Callable[[list[Any]], Any] | None, seed: int, *,
+        self,
+        given: StreamSource,
+        length: int,
+        collate: Callable[[list[Any]], Any] | None,
+        seed: int,
+        *,
         is_stated: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.given = given
         self.name = type(given.source).__name__
         self._length = length
@@ -109,26 +120,32 @@ class StreamSamples(Samples):
 
     @property
     def has_state(self) -> bool:
-        """Whether the source itself is put where it is read from, by its own methods."""
+        """Whether the source can be positioned by its own methods."""
         return self._initial is not None
 
     @property
     def num_at_hand(self) -> int:
-        """The first few: others are read up to."""
+        """Number of first samples that are cheap to fetch [samples]: later ones need reading up to them."""
         return min(len(self), _AT_HAND)
 
     def order(self, seed: int) -> Order:
-        """As they are read."""
+        """The order of the stream."""
         return SequentialOrder(len(self))
 
     def fetch(self, indices: Indices, epoch: int) -> Content:
-        """The samples at places `indices` [B] of an epoch, collated; quick where they come after the last ones."""
+        """The samples at places `indices` [B] of an epoch, collated; fast if they follow the last ones."""
         return self._items.collate(self.items(indices, epoch), indices)
 
     def items(self, indices: Indices, epoch: int) -> list[Any]:
         """The samples at these places, each read once, in the order of the stream."""
-        found = {place: self._item(epoch, place) for place in sorted({int(index) for index in indices})}
-        return [found[int(index)] for index in indices]
+        items = {}
+        for place in sorted({int(index) for index in indices}):
+            if self._reader is None or not self._reader.reaches(epoch, place):
+                if self._reader is not None:
+                    self._reader.close()
+                self._reader = self._opened(epoch, place, self.given.buffer or 1)
+            items[place] = self._reader.item(place)
+        return [items[int(index)] for index in indices]
 
     def fingerprint(self) -> str:
         """Digest of the stream's type, its length if it has one, its blocks, and its first few samples."""
@@ -144,21 +161,14 @@ class StreamSamples(Samples):
         return content
 
     def seek(self, state: str) -> None:
-        """Read from here on, where what is asked for lies behind it; `state` is what `state` gave."""
+        """Begin reading later places at `state`, a result of `state()`."""
         self._sought = StreamPosition(**json.loads(state))
 
     def state(self) -> str | None:
-        """Where the reader is, as JSON; None of a stream without a state, or that nobody has read from."""
+        """The reader's position as JSON; None for a stream without a state, or before the first read."""
         if self.data_class != "seekable" or self._reader is None:
             return None
         return json.dumps(vars(self._reader.sought()))
-
-    def _item(self, epoch: int, place: int) -> Any:
-        if self._reader is None or not self._reader.reaches(epoch, place):
-            if self._reader is not None:
-                self._reader.close()
-            self._reader = self._opened(epoch, place, self.given.buffer or 1)
-        return self._reader.item(place)
 
     def _opened(self, epoch: int, place: int, block: int) -> StreamReader:
         start = self._sought
@@ -167,45 +177,31 @@ class StreamSamples(Samples):
         return StreamReader(self.given.source, start, len(self), self._seed, block, goes_round=not self._is_stated)
 
 
-class WithState(Samples):
-    """A stream's samples, each batch together with the state the reader is in after it: a pair."""
-
-    is_in_memory = False
+class WithState(RearrangedSamples):
+    """A stream's samples, fetched as pairs of a batch and the reader's state after it."""
 
     def __init__(self, stream: StreamSamples) -> None:
-        self.stream = stream
+        super().__init__(stream, "with state")
         self.name = stream.name
-        self.data_class = stream.data_class
-
-    def __len__(self) -> int:
-        """Samples in an epoch."""
-        return len(self.stream)
+        self.stream = stream
 
     def fetch(self, indices: Indices, epoch: int) -> Content:
         """The batch, and the state as text."""
         return self.stream.fetch(indices, epoch), self.stream.state()
 
-    def fingerprint(self) -> str:
-        """The stream's."""
-        return self.stream.fingerprint()
-
-    def prepare(self, content: Content) -> Content:
-        """As the stream does."""
-        return self.stream.prepare(content)
-
 
 class ReaderState:
-    """The state a stream was in after the last batch that was given out, to be kept with a checkpoint."""
+    """The state of a stream after the last batch given out, for checkpoints."""
 
     def __init__(self) -> None:
         self.state: str | None = None
 
     def kept(self) -> dict[str, JSON]:
-        """What a checkpoint keeps of it."""
+        """Its entry in a checkpoint."""
         return {} if self.state is None else {"reader": self.state}
 
     def begin(self, samples: Samples) -> Samples:
-        """What to fetch from, beginning where the state says; a stream that has states then tells them."""
+        """The samples to fetch from, positioned at the state; a seekable stream then returns its states too."""
         if not isinstance(samples, StreamSamples) or samples.data_class != "seekable":
             return samples
         if self.state is not None:
@@ -213,42 +209,26 @@ class ReaderState:
         return WithState(samples)
 
     def taken(self, samples: Samples, fetched: Content) -> Content:
-        """The batch of what was fetched from `samples`, its state noted."""
+        """The batch in `fetched`; keeps its state."""
         if isinstance(samples, WithState):
             content, self.state = fetched
             return content
         return fetched
 
 
-def _as_source(data: Any, what: str) -> StreamSource:
-    try:
-        return StreamSource(data)
-    except BadJob as problem:
-        raise BadJob(f"{what}: {problem.message}", remedy=problem.remedy) from None
-
-
-def _length_of(source: Any) -> int | None:
-    if not isinstance(source, Sized):
-        return None
-    try:
-        return len(source)
-    except TypeError:  # it has the method, and nothing to say
-        return None
-
-
 _WRAPPED = ("_ex_iterable", "ex_iterable")
-"""Where the data sets of Hugging Face keep what they read from."""
+"""Attributes by which data sets of Hugging Face wrap each other."""
 _INITIAL_STATES: dict[int, Any] = {}
-"""The states that sources had when they were first seen, by their ids; gone with the source."""
+"""The states of sources when they were first seen, by their ids; removed with the source."""
 _FORGETFUL = "BufferShuffled"
-"""Its state leaves out the samples in its buffer: who goes on from it misses them."""
+"""Its state leaves out the samples in its buffer: reading on from it would skip them."""
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Where a stream's block begins: at `place` of `epoch`, its source in `state` (None: it has none).
+    """The beginning of a stream's block: at `place` of `epoch`, its source in `state` (None: it has none).
 
-    `round` counts how often the source ended before, where its epoch has no end of its own.
+    `round` counts how often a source without a known length ended before.
     """
 
     epoch: int
@@ -258,9 +238,9 @@ class StreamPosition:
 
 
 class StreamReader:
-    """One epoch of a source, block by block; it is not used in another process than the one it was made in.
+    """One epoch of a source, block by block; usable only in the process that made it.
 
-    `goes_round`: nobody knows how many samples it has, and where it ends it is read again, as another epoch of its own.
+    `goes_round`: its length is unknown, and at its end it is read again, as another epoch of its own.
     """
 
     def __init__(
@@ -277,7 +257,7 @@ class StreamReader:
         self._iterator = self._iterated(start)
 
     def reaches(self, epoch: int, place: int) -> bool:
-        """Whether the sample at `place` is at hand or yet to come."""
+        """Whether the sample at `place` is held or still to be read."""
         return (self._epoch, self._process) == (epoch, os.getpid()) and place >= self._begin
 
     def item(self, place: int) -> Any:
@@ -287,17 +267,24 @@ class StreamReader:
             BadSample: reading raised, or the stream ended.
         """
         while place >= self._end:
-            self._read_block()
+            if self._block > 1 and self._can_be_sought:
+                self._before = self._now()
+            begin, size = self._end, min(self._block, self._length - self._end)
+            self._held = [self._read(begin + offset) for offset in range(size)]
+            self._begin, self._end = begin, begin + size
+            if self._block > 1:
+                key = key_of(RandomStream.ORDER, self._seed, self._epoch, begin)
+                self._order = KeyedPermutation(size, key)(np.arange(size, dtype=np.int64))
         return self._held[self._order[place - self._begin]]
 
     def sought(self) -> StreamPosition:
-        """From where to read on for what comes after the block that was read last, or for the rest of that block."""
+        """The position to resume from: after the last sample, or before the last block if blocks are shuffled."""
         if self._block > 1 or not self._can_be_sought:
             return self._before
         return self._now()
 
     def close(self) -> None:
-        """Let go of what the source has opened."""
+        """Close the source's iterator."""
         close = getattr(self._iterator, "close", None)
         if callable(close):
             close()
@@ -310,20 +297,10 @@ class StreamReader:
         seed_generators(key_of(RandomStream.ITEM, self._seed, start.epoch, start.place))
         return iter(self._source)
 
-    def _read_block(self) -> None:
-        if self._block > 1 and self._can_be_sought:
-            self._before = self._now()
-        begin, size = self._end, min(self._block, self._length - self._end)
-        self._held = [self._read(begin + at) for at in range(size)]
-        self._begin, self._end = begin, begin + size
-        if self._block > 1:
-            key = key_of(RandomStream.ORDER, self._seed, self._epoch, begin)
-            self._order = KeyedPermutation(size, key)(np.arange(size, dtype=np.int64))
-
     def _now(self) -> StreamPosition:
-        """Where the source is; or where this pass began, if its state is no JSON any more.
+        """The source's position; or the start of this pass, if its state is no longer JSON.
 
-        One with numbers for keys, of which JSON makes texts, would come back as another.
+        A state with numbers for keys, which JSON turns into texts, would come back different.
         """
         state = self._source.state_dict()
         return StreamPosition(self._epoch, self._end, _plain(state), self._round) if can_be_kept(state) else self._start
@@ -351,9 +328,9 @@ class StreamReader:
 
 
 def initial_state(source: Any) -> Any:
-    """The state of a source when it was first seen here, from which every epoch begins; None where it has none.
+    """The state of a source when it was first seen, from which every epoch begins; None where it has none.
 
-    Another job of the same source is made of it when it may have been read from.
+    It is kept for later jobs with the same source, which may have been read from by then.
     """
     if id(source) in _INITIAL_STATES:
         return _INITIAL_STATES[id(source)]
@@ -361,28 +338,28 @@ def initial_state(source: Any) -> Any:
     if not all(map(callable, methods)) or _forgets(source):
         return None
     state = copy.deepcopy(source.state_dict())
-    with suppress(TypeError):  # what no weak reference can be made to is not remembered
+    with suppress(TypeError):  # a source without weak references is not remembered
         weakref.finalize(source, _INITIAL_STATES.pop, id(source), None).atexit = False
         _INITIAL_STATES[id(source)] = state
     return state
 
 
 def can_be_kept(state: Any) -> bool:
-    """Whether a checkpoint can keep a state: there is one, and it is JSON."""
+    """Whether a checkpoint can keep a state: it exists, and is JSON."""
     try:
         return state is not None and bool(_plain(state) == state)
-    except (TypeError, ValueError, RuntimeError):  # a tensor, an array, what refers to itself
+    except (TypeError, ValueError, RuntimeError):  # a tensor, an array, a reference to itself
         return False
 
 
 def _plain(state: Any) -> JSON:
     """A copy of `state` as JSON."""
-    found: JSON = json.loads(json.dumps(state))
-    return found
+    plain: JSON = json.loads(json.dumps(state))
+    return plain
 
 
 def _forgets(source: Any) -> bool:
-    """Whether its state leaves out samples that were read already, such as those in a buffer for shuffling."""
+    """Whether its state leaves out samples that were read already, such as in a buffer for shuffling."""
     inner, seen = source, set[int]()
     while inner is not None and id(inner) not in seen:
         seen.add(id(inner))

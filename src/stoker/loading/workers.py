@@ -1,11 +1,9 @@
-"""Batches fetched ahead by worker processes.
+"""Batches fetched ahead by worker processes, which another thread can watch and end (`WorkerWatch`).
 
-What: PyTorch's DataLoader runs the processes and carries tensors over; what it fetches is whole batches by
-(epoch, indices), so that nothing depends on which worker does it: where one dies, all are replaced, and what was asked
-for is fetched again, bit for bit. Use when: fetching an item takes Python time. Costs: a process each, which on Linux
-is a fork and shares what the samples hold in memory.
-
-What another thread may know of the workers that fetch batches, and do to them.
+What: PyTorch's DataLoader runs the processes and transfers tensors. Its items are whole batches by (epoch, indices), so
+that nothing depends on which worker fetches one: if one dies, all are replaced, and pending batches are fetched again,
+bit for bit. Use when: fetching an item takes Python time. Costs: a process each, on Linux a fork that shares the memory
+of the samples.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
 
-_MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
-"""The longest path of a socket on Linux [bytes] (unix(7)), and where there is room where `$TMPDIR` has none."""
+_MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a new directory in it
+"""Longest path of a socket on Linux [bytes] (unix(7)), and a directory for use when `$TMPDIR` is too long."""
 
 EpochIndices = tuple[int, Indices]
 """An epoch and the sample indices [B] of a batch in it."""
 
 
 class WorkerDied(Exception):
-    """A worker died before it had fetched what it was asked for."""
+    """A worker died before it had fetched its batch."""
 
 
 def by_workers(
@@ -62,16 +60,15 @@ def by_workers(
 ) -> Generator[tuple[EpochIndices, Content], None, None]:
     """The batches at `places`, in their order, each with its place.
 
-    After a death, batches that were asked for are fetched by one worker, one at a time: a batch that kills it again is
-    then known.
+    After a death, pending batches are fetched by one worker, one at a time, to identify a batch that kills it again.
 
     Args:
-        samples: what to fetch; on Linux workers see them as they were when the first batch is asked for.
-        places: which samples, batch by batch.
-        num_workers: how many processes.
-        prefetch_batches: how many batches each of them fetches ahead.
+        samples: the samples; on Linux workers see them as they were when the first batch is requested.
+        places: epoch and indices of each batch.
+        num_workers: number of processes.
+        prefetch_batches: number of batches fetched ahead by each of them.
         is_pinned: whether batches are put into page-locked memory, for copying to a GPU.
-        watch: told of deaths; it may be asked about the workers, and to end them, from another thread.
+        watch: receives deaths; other threads may inspect and end the workers through it.
 
     Raises:
         BadJob: a sample cannot be fetched or collated.
@@ -80,54 +77,60 @@ def by_workers(
     watch = watch or WorkerWatch()
     suspects: deque[EpochIndices] = deque()
     while True:
-        asked: deque[EpochIndices] = deque()
+        pending: deque[EpochIndices] = deque()
         try:
             if suspects:
-                alone = iter(tuple(suspects))
-                again = _fetched(samples, alone, deque(), 1, 1, is_pinned=is_pinned, watch=watch)
+                again = _fetched(samples, iter(tuple(suspects)), deque(), 1, 1, is_pinned=is_pinned, watch=watch)
                 with contextlib.closing(again):
                     for fetched in again:
                         suspects.popleft()
                         yield fetched
-            yield from _fetched(samples, places, asked, num_workers, prefetch_batches, is_pinned=is_pinned, watch=watch)
+            yield from _fetched(
+                samples, places, pending, num_workers, prefetch_batches, is_pinned=is_pinned, watch=watch
+            )
         except WorkerDied as death:
-            why, is_again = str(death), bool(suspects)
+            why = str(death)
         else:
             return
-        if is_again:
-            raise _died_again(suspects[0], why)
-        suspects = asked
+        if suspects:
+            epoch, indices = suspects[0]
+            raise RunFailed(
+                f"a loader worker died twice while it fetched samples {named(indices)} (epoch {epoch + 1}): {why}",
+                remedy="Look at what fetching these samples does. If it is memory that they lack: give a plan with "
+                "fewer num_workers. The same command continues from the last checkpoint.",
+            )
+        suspects = pending
         watch.tell(WorkerDeath(why, len(suspects)))
-
-
-def _died_again(place: EpochIndices, why: str) -> RunFailed:
-    epoch, indices = place
-    return RunFailed(
-        f"a loader worker died twice while it fetched samples {named(indices)} (epoch {epoch + 1}): {why}",
-        remedy="Look at what fetching these samples does. If it is memory that they lack: give a plan with fewer "
-        "num_workers. The same command continues from the last checkpoint.",
-    )
 
 
 def _fetched(
     samples: Samples,
     places: Iterator[EpochIndices],
-    asked: deque[EpochIndices],
+    pending: deque[EpochIndices],
     num_workers: int,
     prefetch_batches: int,
     *,
     is_pinned: bool,
     watch: WorkerWatch,
 ) -> Generator[tuple[EpochIndices, Content], None, None]:
-    """The batches at `places` by workers that are started here; `asked` are those that were not given back yet.
+    """The batches at `places` by workers started here; `pending` are the requested ones not given back yet.
 
     Raises:
         WorkerDied: one did.
     """
-    is_over, folder = multiprocessing.RawValue("b", 0), _folder_for_sockets()
+
+    def requested() -> Iterator[EpochIndices]:
+        for place in places:
+            pending.append(place)
+            yield place
+
+    # The directory's path must be short enough for sockets in it; beyond that a worker's batches never arrive.
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _MOST_SOCKET_BYTES - len("/stk-12345678/listener-12345678")
+    folder = tempfile.mkdtemp(prefix="stk-", dir=_SHORT if is_long and os.access(_SHORT, os.W_OK) else None)
+    is_over = multiprocessing.RawValue("b", 0)
     loader = torch.utils.data.DataLoader(
         _Batches(samples),
-        sampler=_remembered(places, asked),
+        sampler=requested(),
         batch_size=None,
         collate_fn=_as_is,
         num_workers=num_workers,
@@ -143,13 +146,14 @@ def _fetched(
                 content = _next(batches, watch)
             except StopIteration:
                 return
-            except BadSample as problem:
-                raise BadSample(_own_words(problem)) from problem
-            yield asked.popleft(), content
+            except BadSample as problem:  # without the traceback that the loader puts before its text
+                text = str(problem).rsplit(f"{BadSample.__module__}.{BadSample.__qualname__}: ", 1)[-1]
+                raise BadSample(text.strip()) from problem
+            yield pending.popleft(), content
 
 
 def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
-    """The next batch; raises WorkerDied if a worker died since the last one, or dies meanwhile."""
+    """The next batch; raises WorkerDied if a worker died since the last one, or dies during the wait."""
     if watch.death is not None:
         raise WorkerDied(watch.death)
     watch.is_waiting = True
@@ -157,7 +161,7 @@ def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
         return next(batches)
     except (StopIteration, BadSample, WorkerDied):
         raise
-    except Exception as error:  # of many types: what a dead worker sent ahead cannot be opened any more
+    except Exception as error:  # of many types: data sent by a dead worker cannot be opened any more
         if (why := watch.describe(error)) is None:
             raise
         raise WorkerDied(why) from error
@@ -169,22 +173,31 @@ def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
 def _running(
     loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte, watch: WorkerWatch, folder: str
 ) -> Iterator[Iterator[Content]]:
-    """The loader's batches; its workers end with the block, even where an exception holds on to the iterator.
+    """The loader's batches; its workers end with the block, even if an exception keeps the iterator alive.
 
-    So does `folder`, where they keep what is temporary.
+    So does `folder`, which holds their temporary files.
     """
     others = multiprocessing.active_children()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning), _temporary_files_in(folder):
-        batches = iter(loader)  # forks beside a thread
+        batches = iter(loader)  # forks while another thread runs
     workers = [process for process in multiprocessing.active_children() if process not in others]
-    kill = partial(_kill, workers, folder)
+
+    def kill() -> None:
+        # At exit, Python sends SIGTERM to the rest and waits; workers react to that too late or not at all.
+        if hasattr(signal, "SIGCHLD") and _is_main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
     atexit.register(kill)
     watch.begin(workers)
     try:
         yield batches
     except WorkerDied:
         with _deaths_noted(watch):
-            for worker in workers:  # one that hangs would not heed the loader
+            for worker in workers:  # a hanging one would not react to the loader
                 worker.kill()
                 worker.join()
         raise
@@ -192,27 +205,21 @@ def _running(
         watch.end()
         is_over.value = 1
         with contextlib.suppress(RuntimeError):  # a death that no longer matters
-            # What the iterator's destructor does, private; without it, that is left to the destructor, and to the exit.
+            # The private work of the iterator's destructor; without it, the destructor or the exit does it.
             getattr(batches, "_shutdown_workers", lambda: None)()
         if not any(worker.is_alive() for worker in workers):
             atexit.unregister(kill)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folder_for_sockets() -> str:
-    """A new directory whose path is short enough for sockets in it; beyond that a worker's batches never arrive."""
-    is_long = len(os.fsencode(tempfile.gettempdir())) > _MOST_SOCKET_BYTES - len("/stk-12345678/listener-12345678")
-    return tempfile.mkdtemp(prefix="stk-", dir=_SHORT if is_long and os.access(_SHORT, os.W_OK) else None)
-
-
 @contextlib.contextmanager
 def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Processes started within the block keep what multiprocessing needs on a disk in `folder`.
+    """Processes started within the block keep multiprocessing's temporary files in `folder`.
 
-    Each worker has a socket there, by which it hands over tensors. By itself it makes a directory `pymp-*` for it,
-    which a worker that is killed leaves behind.
+    Each worker has a socket there, for passing tensors. By default it makes a directory `pymp-*` for it, which a killed
+    worker leaves behind.
     """
-    config = getattr(multiprocessing.current_process(), "_config", {})  # private: without it, they make their own
+    config = getattr(multiprocessing.current_process(), "_config", {})  # private: without it, they use the default
     before = config.get("tempdir")
     config["tempdir"] = folder
     try:
@@ -222,7 +229,7 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 
 def _remove_as_orphan(folder: str, trainer: int) -> None:
-    """Where the trainer was killed, its workers' directory is theirs to remove."""
+    """Remove the workers' directory from within a worker, if the trainer was killed."""
     if os.getppid() != trainer:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -239,36 +246,24 @@ class _Batches(torch.utils.data.Dataset[Content]):
         return self._samples.fetch(indices, epoch)
 
 
-def _remembered(places: Iterator[EpochIndices], asked: deque[EpochIndices]) -> Iterator[EpochIndices]:
-    """The same places; each also goes to the end of `asked`."""
-    for place in places:
-        asked.append(place)
-        yield place
-
-
 def _as_is(content: Content) -> Content:
     return content
 
 
-def _own_words(problem: BadSample) -> str:
-    """What the problem says, without the traceback that the loader puts before it."""
-    return str(problem).rsplit(f"{BadSample.__module__}.{BadSample.__qualname__}: ", 1)[-1].strip()
-
-
 @contextlib.contextmanager
 def _deaths_noted(watch: WorkerWatch) -> Iterator[None]:
-    """The loader raises on hearing (SIGCHLD) of a worker's death, wherever the main thread is.
+    """Record a worker's death, and raise it only while waiting for a batch.
 
-    Here it raises only out of waiting for a batch; elsewhere, such as in the middle of an update, it is noted.
+    By default the loader's handler of SIGCHLD raises wherever the main thread is, such as in the middle of an update.
     """
-    theirs = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if not callable(theirs) or not _is_main_thread():
+    loader_handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(loader_handler) or not _is_main_thread():
         yield
         return
 
-    def ours(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         try:
-            theirs(number, frame)
+            loader_handler(number, frame)
         except RuntimeError as error:
             if (why := watch.describe(error)) is None:
                 raise
@@ -276,40 +271,33 @@ def _deaths_noted(watch: WorkerWatch) -> Iterator[None]:
             if watch.is_waiting:
                 raise WorkerDied(why) from error
 
-    signal.signal(signal.SIGCHLD, ours)
+    signal.signal(signal.SIGCHLD, note)
     try:
         yield
     finally:
         if _is_main_thread():  # else a garbage collector closes the generator
-            signal.signal(signal.SIGCHLD, theirs)
+            signal.signal(signal.SIGCHLD, loader_handler)
 
 
 def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, folder: str, _worker: int) -> None:
-    """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
-    if sys.platform == "linux" and os.getppid() != trainer:  # killed meanwhile: PyTorch watches whoever adopted us
+    """Set up a worker: it ignores signals until the trainer is done.
+
+    Ctrl-C and service managers signal every process of a run, and the trainer saves and ends its workers itself.
+    """
+    if sys.platform == "linux" and os.getppid() != trainer:  # it was killed, and PyTorch watches our new parent
         _remove_as_orphan(folder, trainer)
         os._exit(0)
     multiprocessing.util.Finalize(None, _remove_as_orphan, (folder, trainer), exitpriority=-200)
     torch.set_num_threads(1)
     write_stacks_when_asked(stacks)
 
-    def heed_the_trainer(_number: int, _frame: FrameType | None) -> None:
+    def exit_if_over(_number: int, _frame: FrameType | None) -> None:
         if is_over.value:
             os._exit(0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A handler, since programs that a user's data set starts would inherit SIG_IGN.
-        signal.signal(number, heed_the_trainer)
-
-
-def _kill(workers: list[BaseProcess], folder: str) -> None:
-    """At exit, Python sends SIGTERM to what is left and waits for its end: workers heed that too late or not at all."""
-    if hasattr(signal, "SIGCHLD") and _is_main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+        # A handler, since programs started by a user's data set would inherit SIG_IGN.
+        signal.signal(number, exit_if_over)
 
 
 def _is_main_thread() -> bool:
@@ -317,24 +305,20 @@ def _is_main_thread() -> bool:
 
 
 _DYING_S = 2.0
-"""A worker whose connection broke is waited for so long, to see whether it died [s]."""
+"""Longest wait for the death of a worker whose connection broke [s]."""
 
 _WRITING_S = 0.5
-"""A worker that is able to gets so long to write its stack [s]."""
+"""Time for workers to write their stacks [s]."""
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """A worker died or was killed, and all were replaced; `why` says how, `asked` how many batches are fetched anew."""
+    """A worker died or was killed because of `why`, and all were replaced; `asked` batches are fetched again."""
 
     why: str
     asked: int
-
-
-def _ignore(_death: WorkerDeath) -> None:
-    """Tell nobody."""
 
 
 class WorkerWatch:
@@ -343,38 +327,38 @@ class WorkerWatch:
     Attributes:
         is_waiting: whether the training process waits for a batch from them now.
         tell: called in the training process after workers were replaced.
-        death: how a worker died that nobody has replaced yet; None if none did.
+        death: how a worker died that is not replaced yet; None if none did.
     """
 
     def __init__(self) -> None:
         self.is_waiting = False
-        self.tell: Callable[[WorkerDeath], None] = _ignore
+        self.tell: Callable[[WorkerDeath], None] = lambda _death: None
         self.death: str | None = None
         self._workers: Sequence[BaseProcess] = ()
         self._killed_for: str | None = None
         self._stacks: IO[bytes] | None = None
 
     def begin(self, workers: Sequence[BaseProcess]) -> None:
-        """Take note of the workers that fetch from now on."""
+        """Set the workers that fetch from now on."""
         self._workers, self.death, self._killed_for = workers, None, None
 
     def end(self) -> None:
-        """There are no workers now."""
+        """Forget the workers, which have ended."""
         self._workers, self.is_waiting = (), False
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             stacks.close()
 
     def stacks_file(self) -> int | None:
-        """A descriptor that workers about to be started write their stacks to when asked; None where not forked."""
+        """The descriptor to which new workers write their stacks on a signal; None where they are not forked."""
         if sys.platform != "linux":
             return None
         if self._stacks is None:
-            self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as workers may be asked
+            self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as workers may write to it
         return self._stacks.fileno()
 
     def stacks(self) -> str:
-        """Where each worker is, as Python tracebacks; nothing of those that are stopped or hang within a C call."""
+        """Python tracebacks of the workers, without any that are stopped or hang within a C call."""
         if self._stacks is None:
             return ""
         try:
@@ -384,11 +368,11 @@ class WorkerWatch:
                     os.kill(worker.pid or 0, signal.SIGUSR1)
             time.sleep(_WRITING_S)
             return os.pread(self._stacks.fileno(), 1 << 20, begin).decode(errors="replace")
-        except (OSError, ValueError):  # they ended meanwhile, and the file is closed
+        except (OSError, ValueError):  # they ended during the wait, and the file is closed
             return ""
 
     def kill(self, why: str) -> int:
-        """End all workers at once, because of `why`; they are replaced as if they had died. Returns how many."""
+        """Number of workers killed because of `why` [workers]: all; they are replaced as if they had died."""
         self._killed_for = why
         alive = self._alive()
         for worker in alive:
@@ -396,10 +380,10 @@ class WorkerWatch:
         return len(alive)
 
     def describe(self, error: BaseException) -> str | None:
-        """How a worker died, where `error` comes of that; None where all are well."""
+        """How a worker died, if that caused `error`; None where all are well."""
         if self._killed_for is not None:
             return self._killed_for
-        if isinstance(error, OSError | EOFError):  # its end of a connection may be gone a moment before it is
+        if isinstance(error, OSError | EOFError):  # its end of a connection may close a moment before it dies
             multiprocessing.connection.wait([worker.sentinel for worker in self._workers], _DYING_S)
         dead = [worker for worker in self._workers if not worker.is_alive()]
         if "DataLoader worker" in str(error):

@@ -30,8 +30,8 @@ from stoker.store.record_caches import out_of_memory_log, plan_cache
 def kept_decision(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling] | None:
     """The stored decision for this job on this device, if it still holds."""
     key = _key(prepared, place)
-    found = None if key is None else plan_cache(cache_root()).read(key)
-    if found is None or found.decision.chosen.plan.device_mtbf_h is None:  # of a version with a fixed interval
+    kept = None if key is None else plan_cache(cache_root()).read(key)
+    if kept is None or kept.decision.chosen.plan.device_mtbf_h is None:  # written by a version with a fixed interval
         return None
     line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
     return dataclasses.replace(kept.decision, explanation=(*kept.decision.explanation, line)), kept.coupling

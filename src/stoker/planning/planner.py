@@ -50,7 +50,7 @@ from stoker.records.plan import OutOfMemory
 from stoker.stepping.coupling import coupling_by_types, find_coupling
 from stoker.stepping.model import bytes_of
 from stoker.stepping.torch_compile import compiler_missing
-from stoker.store import cache_root, calibration_log, operations_cache
+from stoker.store import cache_root, calibration_log, operations_cache, operations_key
 from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
@@ -324,7 +324,7 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
     cache, key = operations_cache(cache_root()), cache_key(whole, build.version)
     benchmark = None
     if place.device.kind == "cpu" and threads is not None:
-        benchmark, share = cache.read(key, f"{threads} threads"), threads / max(1, whole.cores)
+        benchmark, share = cache.read(*operations_key(key, threads)), threads / max(1, whole.cores)
         hardware = dataclasses.replace(
             hardware,
             device=dataclasses.replace(place.device, cores=threads),

@@ -38,7 +38,7 @@ def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
     if decision is None or device is None or not sum(times.split_s.values()):
         return None
     plan = decision.chosen.plan
-    ceilings = CeilingsCache(cache_root() / "ceilings").read(cache_key(device, torch.__version__))
+    ceilings = ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
     bounds: UpdateBounds | str = "the update was not traced: the plan was given, and the run short"
     considered: list[Remedy] = []
     is_asked = report.kernels is not None

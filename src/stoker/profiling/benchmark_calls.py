@@ -1,7 +1,4 @@
-"""A call of one ATen operation with tensors of chosen shapes: what the micro-benchmark times.
-
-Shapes to time: spread evenly over the orders of magnitude that models use, the same ones every time.
-"""
+"""Calls of single ATen operations for the micro-benchmark: operands, repeated calls, and fixed sets of shapes."""
 
 from __future__ import annotations
 
@@ -22,26 +19,26 @@ from stoker.units import MIB
 _MOST_SETS = 4
 _LONGEST_WARMING_S = 6e-3
 _KEPT_BYTES = 32 * MIB
-"""Little enough that a CPU's allocator goes on using the memory of freed results, and does not give it back."""
+"""Small enough that a CPU's allocator reuses the memory of freed results instead of returning it."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def aten(name: str, overload: str = "default") -> OpOverload:
-    """PyTorch's operation of that name, those with an underscore included: a trace has them like any other."""
-    found: OpOverload = getattr(getattr(torch.ops.aten, name), overload)
-    return found
+    """PyTorch's operation of that name, which may begin with an underscore."""
+    operation: OpOverload = getattr(getattr(torch.ops.aten, name), overload)
+    return operation
 
 
 class OperandPool:
-    """Random memory from which operands are cut, ever further on, so that a call finds its operands out of the cache.
+    """Random memory from which operands are cut in turn, so that a call finds its operands out of the cache.
 
     In a training step most operands were last touched long before; a loop over one set of operands would time the
     cache. Operands are views: nothing is filled for each call.
 
     Args:
-        device: where.
-        num_bytes: size; several times the last cache [bytes].
+        device: the device of the memory.
+        num_bytes: size [bytes]; several times the last cache.
     """
 
     def __init__(self, device: str, num_bytes: int) -> None:
@@ -54,16 +51,21 @@ class OperandPool:
     def random(
         self, *shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False, transposed: bool = False
     ) -> torch.Tensor:
-        """Normally distributed numbers; `transposed`: the last two dimensions lie the other way round in memory."""
+        """Normally distributed numbers; `transposed`: the last two dimensions are swapped in memory."""
         if transposed:
             return self.random(*shape[:-2], shape[-1], shape[-2], dtype=dtype).transpose(-1, -2)
         if channels_last:
             images, channels, *space = shape
             return self.random(images, *space, channels, dtype=dtype).movedim(-1, 1)
-        return self._cut(self._filled(dtype), shape)
+        if dtype not in self._memory:
+            count = self.num_bytes // dtype.itemsize
+            # A part is drawn and repeated: drawing is slow.
+            drawn = torch.randn(min(count, 2**20 + 64), generator=self._generator, device=self.device)
+            self._memory[dtype] = drawn.repeat(math.ceil(count / drawn.numel()))[:count].to(dtype)
+        return self._cut(self._memory[dtype], shape)
 
     def scratch(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Memory to write to. Never that of others: how fast a branch is taken depends on what the numbers are."""
+        """Memory to write to, never shared with operands: the speed of branches depends on the numbers."""
         if dtype not in self._scratch:
             self._scratch[dtype] = torch.ones(self.num_bytes // dtype.itemsize, dtype=dtype, device=self.device)
         return self._cut(self._scratch[dtype], shape)
@@ -82,18 +84,10 @@ class OperandPool:
         """Whole numbers from 0 to below `below`."""
         return torch.randint(0, below, shape, generator=self._generator, device=self.device)
 
-    def _filled(self, dtype: torch.dtype) -> torch.Tensor:
-        if dtype not in self._memory:
-            count = self.num_bytes // dtype.itemsize
-            # Half of it is drawn and used twice over: drawing is what takes long.
-            drawn = torch.randn(min(count, 2**20 + 64), generator=self._generator, device=self.device)
-            self._memory[dtype] = drawn.repeat(math.ceil(count / drawn.numel()))[:count].to(dtype)
-        return self._memory[dtype]
-
 
 @dataclass(frozen=True)
 class Call:
-    """`function` with what `arguments` takes from a pool; each set of arguments is another place in memory."""
+    """`function` with `arguments` from a pool; each set of arguments is at another place in memory."""
 
     function: OpOverload
     arguments: Callable[[OperandPool], Arguments]
@@ -101,7 +95,7 @@ class Call:
 
 @dataclass
 class Caller:
-    """Makes a call again and again, with another set of operands each time."""
+    """Repeats a call, with another set of operands each time."""
 
     call: Call
     sets: list[Arguments]
@@ -113,20 +107,20 @@ class Caller:
         self._turns, self._kept = itertools.cycle(self.sets), deque(maxlen=self.most_kept)
 
     def __call__(self) -> object:
-        """Once; returns what the operation returns."""
+        """Make the call once; returns the operation's result."""
         args, keywords = next(self._turns)
         result = self.call.function(*args, **keywords)
-        # Freed only some calls later, so that the next result does not land in memory that is still in the cache.
+        # Freed only some calls later, so that the next result is not put into memory that is still in the cache.
         self._kept.append(result)
         return result
 
     def forget(self) -> None:
-        """Free the results that are kept."""
+        """Free the kept results."""
         self._kept.clear()
 
     @contextlib.contextmanager
     def at_ease(self) -> Iterator[None]:
-        """Inside, memory for results has been had from the system: it goes round among the calls."""
+        """Within the block, memory for results is already mapped and rotates among the calls."""
         started = time.perf_counter()
         for _ in range(self.most_kept + 1):
             self()
@@ -139,10 +133,7 @@ class Caller:
 
 
 def prepare_call(call: Call, pool: OperandPool) -> tuple[Caller, Arguments, object]:
-    """`call` with as many sets of operands as it takes to go once through the pool, four at most.
-
-    Returns it, arguments it was called with, and their result.
-    """
+    """A caller with enough sets of operands to go once through the pool, four at most; arguments, and their result."""
     first = call.arguments(pool)
     result = call.function(*first[0], **first[1])
     touched = _num_bytes(first) or 1
@@ -168,7 +159,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class ShapeLimits:
-    """The most that one call may compute, and the most elements that one of its tensors may have."""
+    """Limits of a call: its FLOPs, and the elements of each tensor."""
 
     flops: float
     numel: int
@@ -177,7 +168,7 @@ class ShapeLimits:
 def spread(num: int, *ranges: tuple[float, float], skip: int = 0) -> list[tuple[int, ...]]:
     """`num` points of whole numbers, spread evenly over the logarithms of `ranges`.
 
-    Additive recurrence with the generalised golden ratio: any first few points are spread well already.
+    Additive recurrence with the generalised golden ratio: any first few points are already well spread.
     Source: M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences" (2018).
 
     >>> spread(3, (1, 100), (16, 16))
@@ -188,13 +179,16 @@ def spread(num: int, *ranges: tuple[float, float], skip: int = 0) -> list[tuple[
         ratio = (1 + ratio) ** (1 / (len(ranges) + 1))
     points = []
     for index in range(1 + skip, num + 1 + skip):
-        shares = [(0.5 + index * ratio ** -(axis + 1)) % 1 for axis in range(len(ranges))]
-        points.append(tuple(_between(low, high, share) for (low, high), share in zip(ranges, shares, strict=True)))
+        point = []
+        for axis, (low, high) in enumerate(ranges):
+            share = (0.5 + index * ratio ** -(axis + 1)) % 1
+            point.append(round(low * math.pow(high / low, share)))
+        points.append(tuple(point))
     return points
 
 
 def multiple(value: int, of: int) -> int:
-    """The nearest positive multiple.
+    """The nearest positive multiple of `of` [unit of `value`].
 
     >>> [multiple(20, 8), multiple(3, 8), multiple(100, 64)]
     [24, 8, 128]
@@ -203,14 +197,10 @@ def multiple(value: int, of: int) -> int:
 
 
 def limited(sizes: Sequence[int], most: float) -> tuple[int, ...]:
-    """`sizes` with the first made smaller where their product is above `most`.
+    """`sizes` with the first reduced so that their product is at most `most`.
 
     >>> limited((100, 10, 2), most=500)
     (25, 10, 2)
     """
     rest = math.prod(sizes[1:])
     return (max(1, min(sizes[0], int(most / rest))), *sizes[1:])
-
-
-def _between(low: float, high: float, share: float) -> int:
-    return round(low * math.pow(high / low, share))

@@ -1,12 +1,8 @@
-"""Matrix products, single and batched, as linear layers and their gradients make them.
-
-Attention and recurrent layers, forward and backward.
-
-Convolutions and their gradients: dense, strided, of each channel alone, in one and two dimensions, transposed.
-"""
+"""Compute-bound calls of the micro-benchmark: matrix products, attention, recurrent layers, convolutions."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,16 +11,16 @@ from stoker.profiling.benchmark_calls import Arguments, Call, OperandPool, Shape
 
 _ATEN = torch.ops.aten
 _LAYOUTS = ((False, True), (False, False), (True, False))
-"""Which operand lies transposed: in a linear layer, its input's gradient, its weight's gradient."""
+"""Transposed operands (first, second) of a linear layer, its input's gradient, and its weight's gradient."""
 
 
 def product_calls(dtype: torch.dtype, limits: ShapeLimits, num: int) -> list[Call]:
-    """`num` shapes from skinny to square, in the three layouts that training uses in turn."""
+    """Matrix products of `num` shapes from skinny to square, in turn in the three layouts of training."""
     calls = []
     usual = spread(num - num // 3, (128, 4096), (96, 3072), (96, 3072))
     for index, (rows, wide, deep) in enumerate([*usual, *spread(num // 3, (32, 8192), (16, 1024), (16, 4096))]):
         layout = _LAYOUTS[index % 3]
-        # Widths of models are multiples of what a CPU or GPU multiplies at once, numbers of classes are not.
+        # Widths of models are multiples of a processor's vector width, numbers of classes are not.
         columns, depth = (wide, deep) if index % 6 == 5 else (multiple(wide, 32), multiple(deep, 32))
         if index % 6 == 4:
             columns = max(1, columns // 32)
@@ -37,7 +33,7 @@ def product_calls(dtype: torch.dtype, limits: ShapeLimits, num: int) -> list[Cal
 
 
 def batched_product_calls(dtype: torch.dtype, limits: ShapeLimits, num: int) -> list[Call]:
-    """`num` batched products, as attention written out and mixtures of experts make them."""
+    """`num` batched products, as in explicit attention and mixtures of experts."""
     calls = []
     ranges = ((2, 256), (16, 512), (16, 1024), (16, 512))
     for index, drawn in enumerate(spread(num, *ranges)):
@@ -49,7 +45,7 @@ def batched_product_calls(dtype: torch.dtype, limits: ShapeLimits, num: int) -> 
 
 
 def thin_product_calls(dtype: torch.dtype, num: int) -> list[Call]:
-    """`num` batched products with hardly a column, or hardly a depth: einsum makes them of routing and gating."""
+    """`num` batched products with few columns or a small depth, as einsum makes them of routing and gating."""
     calls = []
     for index, (batch, rows, wide, thin) in enumerate(spread(num, (8, 512), (32, 512), (2, 256), (1, 8))):
         shape = (rows, thin, wide) if index % 2 else (rows, wide, thin)
@@ -80,11 +76,11 @@ def _batched(batch: int, shape: tuple[int, int, int], layout: tuple[bool, bool],
 
 
 _SLOWER = 4
-"""How many times as long as a matrix product of as many FLOPs attention takes, about."""
+"""Approximate time of attention over that of a matrix product of as many FLOPs [1]."""
 
 
 def attention_calls(dtype: torch.dtype, limits: ShapeLimits, num: int, device_kind: str) -> list[Call]:
-    """`num` shapes with and without a causal mask, by the kernel that PyTorch takes on this kind of device."""
+    """Attention of `num` shapes with and without a causal mask, by PyTorch's kernel for this kind of device."""
     calls = []
     for index, (images, heads, tokens, width) in enumerate(spread(num, (1, 64), (2, 12), (32, 512), (24, 112))):
         head_dim, is_causal = multiple(width, 32 if index % 3 else 16), index % 2 == 0
@@ -93,9 +89,9 @@ def attention_calls(dtype: torch.dtype, limits: ShapeLimits, num: int, device_ki
         smallest = limited((images, 4 * heads * length**2 * head_dim), limits.flops / _SLOWER)[0]
         shape = (smallest, heads, length, head_dim)
         if device_kind == "cpu":
-            calls += _on_cpu(shape, dtype, is_causal=is_causal)
+            calls += _attention(shape, dtype, "_scaled_dot_product_flash_attention_for_cpu", is_causal=is_causal)
         elif dtype is not torch.float32:
-            calls += _flash(shape, dtype, is_causal=is_causal)
+            calls += _attention(shape, dtype, "_scaled_dot_product_flash_attention", is_causal=is_causal)
     return calls
 
 
@@ -108,40 +104,23 @@ def recurrent_calls(limits: ShapeLimits, num: int) -> list[Call]:
     return calls
 
 
-def _heads(shape: tuple[int, int, int, int], pool: OperandPool, dtype: torch.dtype) -> torch.Tensor:
-    """[B, H, T, E] as a linear layer leaves it: tokens before heads in memory."""
+def _attention(shape: tuple[int, int, int, int], dtype: torch.dtype, name: str, *, is_causal: bool) -> list[Call]:
     images, heads, length, width = shape
-    return pool.random(images, length, heads, width, dtype=dtype).transpose(1, 2)
-
-
-def _on_cpu(shape: tuple[int, int, int, int], dtype: torch.dtype, *, is_causal: bool) -> list[Call]:
-    forward = aten("_scaled_dot_product_flash_attention_for_cpu")
+    forward = aten(name)
 
     def inputs(pool: OperandPool) -> Arguments:
-        return (*(_heads(shape, pool, dtype) for _ in range(3)), 0.0, is_causal), {}
+        # [B, H, T, E] in the layout of a linear layer's output: tokens before heads in memory.
+        tensors = [pool.random(images, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(3)]
+        return (*tensors, 0.0, is_causal), {}
 
     def gradients(pool: OperandPool) -> Arguments:
         (q, k, v, *_), _ = inputs(pool)
-        out, logsumexp = forward(q, k, v, 0.0, is_causal)
-        return (torch.randn_like(out), q, k, v, out, logsumexp, 0.0, is_causal), {}
+        out, logsumexp, *saved = forward(q, k, v, 0.0, is_causal)
+        # On a GPU also: cumulative lengths and longest ones of queries and keys, seed and offset, a debug mask.
+        lengths, random_state = saved[:4], saved[4:6]
+        return (torch.randn_like(out), q, k, v, out, logsumexp, *lengths, 0.0, is_causal, *random_state), {}
 
-    backward = aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-    return [Call(forward, inputs), Call(backward, gradients)]
-
-
-def _flash(shape: tuple[int, int, int, int], dtype: torch.dtype, *, is_causal: bool) -> list[Call]:
-    forward = aten("_scaled_dot_product_flash_attention")
-
-    def inputs(pool: OperandPool) -> Arguments:
-        return (*(_heads(shape, pool, dtype) for _ in range(3)), 0.0, is_causal), {}
-
-    def gradients(pool: OperandPool) -> Arguments:
-        (q, k, v, *_), _ = inputs(pool)
-        out, logsumexp, cum_q, cum_k, most_q, most_k, seed, offset, _ = forward(q, k, v, 0.0, is_causal)
-        saved = (out, logsumexp, cum_q, cum_k, most_q, most_k, 0.0, is_causal, seed, offset)
-        return (torch.randn_like(out), q, k, v, *saved), {}
-
-    return [Call(forward, inputs), Call(aten("_scaled_dot_product_flash_attention_backward"), gradients)]
+    return [Call(forward, inputs), Call(aten(f"{name}_backward"), gradients)]
 
 
 def _lstm(length: int, batch: int, size: int, hidden: int) -> list[Call]:
@@ -166,7 +145,7 @@ def _lstm(length: int, batch: int, size: int, hidden: int) -> list[Call]:
 
 
 _KINDS = ((3, 1, 1), (1, 1, 4), (3, 1, 2), (3, 2, 2), (1, 1, 0.25), (3, 1, 1), (1, 2, 2), (3, 1, 0.5), (5, 1, 1))
-"""Kernel, stride, and how many times as many channels come out."""
+"""Kernel size, stride, and ratio of output to input channels."""
 
 
 @dataclass(frozen=True)
@@ -186,41 +165,44 @@ class ConvolutionShape:
     @property
     def flops(self) -> float:
         """FLOPs of the forward pass."""
-        pixels = _power(self.size if self.is_transposed else self.size / self.stride, self._dims)
-        return 2.0 * self.images * pixels * _power(self.kernel, self._dims) * self.channels * self.out / self.groups
+        pixels = math.prod([self.size if self.is_transposed else self.size / self.stride] * self.dims)
+        area = math.prod([self.kernel] * self.dims)
+        return 2.0 * self.images * pixels * area * self.channels * self.out / self.groups
 
     @property
     def largest_numel(self) -> float:
-        """Elements of the larger of input and output."""
+        """Number of elements of the larger of input and output [elements]."""
         out_size = self.size * self.stride if self.is_transposed else self.size / self.stride
-        return self.images * max(self.channels * _power(self.size, self._dims), self.out * _power(out_size, self._dims))
+        inputs, outputs = (math.prod([float(size)] * self.dims) for size in (self.size, out_size))
+        return self.images * max(self.channels * inputs, self.out * outputs)
 
     @property
-    def _dims(self) -> int:
+    def dims(self) -> int:
+        """Number of spatial dimensions [dimensions]."""
         return 1 if self.is_1d else 2
-
-
-def _power(size: float, dims: int) -> float:
-    return size if dims == 1 else size * size
 
 
 def convolution_calls(dtype: torch.dtype, limits: ShapeLimits, num: int, *, channels_last: bool) -> list[Call]:
     """Forward and backward of `num` dense shapes, and of a few of the other kinds."""
-    shapes = [_small_enough(shape, limits) for shape in (*_dense(num), *_special(num // 2))]
-    kinds = [(shape, channels_last and not shape.is_1d) for shape in shapes]
-    forward = [_forward(shape, dtype, channels_last=last) for shape, last in kinds]
-    return [*forward, *(_backward(shape, dtype, channels_last=last) for shape, last in kinds)]
+    forward, backward = [], []
+    for shape in (*_dense(num), *_special(num // 2)):
+        excess = max(shape.flops / limits.flops, shape.largest_numel / limits.numel)
+        limited_shape = replace(shape, images=max(1, min(shape.images, int(shape.images / excess))))
+        is_last = channels_last and not shape.is_1d
+        forward.append(_forward(limited_shape, dtype, channels_last=is_last))
+        backward.append(_backward(limited_shape, dtype, channels_last=is_last))
+    return [*forward, *backward]
 
 
 def _dense(num: int) -> list[ConvolutionShape]:
     shapes = []
     for index, (channels, size, images) in enumerate(spread(num, (16, 384), (5, 64), (8, 256))):
         kernel, stride, wider = _KINDS[index % len(_KINDS)]
-        # Widths of models are multiples of what a CPU or GPU multiplies at once, or nearly.
+        # Widths of models are multiples, or nearly, of a processor's vector width.
         of = 16 if index % 4 else 8
         whole = multiple(channels, of)
         shapes.append(ConvolutionShape(images, whole, multiple(round(whole * wider), of), size, kernel, stride))
-    # Channels that are no whole number of vector registers: two thirds of the rate of others.
+    # A fraction of a vector register in channels: two thirds of the rate of others.
     for channels, size, images in spread(4, (24, 120), (6, 56), (8, 64)):
         ragged = multiple(channels, 16) + 8
         shapes.append(ConvolutionShape(images, ragged, ragged, size, 3))
@@ -249,16 +231,10 @@ def _special(num: int) -> list[ConvolutionShape]:
     return [*shapes, *transposed]
 
 
-def _small_enough(shape: ConvolutionShape, limits: ShapeLimits) -> ConvolutionShape:
-    """With fewer images where it would be more than the limits."""
-    too_much = max(shape.flops / limits.flops, shape.largest_numel / limits.numel)
-    return replace(shape, images=max(1, min(shape.images, int(shape.images / too_much))))
-
-
 def _operands(
     shape: ConvolutionShape, pool: OperandPool, dtype: torch.dtype, *, channels_last: bool
 ) -> tuple[torch.Tensor, ...]:
-    dims = 1 if shape.is_1d else 2
+    dims = shape.dims
     x = pool.random(shape.images, shape.channels, *[shape.size] * dims, dtype=dtype, channels_last=channels_last)
     outer = (shape.channels, shape.out) if shape.is_transposed else (shape.out, shape.channels // shape.groups)
     weight = pool.random(*outer, *[shape.kernel] * dims, dtype=dtype, channels_last=channels_last)
@@ -266,7 +242,7 @@ def _operands(
 
 
 def _settings(shape: ConvolutionShape) -> tuple[object, ...]:
-    dims = 1 if shape.is_1d else 2
+    dims = shape.dims
     padding = 0 if shape.is_transposed or shape.kernel == shape.stride else shape.kernel // 2
     return [shape.stride] * dims, [padding] * dims, [1] * dims, shape.is_transposed, [0] * dims, shape.groups
 
@@ -282,12 +258,12 @@ def _forward(shape: ConvolutionShape, dtype: torch.dtype, *, channels_last: bool
 def _backward(shape: ConvolutionShape, dtype: torch.dtype, *, channels_last: bool) -> Call:
     settings = _settings(shape)
     # The first layer's input needs no gradient.
-    wanted = [shape.channels > 3, True, False]
+    output_mask = [shape.channels > 3, True, False]
 
     def arguments(pool: OperandPool) -> Arguments:
         x, weight = _operands(shape, pool, dtype, channels_last=channels_last)
         out = _ATEN.convolution.default(x.to("meta"), weight.to("meta"), None, *settings)
         gradient = pool.random(*out.shape, dtype=dtype, channels_last=channels_last)
-        return (gradient, x, weight, None, *settings, wanted), {}
+        return (gradient, x, weight, None, *settings, output_mask), {}
 
     return Call(_ATEN.convolution_backward.default, arguments)

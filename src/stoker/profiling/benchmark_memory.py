@@ -1,7 +1,4 @@
-"""What moves memory more than it computes: element by element, by rows, normalisations, poolings, tables.
-
-Updates of weights: fused and foreach AdamW and SGD over tensors of several sizes.
-"""
+"""Memory-bound calls of the micro-benchmark: element-wise, rows, normalisation, pooling, tables, optimisers."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ _BY_TANH: dict[str, object] = {"approximate": "tanh"}
 
 
 def elementwise_calls(sizes: Sequence[int], *, with_bf16: bool = True) -> list[Call]:
-    """Common functions of each element at several sizes [elements]; bf16 for a part of them, and the casts."""
+    """Common element-wise functions at several sizes [elements]; some in bf16 too, and the casts."""
     calls = [_of_elements(*row, size) for size in sizes for row in (*_ELEMENTWISE, *_IN_PLACE)]
     for size in sizes:
         for dtype in (torch.float32, _BF16) if with_bf16 else (torch.float32,):
@@ -98,7 +95,7 @@ def table_calls(most: int, num: int) -> list[Call]:
 
 
 def fresh_calls(num_bytes: int) -> list[Call]:
-    """Zeros into memory that the system has to hand out first: page faults are what it costs on a CPU."""
+    """Zeros in memory that the system has to map first: on a CPU, the cost of page faults."""
     shape = [num_bytes // 4]
     return [Call(_ATEN.zeros.default, lambda _: ((shape,), {"dtype": torch.float32}))]
 
@@ -133,7 +130,7 @@ def _widened(pool: OperandPool, size: int) -> Arguments:
 
 
 def _mixed(pool: OperandPool, size: int) -> Arguments:
-    """As where autocast's result is added to what stayed in fp32."""
+    """As in adding autocast's result to an fp32 tensor."""
     return (pool.random(size), pool.random(size, dtype=_BF16)), {}
 
 
@@ -237,7 +234,7 @@ _FOREACH: tuple[tuple[OpOverload, int, tuple[object, ...]], ...] = (
 
 
 def optimizer_calls(sizes: Sequence[tuple[int, int]]) -> list[Call]:
-    """For each (number of tensors, elements of each): fused AdamW and SGD, and what foreach variants are made of."""
+    """For each (number of tensors, elements of each): fused AdamW and SGD, and the operations of foreach variants."""
     calls = []
     for num, numel in sizes:
         calls += [_adamw(num, numel), _sgd(num, numel)]
@@ -246,7 +243,7 @@ def optimizer_calls(sizes: Sequence[tuple[int, int]]) -> list[Call]:
 
 
 def _positive(pool: OperandPool, num: int, numel: int) -> list[torch.Tensor]:
-    """Own memory: these are written, and roots are taken of them."""
+    """Memory of their own: these are written, and roots are taken of them."""
     return [torch.ones(numel, device=pool.device) for _ in range(num)]
 
 

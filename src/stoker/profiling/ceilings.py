@@ -1,21 +1,15 @@
-"""What a device really reaches: matrix products per dtype and memory bandwidths, in some ten seconds.
+"""Measured ceilings of a device: matrix products per dtype and memory bandwidths, in some ten seconds.
 
-Method: everything to be timed is a `Probe`, a function and the FLOPs or bytes of one call. Probes take turns in rounds,
-so that a burst of other work on the machine hits all of them alike. In its turn a probe is called over and over for a
-slice of time, and the slice counts by its median; over rounds and sizes the best slice is the ceiling. The median of
-everything would report a busy neighbour, the shortest call a lucky reading of the clock. Slices are short, so that
-some fall between a neighbour's bursts; a neighbour that never rests is seen by `stoker.devices.cpu`, not here.
-Matrices grow until a call takes two slices: large enough to reach the plateau, and a slow device ends in time.
+Method: each `RateProbe` is a function and the FLOPs or bytes of one call. Probes take turns in rounds, so that a burst
+of other work on the machine hits all of them. In its turn a probe is called for a slice of time, which counts by its
+median; over rounds and sizes the best slice is the ceiling. The median of everything would report a busy neighbour, the
+shortest call a lucky reading of the clock. Slices are short, so that some fall between a neighbour's bursts; a constant
+load is detected by `stoker.devices.cpu`, not here. Matrices grow until a call takes two slices: large enough to reach
+the plateau, and in time on a slow device.
 
-A finer calibration is more probes for the same `best_rates`.
-
-How fast a CPU is at this moment: the same few calls every time, in a fraction of a second.
-
-The speed of a machine that is shared changes from minute to minute, by more than forecasts may be off. Times of
-operations are measured once, by `micro_benchmark`, and anchors beside them; anchors measured again later say how much
-longer the same work takes now. Their memory is little, so that they leave the process no larger than before.
-
-How many threads PyTorch computes with, for as long as something is measured.
+`Anchors` measure the present speed of a CPU by a few fixed calls, in a fraction of a second. The speed of a shared
+machine changes from minute to minute by more than forecasts may be off; `micro_benchmark` times operations once and
+anchors with them, and anchors measured later give the ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ import mmap
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -48,7 +41,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 
 @dataclass(frozen=True)
 class RateProbe:
-    """Something to time: one `run` is `work` [FLOPs or bytes] towards `quantity`, such as `gemm/bf16`."""
+    """A function to time: one `run` does `work` [FLOPs or bytes] of `quantity`, such as `gemm/bf16`."""
 
     quantity: str
     work: float
@@ -57,9 +50,9 @@ class RateProbe:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Times calls. `clock` reads seconds; `finish` waits for what calls have started, on devices that work aside.
+    """Times calls. `clock` reads seconds; `finish` waits for started work, on asynchronous devices.
 
-    `calls_last_s` is how long calls are timed together [s]: 0 times each alone, more hides the cost of waiting.
+    Calls are timed together for `calls_last_s` [s]: 0 times each alone, more hides the cost of waiting.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -93,12 +86,12 @@ def measure_ceilings(
     clock: Callable[[], float] = time.perf_counter,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Ceilings:
-    """Measure what `device` reaches now; PyTorch's settings and random state are as before afterwards.
+    """Measure the rates of `device`; PyTorch's settings and random state are restored afterwards.
 
     Args:
         device: an attached device.
         threads: threads PyTorch computes with; if None, the device's cores (on a GPU they stay as they are).
-        budget_s: time it should take at most [s]; one round is always done, whatever it takes.
+        budget_s: longest time [s], except that one round is always done.
         clock: reads seconds.
         now: reads the date.
 
@@ -115,10 +108,15 @@ def measure_ceilings(
     require(device)
     started, watch = clock(), stopwatch_for(device, clock)
     slice_s = min(LONGEST_SLICE_S, budget_s / SLICES_IN_BUDGET)
-    with _settings(threads or (device.cores if device.kind == "cpu" else None)), torch.inference_mode():
-        probes = [*gemm_probes(device, watch, slice_s), *copy_probes(device)]
-        rates = best_rates(probes, watch, slice_s=slice_s, deadline_s=started + budget_s)
-        num_threads = torch.get_num_threads()
+    num_threads = threads or (device.cores if device.kind == "cpu" else None)
+    precision_before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        with computing_threads(num_threads), torch.inference_mode():
+            probes = [*gemm_probes(device, watch, slice_s), *copy_probes(device)]
+            rates = best_rates(probes, watch, slice_s=slice_s, deadline_s=started + budget_s)
+            num_threads = torch.get_num_threads()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = precision_before
     return Ceilings(
         device=device,
         threads=num_threads,
@@ -138,7 +136,7 @@ def best_rates(
     """Best rate [work/s] of each quantity over its probes and over `rounds` turns of each.
 
     Args:
-        probes: what to time; several may belong to one quantity.
+        probes: several may belong to one quantity.
         watch: the stopwatch.
         slice_s: length of a turn [s].
         deadline_s: reading of the clock after which no further round begins.
@@ -166,10 +164,9 @@ def copy_probes(device: Device) -> list[RateProbe]:
     num_bytes = copy_buffer_bytes(device)
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device.torch_name)
     target = torch.zeros_like(source)
-    fresh = _into_fresh_cpu_memory if device.kind == "cpu" else _into_fresh_cuda_memory
     probes = [
         RateProbe("copy", 2 * source.nbytes, functools.partial(target.copy_, source)),
-        RateProbe("fresh copy", 2 * source.nbytes, functools.partial(fresh, source)),
+        RateProbe("fresh copy", 2 * source.nbytes, functools.partial(_into_fresh_memory, source)),
     ]
     if device.kind == "cuda":
         host = torch.ones(64 * MIB, dtype=torch.float32, pin_memory=True)
@@ -183,8 +180,8 @@ def copy_buffer_bytes(device: Device) -> int:
 
     A small machine is not filled for it: at most 1/32 of the memory.
     """
-    wanted = max(256 * MIB, min(1024 * MIB, 16 * MIB * device.cores))
-    return min(wanted, max(4 * MIB, device.memory_bytes // 32)) if device.memory_bytes else wanted
+    num_bytes = max(256 * MIB, min(1024 * MIB, 16 * MIB * device.cores))
+    return min(num_bytes, max(4 * MIB, device.memory_bytes // 32)) if device.memory_bytes else num_bytes
 
 
 def on_the_plateau(product_of_size: Callable[[int], RateProbe], watch: Stopwatch, slice_s: float) -> list[RateProbe]:
@@ -214,23 +211,19 @@ def _gemm(device: Device, name: str, size: int) -> RateProbe:
     return RateProbe(f"gemm/{name}", 2.0 * size**3, run)
 
 
-def _into_fresh_cpu_memory(source: torch.Tensor) -> None:
-    """Copy into pages the kernel has to hand out first, whatever an allocator would have kept for reuse."""
-    if hasattr(mmap, "MAP_PRIVATE"):
+def _into_fresh_memory(source: torch.Tensor) -> None:
+    """Copy into memory that the kernel, or the GPU's driver, has to map first, not an allocator's cache."""
+    if source.is_cpu and hasattr(mmap, "MAP_PRIVATE"):
         pages = mmap.mmap(-1, source.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         torch.frombuffer(pages, dtype=source.dtype).copy_(source)
-    else:
-        torch.empty_like(source).copy_(source)
-
-
-def _into_fresh_cuda_memory(source: torch.Tensor) -> None:
-    """Copy into memory the driver has to allocate first, because PyTorch's cache is emptied."""
-    torch.cuda.empty_cache()
+        return
+    if source.is_cuda:
+        torch.cuda.empty_cache()
     torch.empty_like(source).copy_(source)
 
 
 def require(device: Device) -> None:
-    """Raise where PyTorch cannot compute on the device."""
+    """Raise NoDevice if PyTorch cannot compute on the device."""
     if device.kind == "cuda" and not (torch.cuda.is_available() and device.index < torch.cuda.device_count()):
         raise NoDevice(
             f"PyTorch {torch.__version__} cannot use {device.torch_name} ({device.model}); "
@@ -240,25 +233,14 @@ def require(device: Device) -> None:
 
 
 def stopwatch_for(device: Device, clock: Callable[[], float]) -> Stopwatch:
-    """A stopwatch for the device: a GPU works aside, so calls are timed some together and waited for."""
+    """A stopwatch for the device: a GPU is asynchronous, so calls are timed in groups and waited for."""
     if device.kind == "cpu":
         return Stopwatch(clock)
     return Stopwatch(clock, functools.partial(torch.cuda.synchronize, device.torch_name), calls_last_s=5e-3)
 
 
-@contextlib.contextmanager
-def _settings(threads: int | None) -> Iterator[None]:
-    """Compute with `threads` threads inside; put back threads and the precision of GPU products."""
-    precision_before = torch.backends.cuda.matmul.fp32_precision
-    try:
-        with computing_threads(threads):
-            yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = precision_before
-
-
 TURNS = 12
-"""Of all anchors, one measurement: about half a second."""
+"""Turns of all anchors in one measurement, which takes about half a second."""
 _SLICE_S = 4e-3
 _SIZE, _ROWS, _WIDTH = 384, 2048, 512
 _TINY_CALLS = 40
@@ -269,7 +251,7 @@ Turn = Mapping[str, float]
 
 
 class Anchors:
-    """Products, what moves memory, rows and calls of next to nothing, with their memory (about 20 MiB)."""
+    """Products, memory traffic, row operations and tiny calls, with their memory (about 20 MiB)."""
 
     def __init__(self) -> None:
         a, b, out = (torch.full((_SIZE, _SIZE), 0.5) for _ in range(3))
@@ -277,6 +259,11 @@ class Anchors:
         images, kernel = torch.full((8, 32, 28, 28), 0.5), torch.full((32, 32, 3, 3), 0.5)
         x, y, result = (torch.full((_ROWS, _WIDTH), 0.5) for _ in range(3))
         tiny = torch.full((64,), 0.5)
+
+        def tiny_calls() -> None:
+            for _ in range(_TINY_CALLS):
+                torch.neg(tiny, out=tiny)
+
         self._runs: dict[str, Run] = {
             "product in fp32": functools.partial(torch.mm, a, b, out=out),
             "product in bf16": functools.partial(torch.mm, narrow[0], narrow[1], out=narrow[2]),
@@ -285,25 +272,34 @@ class Anchors:
             "exponential of each": functools.partial(torch.exp, x, out=result),
             "softmax of rows": functools.partial(torch.softmax, x, -1, out=result),
             "norm of rows": functools.partial(torch.layer_norm, x, [_WIDTH]),
-            "calls of next to nothing": functools.partial(_repeat, functools.partial(torch.neg, tiny, out=tiny)),
+            "calls of next to nothing": tiny_calls,
         }
         for run in self._runs.values():
             run()
 
     def turn(self, clock: Callable[[], float]) -> Turn:
-        """Each anchor over and over for a slice of time; what disturbs it counts, as it does in updates."""
+        """Mean time of each anchor over a slice of time [s]; disturbances count, as they do in updates."""
+        seconds = {}
         with torch.inference_mode():
-            return {name: _mean_seconds(run, clock) for name, run in self._runs.items()}
+            for name, run in self._runs.items():
+                started = now = clock()
+                calls = 0
+                while calls == 0 or now - started < _SLICE_S:
+                    run()
+                    calls += 1
+                    now = clock()
+                seconds[name] = max((now - started) / calls, 1e-9)
+        return seconds
 
 
 def measure_anchors(
     *, threads: int, turns: int = TURNS, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Turn, ...]:
-    """Times of all anchors, turn by turn; PyTorch's threads are as before afterwards.
+    """Times of all anchors, turn by turn; PyTorch's number of threads is restored afterwards.
 
     Args:
         threads: threads PyTorch computes with.
-        turns: how many.
+        turns: number of turns.
         clock: reads seconds.
     """
     with computing_threads(threads):
@@ -316,24 +312,9 @@ def usual(turns: Sequence[Turn]) -> dict[str, float]:
     return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]} if turns else {}
 
 
-def _mean_seconds(run: Run, clock: Callable[[], float]) -> float:
-    started = now = clock()
-    calls = 0
-    while calls == 0 or now - started < _SLICE_S:
-        run()
-        calls += 1
-        now = clock()
-    return max((now - started) / calls, 1e-9)
-
-
-def _repeat(run: Run) -> None:
-    for _ in range(_TINY_CALLS):
-        run()
-
-
-@contextmanager
+@contextlib.contextmanager
 def computing_threads(count: int | None) -> Iterator[None]:
-    """Run with `count` intra-op threads, or as many as there are; as before afterwards."""
+    """Run with `count` intra-op threads (None: unchanged), and restore their number afterwards."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

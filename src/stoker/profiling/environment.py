@@ -1,4 +1,4 @@
-"""The determinism class of a run: what must be equal for two runs to be bit-equal."""
+"""The determinism class of a run: all that must be equal for two runs to be bit-equal."""
 
 from __future__ import annotations
 

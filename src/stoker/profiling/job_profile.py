@@ -1,9 +1,4 @@
-"""What a job is made of, as far as planning needs to know.
-
-What a model is made of, as far as dividing it among devices goes.
-
-What it takes to fetch samples one by one, before they are a batch.
-"""
+"""The facts of a job that planning needs: its profile, its model's parts, and the time to fetch a sample."""
 
 from __future__ import annotations
 
@@ -33,11 +28,11 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
     """The facts of `job` that planning rests on.
 
     Args:
-        job: what is learned.
+        job: the job.
         data: its samples.
         coupling: how they influence each other.
-        model: its model, which may be an outline: nothing is computed.
-        device_kind: `cpu` or `cuda`; it decides which implementations of the optimiser there are.
+        model: its model, which may be on the meta device: nothing is computed.
+        device_kind: `cpu` or `cuda`; decides the possible implementations of the optimiser.
     """
     return Profile(
         num_train=len(data.train),
@@ -62,44 +57,43 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
 
 
 def model_parts(model: nn.Module, dims: Mapping[str, int] | None = None) -> ModelParts:
-    """The parameters of `model`, which may be an outline, and its repeated blocks.
+    """The parameters of `model`, which may be on the meta device, and its repeated blocks.
 
     Args:
         model: nothing of it is computed.
-        dims: along which of its dimensions a tensor-parallel layout divides a parameter, by name; the others are whole
+        dims: the dimension along which a tensor-parallel layout divides a parameter, by name; others are not divided
             (`stoker.stepping.layouts.tensor_plans.divided_dimensions`).
     """
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     blocks = tuple(names[id(block)] for block in repeated_blocks(model))
     dims = dims or {}
-    divided = {
-        name.removesuffix(".weight"): _division(modules[name.removesuffix(".weight")], dim)
-        for name, dim in dims.items()
-        if name.endswith(".weight")
-    }
+    divided: dict[str, Division] = {}
+    for name, dim in dims.items():
+        if name.endswith(".weight"):
+            layer = name.removesuffix(".weight")
+            # A linear layer's outputs are in the first dimension of its weight.
+            divided[layer] = "columns" if dim == 0 else "rows"
+            if isinstance(modules[layer], nn.Embedding):
+                divided[layer] = "vocabulary"
     parameters = tuple(
         Parameter(
-            name=name, shape=tuple(one.shape), item_bytes=one.element_size(), is_trained=one.requires_grad,
-            block=_block_of(name, blocks), division=dims.get(name),
+            name=name,
+            shape=tuple(parameter.shape),
+            item_bytes=parameter.element_size(),
+            is_trained=parameter.requires_grad,
+            block=next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None),
+            division=dims.get(name),
         )
-        for name, one in model.named_parameters()
-    )  # fmt: skip
+        for name, parameter in model.named_parameters()
+    )
     return ModelParts(
-        name=type(model).__name__, parameters=parameters, blocks=blocks, buffer_bytes=bytes_of(model.buffers()),
+        name=type(model).__name__,
+        parameters=parameters,
+        blocks=blocks,
+        buffer_bytes=bytes_of(model.buffers()),
         divided=divided,
-    )  # fmt: skip
-
-
-def _block_of(name: str, blocks: tuple[str, ...]) -> int | None:
-    return next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
-
-
-def _division(module: nn.Module, dim: int) -> Division:
-    """PyTorch keeps a linear layer's outputs in the first dimension of its weight, an embedding's words as well."""
-    if isinstance(module, nn.Embedding):
-        return "vocabulary"
-    return "columns" if dim == 0 else "rows"
+    )
 
 
 _AT_ONCE = 8
@@ -107,16 +101,16 @@ _TURNS = 3
 
 
 def fetch_seconds(samples: Samples, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that a process takes to fetch one sample; 0 where samples lie in memory, and a batch is one gathering.
+    """Median time to fetch one sample [s]; 0 for samples in memory, of which a batch is gathered at once.
 
     The first turn, in which files are opened, does not count.
     """
     if samples.is_in_memory:
         return 0.0
-    found: list[float] = []
+    times: list[float] = []
     for turn in range(_TURNS + 1):
         indices = (np.arange(_AT_ONCE, dtype=np.int64) + turn * _AT_ONCE) % len(samples)
         started = clock()
         samples.fetch(indices, 0)
-        found.append((clock() - started) / _AT_ONCE)
-    return statistics.median(found[1:])
+        times.append((clock() - started) / _AT_ONCE)
+    return statistics.median(times[1:])

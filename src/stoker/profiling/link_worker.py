@@ -1,12 +1,11 @@
 """One of the processes that measure their links together: `python -m stoker.profiling.link_worker`, see `links`.
 
-Method: messages of each size go several times, how often all agree on beforehand, and count by their mean without the
-slowest tenth on the process that took the longest: an update has many of them and takes as long as their sum.
-Arithmetic is timed on the first process while the others wait, and then on all at once: processes on one CPU share its
-caches, its memory and its clock. What of a message passes beside arithmetic is what both at once take less than one
-after the other. On a CPU a message that all stop for takes longer in training than one after another does: processes
-come to it at different moments, and the threads that carry it wake up on cores at work. That is what turns of both
-take longer than arithmetic alone and messages as timed here, together.
+Method: each message is sent several times, as often as all processes agree, and counts by its mean without the slowest
+tenth on the slowest process: an update has many messages and takes as long as their sum. Slowdown: arithmetic is timed
+on the first process while the others wait, and then on all at once, since processes on one CPU share its caches, memory
+and clock. Overlap: both at once take less time than one after the other by the hidden part of a message. Waits: on a
+CPU a blocking message takes longer in training than in a loop, since processes reach it at different moments and the
+threads that carry it wake up on busy cores. The excess is measured by alternating messages with arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,34 +26,25 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing from the stubs
 
 SIZES: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-"""Of messages [bytes]."""
+"""Sizes of messages [bytes]."""
 
 _SLICE_S, _MOST_CALLS, _LONGEST_S = 0.12, 40, 0.4
-"""What each size takes [s], in at most so many calls; after one that takes longer than that, none larger is tried."""
+"""Time for each size [s], its largest number of calls, and the longest call [s] before a larger size is tried."""
 _BESIDE_BYTES = 1 << 24
 _PATIENCE = timedelta(seconds=120)
 _ROUNDS = 5
 _MEETING_BYTES, _MEETINGS = 1 << 20, 10
 _ARITHMETIC_S: tuple[float, ...] = (1e-3, 4e-3, 16e-3)
-"""Between messages that all stop for [s]: layers of a tensor group, blocks of small and of larger models."""
+"""Times between blocking messages [s]: layers of a tensor group, blocks of small and of larger models."""
 # PyTorch 2.13 has new names for these, and warns of the old ones.
 _GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    """Links and company of this process, a member of a process group in which all others call this too."""
-    found: dict[str, Any] = {"collectives": dict(_collectives(device)), "slowdown": {}, "overlap": 0.9, "waits": []}
-    if device.type == "cpu":
-        found["slowdown"] = _slowdown()
-        found["waits"] = [(seconds, _wait_s(seconds)) for seconds in _ARITHMETIC_S]
-    found["overlap"] = _overlap(device)
-    return found
-
-
-def _collectives(device: torch.device) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """Sizes and times of each collective."""
+    """Collectives, slowdown, overlap and waits, measured in a process group in which all processes call this."""
     size = dist.get_world_size()
+    collectives: dict[str, list[tuple[int, float]]] = {}
     for name, prepare in _CALLS.items():
         if name == "point-to-point" and size < 2:
             continue
@@ -67,7 +57,12 @@ def _collectives(device: torch.device) -> Iterator[tuple[str, list[tuple[int, fl
             points.append((count * 4, seconds / (2 if name == "point-to-point" else 1)))
             if seconds > _LONGEST_S:
                 break
-        yield name, points
+        collectives[name] = points
+    slowdown, waits = {}, []
+    if device.type == "cpu":
+        slowdown = _slowdown()
+        waits = [(seconds, _wait_s(seconds)) for seconds in _ARITHMETIC_S]
+    return {"collectives": collectives, "slowdown": slowdown, "overlap": _overlap(device), "waits": waits}
 
 
 def _all_gather(whole: torch.Tensor) -> Callable[[], object]:
@@ -110,7 +105,7 @@ _CALLS: dict[str, Callable[[torch.Tensor], Callable[[], object]]] = {
 
 
 def _agreed(count: Callable[[list[float]], float], call: Callable[[], object], device: torch.device) -> float:
-    """The time of a call that all make equally often, counted so, on the process where it took the longest [s]."""
+    """Time of a call on the slowest process [s]; all make it equally often, and `count` reduces the times."""
     call()
     first = _largest(_timed(call, device), device)
     calls = max(3, min(_MOST_CALLS, int(_SLICE_S / max(first, 1e-6))))
@@ -134,19 +129,20 @@ def _timed(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _largest(seconds: float, device: torch.device) -> float:
-    """The largest of what the processes say."""
-    said = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(said, op=dist.ReduceOp.MAX)
-    return float(said)
+    """The largest value over the processes."""
+    largest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def _slowdown() -> dict[str, float]:
-    """How much longer arithmetic takes where all compute than where the first process does alone, by what bounds it."""
+    """Time of work on all processes at once over its time on the first one alone [1], for each bound."""
     a, b = torch.ones(384, 384), torch.ones(384, 384)
     source, target = torch.ones(1 << 22), torch.ones(1 << 22)
     works: dict[str, Callable[[], object]] = {
-        "arithmetic": lambda: torch.mm(a, b), "memory": lambda: torch.add(source, target, out=target),
-    }  # fmt: skip
+        "arithmetic": lambda: torch.mm(a, b),
+        "memory": lambda: torch.add(source, target, out=target),
+    }
     cpu = torch.device("cpu")
     alone: dict[str, list[float]] = {name: [] for name in works}
     together: dict[str, list[float]] = {name: [] for name in works}
@@ -175,9 +171,9 @@ def _for_a_while(work: Callable[[], object], seconds: float = 0.06) -> float:
 
 
 def _wait_s(arithmetic_s: float) -> float:
-    """What a message takes longer where every process comes to it from so much arithmetic [s].
+    """Extra time of a message after `arithmetic_s` of arithmetic on each process [s].
 
-    By means, since an update has many of them and takes as long as their sum.
+    By means, since an update has many messages and takes as long as their sum.
     """
     cpu, a, b = torch.device("cpu"), torch.ones(384, 384), torch.ones(384, 384)
     message = _all_gather(torch.ones(_MEETING_BYTES // 4))
@@ -196,7 +192,7 @@ def _wait_s(arithmetic_s: float) -> float:
 
 
 def _mean(work: Callable[[], object]) -> float:
-    """The mean time of a call among `_MEETINGS` in a row, on the process that takes the longest for all [s]."""
+    """Mean time of a call among `_MEETINGS` in a row, on the slowest process [s]."""
     dist.barrier()
     started = time.perf_counter()
     for _ in range(_MEETINGS):
@@ -205,7 +201,7 @@ def _mean(work: Callable[[], object]) -> float:
 
 
 def _overlap(device: torch.device) -> float:
-    """Which share of a message passes beside arithmetic [0 to 1]."""
+    """Share of a message that overlaps with arithmetic [0 to 1]."""
     message = torch.ones(_BESIDE_BYTES // 4, device=device)
     size = 384 if device.type == "cpu" else 4096
     a, b = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
@@ -228,10 +224,10 @@ def _overlap(device: torch.device) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Meet the others, measure, and leave what was found in a file.
+    """Join the process group, measure, and write the result to a file.
 
     Args:
-        arguments: rank, number of processes, kind of device, threads, the folder to meet in.
+        arguments: rank, number of processes, kind of device, threads, shared folder.
     """
     rank, size, kind, threads, folder = arguments
     torch.set_num_threads(int(threads))

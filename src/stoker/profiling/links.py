@@ -1,4 +1,4 @@
-"""What processes on this machine reach between them, measured by as many: over gloo on CPUs, over NCCL on GPUs."""
+"""Measured links between processes on this machine: over gloo on CPUs, over NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stoker.records import Device
 from stoker.records.hardware import Collective, LinkCost, Links, line_through
 
 PATIENCE_S = 180.0
-"""Longest that measuring may take [s]; some 10 s is usual."""
+"""Longest time of a measurement [s]; some 10 s is usual."""
 
 _WORKER = "stoker.profiling.link_worker"
 _SPREAD = 1.15
-"""Of measured times, to either side: two measurements on a quiet machine differ by as much."""
+"""Uncertainty of measured times [ratio]: two measurements on a quiet machine differ by as much."""
 
 
 def measure_links(
@@ -38,9 +38,9 @@ def measure_links(
     """Let `count` processes measure their links, one on each GPU or all on this CPU.
 
     Args:
-        device: an attached device; of GPUs, the first.
-        count: how many processes, at least 2.
-        threads: of each on a CPU.
+        device: an attached device; for GPUs, the first.
+        count: number of processes, at least 2.
+        threads: threads of each process on a CPU.
         clock: reads seconds.
         now: reads the date.
 
@@ -51,17 +51,24 @@ def measure_links(
     """
     if count < 2:
         raise ValueError(f"links are between at least 2 processes, got {count}")
-    there = torch.cuda.device_count() if device.kind == "cuda" else count
-    if there < count:
-        raise NoDevice(f"links between {count} GPUs cannot be measured: {there} are attached",
-                       remedy=f"Use --on {there}xhere." if there > 1 else "Use --on 2xcpu.")  # fmt: skip
+    attached = torch.cuda.device_count() if device.kind == "cuda" else count
+    if attached < count:
+        raise NoDevice(
+            f"links between {count} GPUs cannot be measured: {attached} are attached",
+            remedy=f"Use --on {attached}xhere." if attached > 1 else "Use --on 2xcpu.",
+        )
     started = clock()
     found = _measured(device.kind, count, threads)
-    named = {name: tuple((int(size), float(s)) for size, s in points) for name, points in found["collectives"].items()}
+    costs = []
+    for name in get_args(Collective):
+        if name in found["collectives"]:
+            points = tuple((int(size), float(seconds)) for size, seconds in found["collectives"][name])
+            alpha_s, beta = line_through(points)
+            costs.append(LinkCost(collective=name, alpha_s=alpha_s, beta_s_per_byte=beta, measured=points))
     return Links(
         name="gloo, this machine" if device.kind == "cpu" else "NCCL, this machine",
         world_size=count,
-        costs=tuple(_cost(name, named[name]) for name in get_args(Collective) if name in named),
+        costs=tuple(costs),
         basis="measured here",
         spread=_SPREAD,
         overlap=float(found["overlap"]),
@@ -73,13 +80,8 @@ def measure_links(
     )
 
 
-def _cost(name: Collective, points: tuple[tuple[int, float], ...]) -> LinkCost:
-    alpha_s, beta = line_through(points)
-    return LinkCost(collective=name, alpha_s=alpha_s, beta_s_per_byte=beta, measured=points)
-
-
 def _measured(kind: str, count: int, threads: int) -> dict[str, Any]:
-    """What the processes found."""
+    """The result of the processes; raises RunFailed with the last line of the first one that fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if kind == "cpu":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -87,28 +89,25 @@ def _measured(kind: str, count: int, threads: int) -> dict[str, Any]:
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", _WORKER, str(rank), str(count), kind, str(threads), folder],
-                env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for rank in range(count)
-        ]  # fmt: skip
+        ]
+        until = time.monotonic() + PATIENCE_S
         try:
-            _await(processes)
+            for rank, process in enumerate(processes):
+                _, errors = process.communicate(timeout=max(0.1, until - time.monotonic()))
+                if process.returncode:
+                    last = (errors.strip().splitlines() or ["no message"])[-1]
+                    raise RunFailed(f"measuring links failed in process {rank}: {last}")
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"measuring links took more than {PATIENCE_S:.0f} s") from None
         finally:
             for process in processes:
                 process.kill()
                 process.communicate()
         found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
     return found
-
-
-def _await(processes: list[subprocess.Popen[str]]) -> None:
-    """Wait for all; raises RunFailed with the last line of the first that fails."""
-    until = time.monotonic() + PATIENCE_S
-    for rank, process in enumerate(processes):
-        try:
-            _, said = process.communicate(timeout=max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise RunFailed(f"measuring links took more than {PATIENCE_S:.0f} s") from None
-        if process.returncode:
-            last = (said.strip().splitlines() or ["no message"])[-1]
-            raise RunFailed(f"measuring links failed in process {rank}: {last}")

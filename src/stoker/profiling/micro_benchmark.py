@@ -1,21 +1,17 @@
-"""Times of single operations on a device, from which the times of whole updates are made: at most a minute, once.
+"""Times of single operations on a device, from which update times are forecast: measured once, in at most a minute.
 
-Method, as in `ceilings`: all calls take turns in rounds, so that a burst of other work on the machine hits all of them
-alike. A turn counts by its median, and a call by its best turn but one of three or more, since neighbours only ever
-slow it down. Operands come from ever other memory (`operations.Pool`). Nothing here knows a model.
+Method, as in `ceilings`: all calls take turns in rounds, so that a burst of other work on the machine hits all of them.
+A turn counts by its median, and a call by its second-best turn of three or more, since neighbours only ever slow it
+down. Operands rotate through a pool of memory (`OperandPool`). Nothing here depends on a model.
 
-On a CPU a call that is made over and over finds its code and its operands in the nearest caches, which in an update it
-does not. So calls of many kinds are also made once each, one after another, a few times over. With several threads,
-what moves many bytes and multiplies none counts by these passes alone; what is small by a mean of both, since a small
-update leaves more in the caches; large products and convolutions by their turns, which passes hardly differ from. And
-anchors are timed now and then among the calls, so that a later look at them tells how fast the machine was meanwhile.
+On a CPU a repeated call finds its code and operands in the nearest caches, unlike in an update. So calls of many kinds
+are also made once each, in passes over a group. With several threads, large calls without products count by these
+passes alone; small calls by a mean of both, since a small update leaves more in the caches; large products and
+convolutions by their turns, which passes hardly differ from. Anchors are timed between the calls, to compare the
+machine's speed later.
 
-What was timed in one round alone is not worth much: one reading in ten is then off by a factor of two. On a slow
-machine fewer calls are timed, and all of them twice.
-
-Which calls the micro-benchmark makes on a device.
-
-What Python and autograd take besides the operations themselves: measured on layers too small to compute anything.
+A single round is unreliable: one reading in ten is off by a factor of two. A slow machine times fewer calls, all of
+them at least twice. `host_seconds` measures the cost of Python and autograd on layers too small to compute anything.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -36,7 +32,6 @@ from stoker.devices.malloc import apply_malloc
 from stoker.jobs import AdamW, Job
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
-from stoker.profiling import ceilings
 from stoker.profiling.benchmark_calls import Call, Caller, OperandPool, ShapeLimits, prepare_call
 from stoker.profiling.benchmark_compute import (
     attention_calls,
@@ -54,7 +49,7 @@ from stoker.profiling.benchmark_memory import (
     row_calls,
     table_calls,
 )
-from stoker.profiling.ceilings import Anchors, Stopwatch, Turn, require, stopwatch_for, usual
+from stoker.profiling.ceilings import Anchors, Stopwatch, Turn, computing_threads, require, stopwatch_for, usual
 from stoker.profiling.tracing.operations import operation_of
 from stoker.records import Coupling, Device, Malloc, Plan, Position
 from stoker.records.hardware import MicroBenchmark, Timing
@@ -66,25 +61,24 @@ from stoker.units import MIB, epochs
 ROUNDS = 3
 SLICE_S = 3e-3
 POOL_BYTES = 96 * MIB
-"""Three times the last cache of a CPU that serves a few cores; on a GPU, of any so far."""
+"""Three times the last cache of a CPU that serves a few cores, or of any GPU so far."""
 
 _TOGETHER = 64
-"""Calls that are made one after another: about as many kinds as an update has, and few enough that none is compiled
-anew, since oneDNN keeps 1024 compiled kernels, of which a convolution needs several."""
+"""Calls in a group: about as many kinds as an update has, and few enough that none is compiled twice: oneDNN keeps
+1024 compiled kernels, of which a convolution needs several."""
 _PASSES = 2
 _LARGE_BYTES = MIB
-"""Operands that, read and written, are more than a CPU's second cache holds beside others."""
+"""Bytes read and written that exceed a CPU's second cache."""
 _ANCHORS_EVERY_S = 0.5
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """How far a call's time [logarithm] is that after others, and not that over and over [fraction].
+    """Weight of a call's time in passes against its time in turns, on a logarithmic scale [0 to 1].
 
-    Of what is `small`, and of `traffic`: what is large, and takes as long as its operands take to come and go. Large
-    products have none; `among_products`: they are made between the others all the same, and drive what these need out
-    of the caches, as in updates.
+    For `small` calls, and for `traffic`: large ones without products. Large products have weight 0; with
+    `among_products` they are still made in passes, to evict the operands of the others, as in updates.
     """
 
     small: float = 0.0
@@ -94,12 +88,12 @@ class _Shares:
 
 _ON_ALL_CORES = _Shares(small=0.5, traffic=1.0, among_products=True)
 _ON_ONE_CORE = _Shares(small=0.3)
-"""Those by which updates come out right (docs/log.md, 2026-11-22); of one core as measured on an Intel CPU."""
+"""Fitted to whole updates (docs/log.md, 2026-11-22); the one for a single core on an Intel CPU."""
 
 
 @dataclass
 class _Timed:
-    """A call, its record, how long it took in each turn so far, and when it came after all the others [s]."""
+    """A call, its record, and its times in turns and in passes so far [s]."""
 
     caller: Caller
     operation: Operation
@@ -109,17 +103,17 @@ class _Timed:
 
     @property
     def seconds(self) -> float:
-        after_others = statistics.median(self.passes) if self.passes else math.nan
+        in_passes = statistics.median(self.passes) if self.passes else math.nan
         if self.share_of_passes == 1 and self.passes:
-            return after_others
-        over_and_over = sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
+            return in_passes
+        in_turns = sorted(self.turns)[1 if len(self.turns) > 2 else 0]
         if not self.passes or not self.share_of_passes:
-            return over_and_over
-        return float(over_and_over ** (1 - self.share_of_passes) * after_others**self.share_of_passes)
+            return in_turns
+        return float(in_turns ** (1 - self.share_of_passes) * in_passes**self.share_of_passes)
 
     @property
     def share_of_passes(self) -> float:
-        """How far its time after others counts."""
+        """Weight of its time in passes [0 to 1]."""
         if self.is_of_memory:
             return 0.0
         if self.operation.bytes_read + self.operation.bytes_written < _LARGE_BYTES:
@@ -128,12 +122,12 @@ class _Timed:
 
     @property
     def is_usable(self) -> bool:
-        """Not where time was over before its passes: large results were then had from the system in its one turn."""
+        """Whether it can be kept: not if the deadline came before its passes, since its one turn has page faults."""
         return self.share_of_passes < 1 or bool(self.passes)
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether it is there to show what memory costs that is had from the system each time."""
+        """Whether it measures the cost of memory freshly mapped by the system."""
         return self.operation.name == "zeros"
 
 
@@ -146,15 +140,15 @@ def measure_operations(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     calls: Sequence[Call] | None = None,
 ) -> MicroBenchmark:
-    """Time single operations on `device`; PyTorch's settings and random state are as before afterwards.
+    """Time single operations on `device`; PyTorch's settings and random state are restored afterwards.
 
     Args:
         device: an attached device.
         threads: threads PyTorch computes with; if None, the device's cores (on a GPU they stay as they are).
-        budget_s: time it takes at most [s]; what a slow device has not reached by then is left out.
+        budget_s: longest time [s]; calls that a slow device has not reached by then are left out.
         clock: reads seconds.
         now: reads the date.
-        calls: what to time; if None, what suits the device.
+        calls: the calls to time; if None, `benchmark_calls` of the device.
 
     Raises:
         NoDevice: PyTorch cannot compute on the device.
@@ -164,17 +158,23 @@ def measure_operations(
         raise ValueError(f"threads must be at least 1 and budget_s positive, got {threads} and {budget_s}")
     require(device)
     started, watch = clock(), stopwatch_for(device, clock)
-    with _settings(device, threads or (device.cores if device.kind == "cpu" else None)):
+    is_cpu = device.kind == "cpu"
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(computing_threads(threads or (device.cores if is_cpu else None)))
+        if is_cpu:
+            settings.enter_context(_memory("retained", then="default"))
+        settings.enter_context(torch.random.fork_rng(devices=[] if is_cpu else [device.index]))
+        settings.enter_context(torch.enable_grad())
         if calls is None:
             calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
         host_before = host_seconds(clock)
-        pace = _PaceKeeper(clock) if device.kind == "cpu" else None
+        pace = _PaceKeeper(clock) if is_cpu else None
         timed = _timed(calls, OperandPool(device.torch_name, POOL_BYTES), watch, started + budget_s, pace)
         host_after = host_seconds(clock)
         num_threads = torch.get_num_threads()
-    # A burst of other work is over by then, and only ever makes one of them too long.
+    # A burst of other work hits only one of them, and only makes it longer.
     host_s = {what: min(seconds, host_after[what]) for what, seconds in host_before.items()}
-    timings = tuple(Timing(operation=one.operation, seconds=one.seconds) for one in timed if one.is_usable)
+    timings = tuple(Timing(operation=call.operation, seconds=call.seconds) for call in timed if call.is_usable)
     return MicroBenchmark(
         device=device,
         threads=num_threads,
@@ -189,7 +189,7 @@ def measure_operations(
 
 
 class _PaceKeeper:
-    """Times anchors now and then, from beginning to end."""
+    """Times the anchors at intervals."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._anchors = clock, Anchors()
@@ -197,7 +197,7 @@ class _PaceKeeper:
         self.turns: list[Turn] = []
 
     def look(self) -> None:
-        """Time them if it is time."""
+        """Time them if the interval has passed."""
         if self._clock() >= self._next_s:
             self.turns.append(self._anchors.turn(self._clock))
             self._next_s = self._clock() + _ANCHORS_EVERY_S
@@ -206,15 +206,17 @@ class _PaceKeeper:
 def _timed(
     calls: Sequence[Call], pool: OperandPool, watch: Stopwatch, deadline_s: float, pace: _PaceKeeper | None
 ) -> list[_Timed]:
-    """All calls in an order that mixes their kinds, and round after round, until the deadline.
+    """Time calls in an order that mixes their kinds, in rounds, until the deadline.
 
-    A machine that is too slow, or too busy, for two rounds leaves some of every kind out.
+    A machine too slow for two rounds leaves out some calls of every kind.
     """
     mixed = sorted(range(len(calls)), key=lambda index: index * _GOLDEN % 1)
     timed: list[_Timed] = []
-    shares, began_s, preparing_s = _shares(pace), watch.clock(), 0.0
+    shares, began_s, preparing_s = _Shares(), watch.clock(), 0.0
+    if pace is not None:
+        shares = _ON_ALL_CORES if torch.get_num_threads() > 1 else _ON_ONE_CORE
     for start in range(0, len(mixed), _TOGETHER):
-        both_s = 2 * (watch.clock() - began_s) - preparing_s  # of the rounds of what is timed so far
+        both_s = 2 * (watch.clock() - began_s) - preparing_s  # of two rounds of the calls so far
         if timed and both_s * (1 + _TOGETHER / len(timed)) > deadline_s - began_s:
             break
         group: list[_Timed] = []
@@ -234,48 +236,41 @@ def _timed(
     for _ in range(ROUNDS - 1):
         for start in range(0, len(timed), _TOGETHER):
             group = timed[start : start + _TOGETHER]
-            for one in group:
+            for call in group:
                 if watch.clock() >= deadline_s:
                     return timed
-                _take_turn(one, watch, pace)
+                _take_turn(call, watch, pace)
             _pass_by(group, watch, deadline_s)
     return timed
 
 
-def _shares(pace: _PaceKeeper | None) -> _Shares:
-    """What counts passes: nothing on a GPU, which keeps no pace."""
-    if pace is None:
-        return _Shares()
-    return _ON_ALL_CORES if torch.get_num_threads() > 1 else _ON_ONE_CORE
-
-
 def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float) -> None:
-    """Calls once each, a few times over: each after others, as in an update."""
-    calls = [one for one in group if one.share_of_passes or (one.shares.among_products and not one.is_of_memory)]
+    """Make the calls once each, in a few passes: each after others, as in an update."""
+    calls = [call for call in group if call.share_of_passes or (call.shares.among_products and not call.is_of_memory)]
     for number in range(1 + _PASSES if calls else 0):
         if watch.clock() >= deadline_s:
             return
-        for one in calls:
-            seconds = watch.seconds(one.caller)
-            one.caller.forget()
-            if number:  # the first finds kernels that others have driven out
-                one.passes.append(seconds)
+        for call in calls:
+            seconds = watch.seconds(call.caller)
+            call.caller.forget()
+            if number:  # in the first pass, kernels may have been evicted
+                call.passes.append(seconds)
 
 
-def _take_turn(one: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None:
+def _take_turn(call: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None:
     if pace:
         pace.look()
-    if one.share_of_passes == 1:
-        if not one.turns:
-            one.turns.append(watch.seconds(one.caller))
-            one.caller.forget()
+    if call.share_of_passes == 1:
+        if not call.turns:
+            call.turns.append(watch.seconds(call.caller))
+            call.caller.forget()
         return
-    with one.caller.at_ease(), _memory("mapped", then="retained") if one.is_of_memory else contextlib.nullcontext():
-        one.turns.append(watch.median_seconds(one.caller, SLICE_S))
+    with call.caller.at_ease(), _memory("mapped", then="retained") if call.is_of_memory else contextlib.nullcontext():
+        call.turns.append(watch.median_seconds(call.caller, SLICE_S))
 
 
 def _product_flops_per_s(device: Device, watch: Stopwatch) -> float:
-    """What a middling product of fp32 matrices reaches [FLOP/s], to a factor of two: the same calls every time."""
+    """Rate of a product of middling fp32 matrices [FLOP/s], rounded to a power of two: the same calls every time."""
     size = 512 if device.kind == "cpu" else 4096
     a = torch.ones(size, size, device=device.torch_name)
     product = functools.partial(torch.mm, a, a)
@@ -286,7 +281,7 @@ def _product_flops_per_s(device: Device, watch: Stopwatch) -> float:
 
 @contextlib.contextmanager
 def _memory(setting: Malloc, *, then: Malloc) -> Iterator[None]:
-    """Memory as plans have it: what an operation's result costs in page faults is not the operation's."""
+    """Allocate as plans do: the page faults of a result are not the operation's time."""
     apply_malloc(setting)
     try:
         yield
@@ -294,27 +289,17 @@ def _memory(setting: Malloc, *, then: Malloc) -> Iterator[None]:
         apply_malloc(then)
 
 
-@contextlib.contextmanager
-def _settings(device: Device, threads: int | None) -> Iterator[None]:
-    """Compute with `threads` threads, gradients on, random numbers forked; all as before afterwards."""
-    memory = _memory("retained", then="default") if device.kind == "cpu" else contextlib.nullcontext()
-    devices = [device.index] if device.kind == "cuda" else []
-    with ceilings.computing_threads(threads), memory, torch.random.fork_rng(devices=devices), torch.enable_grad():
-        yield
-
-
 LARGEST_CALL_S = 1e-2
-"""About what the longest calls should take [s]: more would leave no time for others."""
+"""Approximate time of the longest calls [s]: longer ones would leave no time for others."""
 
 
 def benchmark_calls(device_kind: str, flops_per_s: float) -> list[Call]:
     """All calls for a device of that kind which multiplies fp32 matrices at `flops_per_s`."""
     is_cpu = device_kind == "cpu"
-    # A CPU's allocator gives blocks of 32 MiB and more back to the system at once, and has to ask for them again: what
-    # that costs is timed apart.
+    # A CPU's allocator returns blocks of 32 MiB and more to the system at once; that cost is timed by `fresh_calls`.
     limits = ShapeLimits(flops_per_s * LARGEST_CALL_S, 2**22 if is_cpu else 2**28)
     calls: list[Call] = []
-    # In bf16 a CPU trains without the fused kernel (`stepping/attention.py`), and needs it where it only infers.
+    # In bf16 a CPU trains without the fused kernel (`stepping/attention.py`), and needs it only for inference.
     for dtype, num, num_attention in ((torch.float32, 39, 10), (torch.bfloat16, 30, 6 if is_cpu else 16)):
         calls += product_calls(dtype, limits, num)
         calls += batched_product_calls(dtype, limits, num // 4)
@@ -339,46 +324,51 @@ def benchmark_calls(device_kind: str, flops_per_s: float) -> list[Call]:
 
 # ruff: noqa: SLF001 - some operations of ATen have such names
 
-
 _ATEN = torch.ops.aten
 _FEW, _MANY = 4, 24
 _ROUNDS = 32
 _WARMING = 4
 _WIDTH, _ROWS, _CLASSES = 16, 2, 2
 _SUM, _NO_LABEL = 2, -100
-"""As ATen has them: a loss that is summed, and the label that counts for nothing."""
+"""ATen's constants: a summed loss, and the ignored label."""
 _PARAMETERS_OF_BLOCK = 4
 _OPERATIONS_OF_TINY_PASS = 4
-"""Forward: product, log-softmax, loss and a look at the labels. Backward: as many, with two of the product's."""
+"""Forward: product, log-softmax, loss and a check of the labels. Backward: as many, with two of the product's."""
 
 
 def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Seconds by `forward` and `backward` for each operation, `optimizer` for each parameter, `update` for each update.
 
-    Of blocks of layers so narrow that nothing is computed, few and many: the difference is what a block costs. What its
-    operations cost when they are called directly is taken off.
+    Measured on few and on many blocks of layers so narrow that nothing is computed: the difference is the cost of a
+    block. The cost of its operations when called directly is subtracted.
     """
     few, many = _Blocks(_FEW), _Blocks(_MANY)
-    forward_calls, backward_calls = _forward_calls(), _backward_calls()
+    forward_calls, backward_calls = _direct_calls()
     tiny_update, tiny_calls = _tiny_update(), _tiny_calls()
-    readings = _readings(
-        {
-            "few forward": lambda: few.forward,
-            "many forward": lambda: many.forward,
-            "few backward": few.prepared_backward,
-            "many backward": many.prepared_backward,
-            "few optimizer": lambda: few.update,
-            "many optimizer": lambda: many.update,
-            "direct forward": lambda: _warm(forward_calls),
-            "direct backward": lambda: _warm(backward_calls),
-            "direct update": lambda: _warm(tiny_calls),
-            "update": lambda: _warm([tiny_update]),
-        },
-        clock,
-    )
+    prepares: dict[str, Callable[[], Callable[[], object]]] = {
+        "few forward": lambda: few.forward,
+        "many forward": lambda: many.forward,
+        "few backward": few.prepared_backward,
+        "many backward": many.prepared_backward,
+        "few optimizer": lambda: few.update,
+        "many optimizer": lambda: many.update,
+        "direct forward": lambda: _warm(forward_calls),
+        "direct backward": lambda: _warm(backward_calls),
+        "direct update": lambda: _warm(tiny_calls),
+        "update": lambda: _warm([tiny_update]),
+    }
+    readings: dict[str, list[float]] = {name: [] for name in prepares}
+    for turn in range(_ROUNDS + 1):
+        for name, prepare in prepares.items():
+            run = prepare()
+            started = clock()
+            run()
+            seconds = clock() - started
+            if turn:  # the first one warms up kernels and caches
+                readings[name].append(seconds)
 
     def of_block(phase: str) -> float:
-        """From pairs of readings that lie side by side, so that a busy moment is in both."""
+        """Seconds of a block, from adjacent pairs of readings, so that a busy moment is in both."""
         pairs = zip(readings[f"many {phase}"], readings[f"few {phase}"], strict=True)
         return statistics.median(more - less for more, less in pairs) / (_MANY - _FEW)
 
@@ -412,26 +402,24 @@ class _Blocks:
         return self.forward().sum().backward
 
 
-def _forward_calls() -> list[Callable[[], object]]:
+def _direct_calls() -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
+    """The operations of a block's forward and backward pass, called directly."""
     x, weight, row = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH), torch.ones(_WIDTH)
-    return [
+    each = torch.ones(_ROWS, 1)
+    mask = [True, True, True]
+    forward: list[Callable[[], object]] = [
         lambda: _ATEN.addmm.default(row, x, weight),
         lambda: _ATEN.native_layer_norm.default(x, [_WIDTH], row, row, 1e-5),
         lambda: _ATEN.gelu.default(x),
     ]
-
-
-def _backward_calls() -> list[Callable[[], object]]:
-    x, weight, row = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH), torch.ones(_WIDTH)
-    each = torch.ones(_ROWS, 1)
-    mask = [True, True, True]
-    return [
+    backward: list[Callable[[], object]] = [
         lambda: _ATEN.gelu_backward.default(x, x),
         lambda: _ATEN.native_layer_norm_backward.default(x, x, [_WIDTH], each, each, row, row, mask),
         lambda: _ATEN.mm.default(x, weight),
         lambda: _ATEN.mm.default(x.t(), x),
         lambda: _ATEN.sum.dim_IntList(x, [0], True),
     ]
+    return forward, backward
 
 
 def _tiny_calls() -> list[Callable[[], object]]:
@@ -456,7 +444,7 @@ def _tiny_calls() -> list[Callable[[], object]]:
 
 
 def _warm(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
-    """All calls, whose code is in the caches already: as the micro-benchmark times operations, and updates follow."""
+    """All calls with warm caches, as the micro-benchmark times operations."""
 
     def run() -> None:
         for call in calls:
@@ -486,18 +474,3 @@ def _tiny_update() -> Callable[[], object]:
     step.update(batch, 0, 0.0)
     step.update(batch, 0, 0.0)
     return lambda: step.update(batch, 0, 0.0)
-
-
-def _readings(
-    prepares: Mapping[str, Callable[[], Callable[[], object]]], clock: Callable[[], float]
-) -> dict[str, list[float]]:
-    """Times of what each of `prepares` returns [s], which is prepared anew for each; all take turns."""
-    readings: dict[str, list[float]] = {name: [] for name in prepares}
-    for _ in range(_ROUNDS + 1):
-        for name, prepare in prepares.items():
-            run = prepare()
-            started = clock()
-            run()
-            readings[name].append(clock() - started)
-    # Kernels and caches are warmed up by the first.
-    return {name: several[1:] for name, several in readings.items()}

@@ -1,11 +1,10 @@
-"""Trying a plan for a few updates on the device, with the job's own batches, on a model that is thrown away.
+"""Trial of a plan: a few updates on the device, with the job's own batches, on a throw-away model.
 
-Peak memory of a stretch of work: allocated on a GPU, resident of the whole process on a CPU.
+Peak memory is the allocated memory on a GPU, and the resident memory of the whole process on a CPU.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import math
@@ -39,7 +38,7 @@ from stoker.stepping.step_failures import evaluating, ran_out_of_memory
 _FEWEST, _MOST = 3, 30
 _COMPARED_BATCHES = 3
 _MOST_EVALUATED, _EVALUATING_S = 8, 0.25
-"""Batches of held-out data that are timed, and for how long [s]: one alone was seen to be off by a factor of five."""
+"""Held-out batches to time, and the longest time [s]: a single batch was seen to be off by a factor of five."""
 
 
 def try_plan(
@@ -53,19 +52,19 @@ def try_plan(
     most_threads: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Train a throw-away model under `plan` for about `budget_s` seconds, at least three updates where there are three.
+    """Train a throw-away model under `plan` for about `budget_s` seconds, and at least three updates of the run.
 
-    `known_error` is the gradient's error where it is known: comparing costs several updates, in fp32 too. At most
-    `most_threads` compute, where the plan has more.
+    `known_error` is the gradient's error if it is known: comparing costs several updates, in fp32 too. At most
+    `most_threads` compute, even if the plan has more.
 
     Raises:
         RunFailed: the loss is not finite.
         BadJob: the data do not fit the model or the loss.
         DoesNotFit: the device ran out of memory.
     """
-    started, job = clock(), with_all_unfrozen(job)  # with all its gradients and states, which have to fit
+    started, job = clock(), with_all_unfrozen(job)  # all its gradients and states have to fit
     apply_malloc(plan.malloc)
-    gc.collect()  # models whose blocks are checkpointed refer to themselves, and stay for the collector
+    gc.collect()  # models with checkpointed blocks refer to themselves, and are freed by the collector only
     with computing_threads(min(plan.threads, most_threads or plan.threads)), PeakMemory(plan.device) as peak:
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
@@ -97,10 +96,10 @@ def try_plan(
 
 
 def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> float:
-    """Relative error of the gradient under `plan` against fp32 from the same state: the worst of three batches.
+    """Relative error of the gradient under `plan` against fp32 from the same state [1]: the worst of three batches.
 
     The norm of the difference over the norm of the fp32 gradient, over all parameters together. The fp32 one is not
-    compiled; blocks are checkpointed as in `plan`, which leaves the gradient as it is and may be needed to fit.
+    compiled; blocks are checkpointed as in `plan`, which does not change the gradient and may be needed to fit.
     """
     plain = Plan(
         device=plan.device,
@@ -110,23 +109,30 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         threads=plan.threads,
         loader="inline",
     )
-    steps = [Step(job, one, coupling) for one in (plan, plain)]
+    steps = [Step(job, each, coupling) for each in (plan, plain)]
+
+    def gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
+        step.gradients(batch, update)
+        gradients = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+        step.optimizer.zero_grad(set_to_none=True)
+        return torch.cat(gradients)
+
     worst = 0.0
     sources = [_source(step, data, plain) for step in steps]
     updates = range(min(_COMPARED_BATCHES, data.extent(job).updates_per_epoch))
     streams = [source.batches(Position(), len(updates)) for source in sources]
     for update, pair in zip(updates, zip(*streams, strict=True), strict=True):
-        ours, theirs = (_gradient_of(step, batch, update) for step, batch in zip(steps, pair, strict=True))
-        worst = max(worst, float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)))
+        tried, exact = (gradient_of(step, batch, update) for step, batch in zip(steps, pair, strict=True))
+        worst = max(worst, float((tried - exact).norm() / exact.norm().clamp_min(1e-30)))
     return worst
 
 
 def _timed_updates(
     job: Job, plan: Plan, coupling: Coupling, data: Datasets, budget_s: float, clock: Callable[[], float]
 ) -> tuple[Step, float, list[float]]:
-    """The step after the run's own first updates, at its rates, and the time of the first and of the others [s]."""
+    """The step after the run's first updates at its learning rates, and the times of the first and the others [s]."""
     step, extent = Step(job, plan, coupling), data.extent(job)
-    # In a run of stated seconds nobody knows yet how far an update gets it: then at the rate of the first one.
+    # The updates of a run limited by seconds are unknown: its learning rate stays at the first one.
     total = math.inf if job.until.unit == "seconds" else extent.updates_in(job.until)
     num_updates = int(min(total, _MOST + 1, max(2, extent.updates_per_epoch)))
     times: list[float] = []
@@ -139,18 +145,17 @@ def _timed_updates(
             times.append(now - mark)
             mark = now
             if update == 0 and plan.compile:
-                begun = now  # what compiling took is no part of the budget
+                begun = now  # the time of compiling is not part of the budget
             if update >= _FEWEST and now - begun > budget_s:
                 break
     return step, times[0], times[1:] or times
 
 
 def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:
-    """Seconds to evaluate one validation sample, the median of a few batches of each set, by its size.
+    """Time to evaluate one validation sample [s]: medians over a few batches of each set, weighted by its size.
 
-    Every set is looked at, so that what cannot be evaluated is found early.
-
-    The test set's batches pass through an untrained model, and what comes out is not looked at.
+    Every set is tried, so that one that cannot be evaluated fails early. The test set's batches go through an untrained
+    model, and their results are not used.
     """
     per_sample_s, total_s = 0.0, 0.0
     for split, samples in (("test", data.test), *data.held_out.items()):
@@ -180,13 +185,6 @@ def _source(step: Step, data: Datasets, plan: Plan) -> BatchSource:
     return BatchSource(data.train, pipeline, data.extent(step.job), step.job.seed, plan)
 
 
-def _gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
-    step.gradients(batch, update)
-    gradients = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
-    step.optimizer.zero_grad(set_to_none=True)
-    return torch.cat(gradients)
-
-
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -198,10 +196,10 @@ _SAMPLING_S = 0.02
 
 
 class PeakMemory:
-    """Within its block, watches memory; `num_bytes` is the peak so far, and afterwards that of the block.
+    """Within its block, watches memory; `num_bytes` is the peak so far, and afterwards the peak of the block.
 
-    On Linux the kernel's own high-water mark is reset before and read after; where that is not allowed, the process's
-    resident size is sampled every 20 ms, and elsewhere it is the peak since the process began.
+    On Linux the kernel's high-water mark is reset before and read after; where that is not allowed, the process's
+    resident size is sampled every 20 ms. Elsewhere it is the peak since the process began.
     """
 
     def __init__(self, device: str) -> None:
@@ -213,16 +211,19 @@ class PeakMemory:
 
     @property
     def num_bytes(self) -> int:
-        """The peak [bytes]: so far, or of the whole block once it is left."""
+        """Peak memory so far, or of the whole block after its end [bytes]."""
         return self._read() if self._num_bytes is None else self._num_bytes
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        elif _STATUS.exists() and not _reset_high_water():
-            self._sampler = threading.Thread(target=self._sample, daemon=True)
-            self._sampler.start()
+        elif _STATUS.exists():
+            try:
+                _RESET.write_text("5", encoding="ascii")
+            except OSError:
+                self._sampler = threading.Thread(target=self._sample, daemon=True)
+                self._sampler.start()
         return self
 
     def __exit__(
@@ -235,7 +236,6 @@ class PeakMemory:
         self._num_bytes = self._read()
 
     def _read(self) -> int:
-        """The peak so far."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         if self._sampler is not None:
@@ -249,13 +249,6 @@ class PeakMemory:
         while not self._done.wait(_SAMPLING_S):
             self._sampled = max(self._sampled, _status_bytes("VmRSS"))
         self._sampled = max(self._sampled, _status_bytes("VmRSS"))
-
-
-def _reset_high_water() -> bool:
-    with contextlib.suppress(OSError):
-        _RESET.write_text("5", encoding="ascii")
-        return True
-    return False
 
 
 def _status_bytes(name: str) -> int:

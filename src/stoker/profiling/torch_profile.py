@@ -1,28 +1,15 @@
-"""PyTorch's profiler over a few updates of a real run, and the files it leaves.
+"""PyTorch's profiler over a few updates of a real run, and its files.
 
-What  After some updates, one is run under the profiler and forgotten, and up to five are kept: a Chrome trace (Perfetto
-      and TensorBoard open it), a table of operations, a timeline of memory, and on CUDA PyTorch's own memory snapshot.
-      Ranges are named in every update, for Nsight Systems.
+What  After a warm-up, one update is profiled and dropped, and up to five are kept: a Chrome trace (for Perfetto and
+      TensorBoard), a table of operations, a timeline of memory, and on CUDA PyTorch's memory snapshot with Python
+      stacks (for https://pytorch.org/memory_viz). Named ranges (`Ranges`) mark the parts of every update, on CUDA also
+      as NVTX ranges for Nsight Systems.
 Use when  `stoker train JOB --profile`.
-Costs  The profiled updates take up to several times as long; writing and reading the trace takes seconds. What is
-      learned is the same, bit for bit.
-Does not combine with  Nsight Systems at the same time for kernels: one of the two gets CUDA's activity interface.
-
-Named ranges over the parts of updates: in PyTorch's profiler everywhere, on CUDA as NVTX ranges for Nsight Systems.
-
-`data` is waiting for a batch; `forward` model and loss; `backward` what follows up to the next forward pass, or the
-gradient's end; `gradient` what is neither: bringing the batch to the device, augmentation, passes that were captured;
-`update` clipping, the optimiser and the average of weights.
-
-PyTorch's public `record_function` is an operation, which would be captured with a pass. The private one that Inductor's
-own code uses is none; where a version lacks it, the public one stands in.
-
-CUDA's own record of allocations with Python stacks, for https://pytorch.org/memory_viz.
-
-What  `torch.cuda.memory._record_memory_history` and `_dump_snapshot`, private functions of PyTorch that its own guides
-      use; where a version lacks them, there is no snapshot, and the timeline of the trace stands alone.
-Costs  About a microsecond for each allocation while it records.
-Source  PyTorch documentation, "Understanding CUDA Memory Usage".
+Costs  The profiled updates take up to several times as long, a microsecond per allocation for the snapshot; writing and
+      reading the trace takes seconds. The training result is the same, bit for bit.
+Does not combine with  Nsight Systems recording kernels at the same time: only one can use CUDA's activity interface.
+Source  PyTorch documentation, "Understanding CUDA Memory Usage", for the private functions `_record_memory_history` and
+      `_dump_snapshot`; without them there is no snapshot.
 """
 
 from __future__ import annotations
@@ -50,20 +37,20 @@ from stoker.stepping.step import Step
 from stoker.store import write_atomic
 
 WARM_UP = 5
-"""Updates before the first that is kept: kernels are chosen, caches filled and the optimiser's state made by then."""
+"""Updates before the first one kept: by then kernels are chosen, caches filled and the optimiser's state made."""
 MOST_UPDATES = 5
 _LONGEST_S = 5.0
-"""Of updates that are profiled [s], as the ones before let expect: a trace of minutes is too large to open."""
+"""Longest expected time of the profiled updates [s]: a trace of minutes is too large to open."""
 TRACE, KERNELS, MEMORY, SNAPSHOT = ".pt.trace.json", "kernels.csv", "memory.csv", "memory_snapshot.pickle"
 
 
 class TorchProfile:
-    """A profile of some updates of a run; `ProfiledSource` tells it where an update begins and ends.
+    """A profile of some updates of a run; `ProfiledSource` calls it at the beginning and end of each update.
 
     Args:
-        step: what is trained.
-        directory: where files go; it must be there.
-        name: the run's, which the trace is called after.
+        step: the training step.
+        directory: an existing directory for the files.
+        name: the run's name, part of the trace's file name.
         clock: reads seconds.
     """
 
@@ -85,13 +72,13 @@ class TorchProfile:
         return ranges_over(self._step, self._ranges)
 
     def begin(self, first: int, total: int) -> None:
-        """Updates `first` up to `total` of the run are about to be made."""
+        """Called before updates `first` up to `total` of the run."""
         is_done = self.table is not None or self.problem is not None
         self._first = total + 1 if is_done else first + min(WARM_UP, max(0, total - first - 1))
         self._stop = total
 
     def updating(self, update: int) -> None:
-        """Update number `update` is next."""
+        """Called before update number `update`."""
         if update == self._first - 1:
             self._start(is_kept=False)
         elif update == self._first:
@@ -99,44 +86,42 @@ class TorchProfile:
             affordable = _LONGEST_S / self._update_s if self._update_s else MOST_UPDATES
             self._stop = min(self._stop, update + max(1, int(min(MOST_UPDATES, affordable))))
             self._start(is_kept=True)
-        self._began_s = self._clock()  # of the update alone: PyTorch's first start of a profiler can take seconds
+        self._began_s = self._clock()  # after PyTorch's first start of a profiler, which can take seconds
         self._ranges.enter("data")
 
     def fetched(self) -> None:
-        """The batch is there."""
+        """Called once the batch is fetched."""
         self._ranges.leave()
 
     def updated(self, update: int) -> bool:
-        """Update number `update` is made, with what follows it; whether `table` or `problem` was set now."""
+        """Called after update number `update`; returns whether `table` or `problem` was set now."""
         self._update_s = self._clock() - self._began_s
         if self._profiler is None or update + 1 != self._stop or update < self._first:
             return False
         try:
             self._write(self._profiler)
-        except Exception as problem:  # noqa: BLE001 - what a trace holds is PyTorch's; training goes on without it
+        except Exception as problem:  # noqa: BLE001 - the trace's content is PyTorch's; training goes on without it
             self.problem = f"{type(problem).__name__}: {problem}"
         return True
 
     def close(self) -> None:
-        """No update follows; a profile that is not whole is dropped."""
+        """Called after the last update; drops an incomplete profile."""
         self._ranges.leave()
         self._drop()
 
     def _start(self, *, is_kept: bool) -> None:
-        """Profile from now on."""
         is_cuda = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
         self._is_recording_memory = is_kept and is_cuda and start_recording()
-        # What was captured has no lines of the user's, and PyTorch 2.13's profiler now and then ends the process when
-        # it follows a captured pass while another thread collects what capturing left. An ordinary pass has the same
-        # bits.
+        # Captured passes have no user's lines, and PyTorch 2.13's profiler sometimes crashes on one while another
+        # thread collects its garbage. An ordinary pass has the same bits.
         self._step.repeats_captured = False
         gc.collect()
         self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True)
         self._profiler.start()
 
     def _drop(self) -> None:
-        """Stop, and forget what was seen."""
+        """Stop, and drop the profile."""
         if self._profiler is not None:
             self._stop_profiler(self._profiler)
         if self._is_recording_memory:
@@ -149,7 +134,7 @@ class TorchProfile:
         self._step.repeats_captured = True
 
     def _write(self, profiler: profile) -> None:
-        """Stop, and leave the files."""
+        """Stop, and write the files."""
         self._stop_profiler(profiler)
         files = {"trace": f"{self._name}.{self._first}{TRACE}", "kernels": KERNELS, "memory": MEMORY}
         if self._is_recording_memory:
@@ -177,9 +162,9 @@ class TorchProfile:
 
 @dataclass(frozen=True)
 class ProfiledSource(BatchSource):
-    """The same batches in the same order; the profile hears when each is asked for, and when its update is made.
+    """The same batches in the same order, with calls of the profile before and after each update.
 
-    `written` is called once the profile was written, or could not be, before the next batch is fetched.
+    `written` is called once the profile was written or failed, before the next batch is fetched.
     """
 
     profile: TorchProfile | None = None
@@ -187,12 +172,12 @@ class ProfiledSource(BatchSource):
 
     @classmethod
     def of(cls, source: BatchSource, profile: TorchProfile, written: Callable[[], None]) -> Self:
-        """`source`, watched."""
+        """`source` with a profile."""
         same = {field.name: getattr(source, field.name) for field in dataclasses.fields(source) if field.init}
         return cls(**same, profile=profile, written=written)
 
     def batches(self, start: Position, total_updates: int) -> Generator[Batch, None, None]:
-        """As of the source it was made of."""
+        """As `BatchSource.batches`."""
         profile, written = self.profile, self.written
         assert profile is not None and written is not None, "made by `of`"  # noqa: PT018 - one fact
         profile.begin(start.updates, total_updates)
@@ -206,19 +191,25 @@ class ProfiledSource(BatchSource):
                     written()
 
 
-_profiler: Any = torch._C._profiler  # noqa: SLF001 - see above
+# The public `record_function` is an operation, which would be captured with a pass. Inductor's private one is not.
+_profiler: Any = torch._C._profiler  # noqa: SLF001
 _named: Callable[[str], AbstractContextManager[Any]] = getattr(_profiler, "_RecordFunctionFast", record_function)
 
 
 class Ranges:
-    """One range at a time; entering one leaves the last."""
+    """One named range at a time; entering one leaves the last.
+
+    `data` is the wait for a batch; `forward` model and loss; `backward` all up to the next forward pass or the
+    gradient's end; `gradient` the rest: copying the batch to the device, augmentation, captured passes; `update`
+    clipping, the optimiser and the average of weights.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._open: AbstractContextManager[Any] | None = None
 
     def enter(self, name: str) -> None:
-        """From now on, `name`."""
+        """Begin the range `name`."""
         self.leave()
         self._open = _named(name)
         self._open.__enter__()
@@ -226,7 +217,7 @@ class Ranges:
             torch.cuda.nvtx.range_push(name)
 
     def leave(self) -> None:
-        """From now on, none."""
+        """End the range, if any."""
         if self._open is None:
             return
         if self._is_cuda:
@@ -237,7 +228,7 @@ class Ranges:
 
 @contextmanager
 def ranges_over(step: Step, ranges: Ranges) -> Iterator[None]:
-    """Name the parts of every update of `step` within the block; nothing else of it changes."""
+    """Name the parts of every update of `step` within the block."""
 
     def around(run: Callable[..., Any], first: str, then: str | None) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -252,9 +243,12 @@ def ranges_over(step: Step, ranges: Ranges) -> Iterator[None]:
 
         return named
 
-    # On the instances, and so for this run alone; the classes keep what they have.
-    over = ((step, "update", "update", None), (step, "gradients", "gradient", "update"),
-            (step.objective, "loss", "forward", "backward"))  # fmt: skip
+    # Set on the instances, and so for this run alone.
+    over = (
+        (step, "update", "update", None),
+        (step, "gradients", "gradient", "update"),
+        (step.objective, "loss", "forward", "backward"),
+    )
     for owner, method, first, then in over:
         setattr(owner, method, around(getattr(owner, method), first, then))
     try:
@@ -272,7 +266,7 @@ _dump: Callable[..., Any] | None = getattr(torch.cuda.memory, "_dump_snapshot", 
 
 
 def start_recording() -> bool:
-    """Record allocations from now on; whether this PyTorch can."""
+    """Record allocations from now on; returns whether this PyTorch can."""
     if _record is None or _dump is None:
         return False
     _record(max_entries=_MOST_ENTRIES, stacks="python")
@@ -280,7 +274,7 @@ def start_recording() -> bool:
 
 
 def stop_recording(path: Path | None = None) -> None:
-    """Stop; what was recorded goes to `path` if it is given, a pickle that PyTorch's viewer opens in the browser."""
+    """Stop, and write the record to `path` if it is given, as a pickle for PyTorch's viewer in the browser."""
     if _record is not None and _dump is not None:
         if path is not None:
             _dump(str(path))

@@ -5,7 +5,7 @@ from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, make_directories, read_lines, sha256_file, write_atomic, write_file
 from stoker.store.locations import cache_root, runs_root
 from stoker.store.locks import Holder, RunLock, is_held_here
-from stoker.store.record_caches import calibration_log, ceilings_cache, operations_cache, trace_cache
+from stoker.store.record_caches import calibration_log, ceilings_cache, operations_cache, operations_key, trace_cache
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_identity import (
     LATEST,
@@ -44,6 +44,7 @@ __all__ = [
     "make_directories",
     "name_in",
     "operations_cache",
+    "operations_key",
     "read_lines",
     "require_same_spec",
     "runs_root",

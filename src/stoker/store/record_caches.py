@@ -40,6 +40,11 @@ def operations_cache(root: Path) -> RecordCache[MicroBenchmark]:
     return RecordCache(root, "operations", MicroBenchmark, what="times of operations")
 
 
+def operations_key(device_key: str, threads: int | None) -> tuple[str, ...]:
+    """Key of a device's operation times; `threads` None: computed with all cores, or on a GPU."""
+    return (device_key,) if threads is None else (device_key, f"{threads} threads")
+
+
 def links_cache(root: Path) -> RecordCache[Links]:
     """What processes on this machine reach between them, by device and versions, and `N processes`."""
     return RecordCache(root, "links", Links, what="measured links")

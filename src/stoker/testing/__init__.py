@@ -1,4 +1,4 @@
-"""Public fakes: a clock, a device, a disk that fails, and power that is cut at any operation on the disk."""
+"""Public fakes: a clock, a device, a failing disk, and a power cut at any disk operation."""
 
 from stoker.testing.disk_faults import FaultyDisk, Loses, PowerCut, PowerCutAt, operations_of
 from stoker.testing.fakes import FakeClock, fake_device

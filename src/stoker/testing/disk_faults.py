@@ -1,19 +1,17 @@
-"""A disk that fails in a stated way below one directory.
-
-Stopping at every single operation on the disk, with what a power cut takes along.
+"""Disks that fail: full, read-only or losing data (`FaultyDisk`), or off after any single operation (`PowerCutAt`).
 
 ```python
-for at in range(len(operations_of(save)) + 1):     # the last one: the cut comes right after `save` returned
+for at in range(len(operations_of(save)) + 1):     # the last cut comes right after `save` returned
     with PowerCutAt(at, loses="data and names"):
         save()
-    assert what is on the disk is usable
+    assert the files on the disk are usable
 ```
-What is lost is modelled after POSIX, the weakest promise a file system may keep: content is safe only after an fsync of
-the file, names only after an fsync of the directory. Writes of other libraries are seen only where the store fsyncs
-them. Needs a POSIX system, and the temporary directory on the same file system.
+Losses follow POSIX, the weakest promise a file system may keep: content is safe only after an fsync of the file, names
+only after an fsync of the directory. Writes of other libraries are seen only where the store fsyncs them. Needs a POSIX
+system, and the temporary directory on the same file system.
 
-Source: T. S. Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014. Ours loses all that is not safe or
-nothing of it, theirs every subset.
+Source: T. S. Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014. Theirs loses every subset of the
+unsafe changes, ours all or none.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from stoker.store.files import Disk, installed
 
 
 class FaultyDisk(Disk):
-    """Within a `with` block, everything the store writes below a directory meets this disk; the rest the real one.
+    """Within a `with` block, the store writes to this disk below one directory, and to the real one elsewhere.
 
-    Make one with `full`, `read_only`, `refusing` or `failing_sync`. Files that other libraries write count when they
-    are fsynced, as on file systems that allocate late.
+    Make one with `full`, `read_only`, `refusing` or `failing_sync`. Files written by other libraries count when they
+    are fsynced, as on file systems with delayed allocation.
 
     >>> import tempfile
     >>> from stoker.store import write_atomic
@@ -56,7 +54,7 @@ class FaultyDisk(Disk):
     ) -> None:
         self.below = below.resolve()
         self.room_bytes = room_bytes
-        """How many bytes can still be written; None for any number. Raise it to free space."""
+        """Space left [bytes]; None for no limit. Raise it to free space."""
         self._change_errno = change_errno
         self._sync_errno = sync_errno
         self._known_bytes: dict[tuple[int, int], int] = {}
@@ -86,7 +84,7 @@ class FaultyDisk(Disk):
         """Take the place of the real disk."""
         for path in self.below.rglob("*"):
             if path.is_file():
-                self._known_bytes[_key(path.stat())] = path.stat().st_size
+                self._known_bytes[_inode_of(path.stat())] = path.stat().st_size
         self._stack.enter_context(installed(self))
         return self
 
@@ -97,17 +95,17 @@ class FaultyDisk(Disk):
         self._stack.close()
 
     def open(self, path: Path, flags: int) -> int:
-        """As `Disk.open`; opening for writing is a change."""
+        """As `Disk.open`, the descriptor [POSIX file number]; opening for writing is a change."""
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._change(path)
         descriptor = super().open(path, flags)
         if self._is_inside(path):
-            self._known_bytes.setdefault(_key(os.fstat(descriptor)), 0)
+            self._known_bytes.setdefault(_inode_of(os.fstat(descriptor)), 0)
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """As `Disk.write`; takes what there is room for."""
-        key = _key(os.fstat(descriptor))
+        """As `Disk.write`, the size written [bytes]; limited by the space left."""
+        key = _inode_of(os.fstat(descriptor))
         if self.room_bytes is None or key not in self._known_bytes:
             return super().write(descriptor, data)
         if data and not self.room_bytes:
@@ -117,8 +115,8 @@ class FaultyDisk(Disk):
         return num_bytes
 
     def sync(self, descriptor: int) -> None:
-        """As `Disk.sync`; here late errors show."""
-        key = _key(os.fstat(descriptor))
+        """As `Disk.sync`; late errors are raised here."""
+        key = _inode_of(os.fstat(descriptor))
         if key in self._known_bytes:
             self._fail(self._sync_errno)
             self._take(key, max(0, os.fstat(descriptor).st_size - self._known_bytes[key]))
@@ -160,7 +158,7 @@ class FaultyDisk(Disk):
             raise OSError(code, os.strerror(code))
 
     def _take(self, key: tuple[int, int], num_bytes: int) -> None:
-        """Account for bytes that a file below grew by."""
+        """Account for the growth of a file."""
         self._known_bytes[key] += num_bytes
         if self.room_bytes is not None:
             if num_bytes > self.room_bytes:
@@ -171,8 +169,8 @@ class FaultyDisk(Disk):
         return path.resolve().is_relative_to(self.below)
 
 
-def _key(status: os.stat_result) -> tuple[int, int]:
-    """What identifies an open file, whatever its name."""
+def _inode_of(status: os.stat_result) -> tuple[int, int]:
+    """Device and inode, which identify a file or directory whatever its name."""
     return status.st_dev, status.st_ino
 
 
@@ -182,11 +180,11 @@ names without an fsync of their directory."""
 
 
 class PowerCut(BaseException):
-    """The machine is off: no code that follows reaches the disk, not even that which cleans up."""
+    """The machine is off: nothing after this reaches the disk, not even clean-up code."""
 
 
 def operations_of(action: Callable[[], object]) -> tuple[str, ...]:
-    """What `action` does to the disk, in order, such as `write run.json`; it is carried out."""
+    """Run `action` and list its disk operations in order, such as `write run.json`."""
     disk = PowerCutAt(None)
     with disk:
         action()
@@ -203,7 +201,7 @@ class PowerCutAt(Disk):
         self.at = at
         self.loses = loses
         self.operations: list[str] = []
-        """What was done so far."""
+        """Operations done so far."""
         self.is_off = False
         self._names: dict[int, str] = {}
         self._unsafe_data: dict[tuple[int, int], tuple[int, int]] = {}  # inode -> (copy of its descriptor, safe bytes)
@@ -220,7 +218,7 @@ class PowerCutAt(Disk):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Give the place back, after the power failed; PowerCut goes no further."""
+        """Cut the power if it is still on, restore the real disk, and swallow PowerCut."""
         if not self.is_off and self.at is not None and kind is None:
             self._cut()
         for descriptor, _ in self._unsafe_data.values():
@@ -229,7 +227,7 @@ class PowerCutAt(Disk):
         return kind is not None and issubclass(kind, PowerCut)
 
     def open(self, path: Path, flags: int) -> int:
-        """As `Disk.open`; a file it makes has an unsafe name."""
+        """As `Disk.open`, the descriptor [POSIX file number]; a new file has an unsafe name."""
         is_new = bool(flags & os.O_CREAT) and not path.exists()
         self._step(f"{'create' if is_new else 'open'} {path.name}")
         descriptor = super().open(path, flags)
@@ -239,7 +237,7 @@ class PowerCutAt(Disk):
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """As `Disk.write`; the content is unsafe until `sync`."""
+        """As `Disk.write`, the size written [bytes]; the content is unsafe until `sync`."""
         key, size = _inode_of(os.fstat(descriptor)), os.fstat(descriptor).st_size
         if key not in self._unsafe_data:
             self._unsafe_data[key] = (os.dup(descriptor), size)
@@ -254,7 +252,7 @@ class PowerCutAt(Disk):
         super().truncate(descriptor, num_bytes)
 
     def sync(self, descriptor: int) -> None:
-        """As `Disk.sync`; the file's content is safe then. The power cut is not real, so no disk is waited for."""
+        """As `Disk.sync`; the file's content is safe then. The power cut is simulated, so nothing is flushed."""
         self._step(f"sync {self._names.get(descriptor, '?')}")
         unsafe = self._unsafe_data.pop(_inode_of(os.fstat(descriptor)), None)
         if unsafe is not None:
@@ -279,7 +277,9 @@ class PowerCutAt(Disk):
         if target.exists():
             self._to_limbo(target)
         super().rename(source, target)
-        self._name_changed(target, undo=partial(_rename_back, to=source.name))
+        self._name_changed(
+            target, undo=lambda name, *, dir_fd: os.rename(name, source.name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        )
 
     def remove_file(self, path: Path) -> None:
         """As `Disk.remove_file`; it comes back with the power unless the directory was synced."""
@@ -290,15 +290,15 @@ class PowerCutAt(Disk):
         """As `Disk.remove_directory`; likewise."""
         self._step(f"remove {path.name}/")
         if any(path.iterdir()):
-            super().remove_directory(path)  # says that it is not empty
+            super().remove_directory(path)  # raises: it is not empty
         self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        path.lstat()  # says that it is not there
+        path.lstat()  # raises where it does not exist
         self._to_limbo(path)
 
     def _step(self, operation: str) -> None:
-        """Count one operation; nothing happens any more once the power is off."""
+        """Count one operation; raise once the power is off."""
         if self.is_off:
             raise PowerCut
         if len(self.operations) == self.at:
@@ -307,7 +307,7 @@ class PowerCutAt(Disk):
         self.operations.append(operation)
 
     def _cut(self) -> None:
-        """Lose what is lost with the power."""
+        """Switch the power off and lose the unsafe changes."""
         self.is_off = True
         if self.loses != "nothing":
             for descriptor, safe_bytes in self._unsafe_data.values():
@@ -318,26 +318,13 @@ class PowerCutAt(Disk):
                     undo()
 
     def _name_changed(self, path: Path, *, undo: Callable[..., None]) -> None:
-        """Remember how to undo a change of a name; by its directory's descriptor, since that may get another name."""
+        """Remember how to undo a change of a name, by its directory's descriptor: the directory may be renamed."""
         parent = os.open(path.parent, os.O_RDONLY)
         self._stack.callback(os.close, parent)
         self._unsafe_names.append((_inode_of(os.fstat(parent)), partial(undo, path.name, dir_fd=parent)))
 
     def _to_limbo(self, path: Path) -> None:
-        """Remove `path` so that it can come back, as the file or directory it is."""
+        """Move `path` where `undo` can bring it back from."""
         limbo = self._limbo / str(len(self.operations))
         path.rename(limbo)
-        self._name_changed(path, undo=partial(_bring_back, limbo))
-
-
-def _inode_of(status: os.stat_result) -> tuple[int, int]:
-    """What identifies a file or directory, whatever its name."""
-    return status.st_dev, status.st_ino
-
-
-def _rename_back(name: str, *, to: str, dir_fd: int) -> None:
-    os.rename(name, to, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-
-
-def _bring_back(limbo: Path, name: str, *, dir_fd: int) -> None:
-    os.rename(limbo, name, dst_dir_fd=dir_fd)
+        self._name_changed(path, undo=lambda name, *, dir_fd: os.rename(limbo, name, dst_dir_fd=dir_fd))

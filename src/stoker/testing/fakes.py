@@ -1,7 +1,4 @@
-"""A clock that stands still until it is told to move.
-
-Devices that are not there.
-"""
+"""A clock that only moves when advanced, and devices that need no hardware."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class FakeClock:
     def __init__(self, start_s: float = 0.0, *, tick_s: float = 0.0) -> None:
         self.now_s = start_s
         self.tick_s = tick_s
-        """How much time passes with each call [s]: what is timed then takes a known time."""
+        """Time that passes with each call [s], so that a timed block takes a known time."""
 
     def __call__(self) -> float:
         """The time [s]; the next call comes `tick_s` later."""
@@ -35,7 +32,7 @@ class FakeClock:
         return now_s
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass; a duration below zero is refused."""
+        """Let `seconds` pass; raises ValueError below zero."""
         if seconds < 0:
             raise ValueError(f"time does not go back, got {seconds} s")
         self.now_s += seconds
@@ -45,13 +42,18 @@ _LAPTOP = Device(
     name="fake-cpu", kind="cpu", model="Fake CPU", cores=4, memory_bytes=8 * GIB, fast_dtypes=("float32", "bfloat16")
 )
 _GPU = Device(
-    name="fake-gpu", kind="cuda", model="Fake GPU", cores=64, memory_bytes=16 * GIB,
-    fast_dtypes=("float32", "float16", "bfloat16"), driver="fake"
-)  # fmt: skip
+    name="fake-gpu",
+    kind="cuda",
+    model="Fake GPU",
+    cores=64,
+    memory_bytes=16 * GIB,
+    fast_dtypes=("float32", "float16", "bfloat16"),
+    driver="fake",
+)
 
 
 def fake_device(**changes: Any) -> Device:
-    """A Device with 4 cores and 8 GiB, or with `kind="cuda"` a GPU with 16 GiB; any field may be changed.
+    """A Device with 4 cores and 8 GiB, or with `kind="cuda"` a GPU with 16 GiB; `changes` replace any field.
 
     >>> fake_device(memory_bytes=2**30, name="tiny").name
     'tiny'

@@ -1,4 +1,4 @@
-"""Functions run in several processes at once, as members of one world: for tests and proofs."""
+"""Run a function in several processes of one world, for tests."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 from stoker.records import Layout
 from stoker.stepping.world import World, join, leave
 
-_PRELOADED = ["stoker.testing.ranks", "stoker.stepping", "torch._dynamo"]
-"""What members are forked with. PyTorch imports the last, of 800 modules, at an optimiser's first step."""
+_PRELOADED = ["stoker.testing.ranks", "stoker.stepping.step", "torch._dynamo"]
+"""Imported before forking. PyTorch imports the last one, of 800 modules, at an optimiser's first step."""
 PATIENCE_S = 60.0
-"""Longest that one process waits for another [s]: tests share their cores."""
+"""Longest wait of one process for another [s]: tests share their cores."""
 
 
 class RankFailed(AssertionError):
-    """What a process raised, with its traceback, under its rank."""
+    """A process raised: its rank and its traceback."""
 
 
 def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(world, *arguments)` returns in each process of the layout, by rank.
+    """Results of `function(world, *arguments)` in each process of the layout, by rank.
 
-    The processes are forked from one that has imported PyTorch and computed nothing, and have one thread each.
-    Function, arguments and results go between processes, so the function is one of a module.
+    The processes are forked from one that has imported PyTorch and computed nothing, and have one thread each. The
+    function, its arguments and results are pickled, so the function is one of a module.
 
     Raises:
         RankFailed: a process raised; the others are ended.
@@ -44,14 +44,14 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> l
     with tempfile.TemporaryDirectory(prefix="stoker-ranks-") as folder:
         processes, ends = [], []
         for rank in range(layout.world_size):
-            mine, theirs = context.Pipe(duplex=False)
+            receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run, args=(layout, rank, str(Path(folder) / "store"), theirs, function, arguments), daemon=True
+                target=_run, args=(layout, rank, str(Path(folder) / "store"), sender, function, arguments), daemon=True
             )
             process.start()
-            theirs.close()
+            sender.close()
             processes.append(process)
-            ends.append(mine)
+            ends.append(receiver)
         try:
             return _collected(ends)
         finally:
@@ -61,14 +61,12 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> l
 
 
 def _collected(ends: list[Any]) -> list[Any]:
-    """What came out of each pipe, the first failure at once."""
+    """The result from each pipe; raises at the first failure."""
     results: dict[int, Any] = {}
-    waiting = dict(enumerate(ends))
-    while waiting:
-        ready: list[Any] = wait(list(waiting.values()))
+    while len(results) < len(ends):
+        ready: list[Any] = wait([end for rank, end in enumerate(ends) if rank not in results])
         for end in ready:
-            rank = next(number for number, one in waiting.items() if one is end)
-            del waiting[rank]
+            rank = ends.index(end)
             try:
                 is_good, value = pickle.loads(end.recv_bytes())  # noqa: S301 - our own
             except EOFError:
@@ -85,18 +83,16 @@ def _run(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
-        world = World() if layout.world_size == 1 else _joined(layout, rank, store)
+        world = World()
+        if layout.world_size > 1:
+            file_store = FileStore(store, layout.world_size)
+            file_store.set_timeout(timedelta(seconds=PATIENCE_S))
+            world = join(layout, rank, file_store, device=torch.device("cpu"), patience_s=PATIENCE_S)
         value = function(world, *arguments)
-        # Not by `send`, by which tensors would go as handles of files that end with this process.
+        # Not by `send`, which passes tensors as handles of files that end with this process.
         end.send_bytes(pickle.dumps((True, value)))
         if dist.is_initialized():
-            dist.barrier()  # nobody leaves while others still talk to it
+            dist.barrier()  # keeps this process alive while others still send to it
         leave()
-    except BaseException:  # noqa: BLE001 - told to whoever asked for the processes
+    except BaseException:  # noqa: BLE001 - reported to the parent
         end.send_bytes(pickle.dumps((False, traceback.format_exc())))
-
-
-def _joined(layout: Layout, rank: int, store: str) -> World:
-    meeting = FileStore(store, layout.world_size)
-    meeting.set_timeout(timedelta(seconds=PATIENCE_S))
-    return join(layout, rank, meeting, device=torch.device("cpu"), patience_s=PATIENCE_S)

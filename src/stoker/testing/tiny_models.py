@@ -1,4 +1,4 @@
-"""Exported models of a few numbers, made in milliseconds and without torch."""
+"""Exported models with a few weights, made in milliseconds and without torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from safetensors.numpy import save_file
 from stoker.artifacts import Artifact, Golden, publish
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines import Graph, load_graph
-from stoker.records import (
-    ArtifactSource,
-    DynamicDim,
-    EngineName,
-    FileDigest,
-    Manifest,
-    Tolerance,
-)
+from stoker.records import ArtifactSource, DynamicDim, EngineName, FileDigest, Manifest, Tolerance
 from stoker.records import TensorSpec as Spec
 
 Kind = Literal["mlp", "tokens", "images"]
@@ -59,24 +52,24 @@ def tiny_artifact(
     seed: int = 0,
     **changes: Any,
 ) -> Artifact:
-    """The next version of a tiny model, in `directory/name`; another seed gives other weights.
+    """The next version of a tiny model in `directory/name`; the seed fixes its weights.
 
     - `mlp`: `x: FP32 [batch, 8] -> y: FP32 [batch, 3]`, a layer of 16 with ReLU; its classes are labelled.
     - `tokens`: `input_ids, attention_mask: INT64 [batch, tokens] -> embedding: FP32 [batch, 4]`, the mean of a table's
       rows over the tokens whose mask is 1; ids are 0 to 15, both are padded with 0, `tokens` goes from 1 to 64.
     - `images`: `image: FP32 [batch, 1, 8, 8] -> logits: FP32 [batch, 3]`, a convolution and a mean over the image.
 
-    Its golden answers are the engine's. `changes` replace fields of the manifest, to make it lie.
+    Its golden answers are the engine's. `changes` replace fields of the manifest, to make it false.
     """
     inputs, outputs = _SPECS[kind]
 
     def write(aside: Path, digests: Any) -> Manifest:
         onnx.save(tiny_graph(kind, seed=seed), aside / "model.onnx")
-        asked = tiny_inputs(kind, rows=3, seed=seed)
+        arrays = tiny_inputs(kind, rows=3, seed=seed)
         graph = Graph(path=aside / "model.onnx", precision="fp32", inputs=inputs, outputs=outputs)
-        (one,) = load_graph(engine, graph)
-        save_file(Golden(asked, one.run(asked)).as_tensors(), aside / "golden.safetensors")
-        one.close()
+        (loaded,) = load_graph(engine, graph)
+        save_file(Golden(arrays, loaded.run(arrays)).as_tensors(), aside / "golden.safetensors")
+        loaded.close()
         files: tuple[FileDigest, ...] = digests()
         fields: dict[str, Any] = {
             "name": name, "engine": engine, "precision": "fp32", "graph": "model.onnx", "golden": "golden.safetensors",
@@ -92,7 +85,7 @@ def tiny_artifact(
 
 
 def tiny_inputs(kind: Kind = "mlp", *, rows: int = 1, tokens: int = 5, seed: int = 0) -> Arrays:
-    """Inputs that a tiny model takes, so many samples; of `tokens` the last has a masked tail."""
+    """Inputs of a tiny model, `rows` samples; in `tokens` the last one has a masked tail."""
     draw = np.random.default_rng(seed)
     if kind == "mlp":
         return {"x": draw.standard_normal((rows, 8), dtype=np.float32)}
@@ -104,23 +97,21 @@ def tiny_inputs(kind: Kind = "mlp", *, rows: int = 1, tokens: int = 5, seed: int
 
 
 def tiny_graph(kind: Kind = "mlp", *, seed: int = 0, batch: int | str | None = "batch") -> onnx.ModelProto:
-    """The ONNX graph of a tiny model; `batch` is what its first dimension says."""
+    """The ONNX graph of a tiny model; `batch` is its first dimension."""
     weights, nodes = {"mlp": _mlp, "tokens": _tokens, "images": _images}[kind](np.random.default_rng(seed))
+
+    def values(specs: tuple[Spec, ...]) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(spec.name, _ELEMENTS[spec.datatype], [batch, *spec.shape[1:]])
+            for spec in specs
+        ]
+
     inputs, outputs = _SPECS[kind]
-    graph = helper.make_graph(
-        nodes,
-        f"tiny_{kind}",
-        [_value(spec, batch) for spec in inputs],
-        [_value(spec, batch) for spec in outputs],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
+    arrays = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, f"tiny_{kind}", values(inputs), values(outputs), arrays)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
     onnx.checker.check_model(model)
     return model
-
-
-def _value(spec: Spec, batch: int | str | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(spec.name, _ELEMENTS[spec.datatype], [batch, *spec.shape[1:]])
 
 
 def _mlp(draw: np.random.Generator) -> tuple[dict[str, NDArray[Any]], list[onnx.NodeProto]]:

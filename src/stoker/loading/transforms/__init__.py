@@ -1,22 +1,23 @@
 """Transforms of inputs, in batches on the device, drawn per sample from (seed, epoch, index); `stoker.transforms`.
 
 A transform is a callable `(inputs_BCHW, draw) -> inputs_BCHW`. All its randomness comes from `draw`, so that a sample
-is augmented alike whatever micro-batch, worker or process it passes through: bit for bit, which is why angles and the
-like are calculated sample by sample on the host, and sums within an image in whole numbers.
-A method `in_evaluation(inputs_BCHW)`, where a transform has one, stands for it when the model is evaluated.
+is augmented bit for bit the same in any micro-batch, worker or process. For that, angles and the like are calculated
+sample by sample on the host, and sums within an image in whole numbers.
+In evaluation a transform is replaced by its method `in_evaluation(inputs_BCHW)` if it has one, else left out.
 
-Images are as they are stored: uint8 from 0 to 255, or floating, for colours from 0 to 1. What moves pixels as they are
-(flips, shifts, crops, erasing) takes any type. Shapes: B samples, C channels, H height, W width.
+Images are as stored: uint8 from 0 to 255, or floating, with colours from 0 to 1. Flips, shifts, crops and erasing move
+pixels unchanged and take any type. Shapes: B samples, C channels, H height, W width.
 """
 
 from stoker.jobs.mixing import CutMix, Mixup
 from stoker.loading.transforms.base import Draw
 from stoker.loading.transforms.composition import OneOf, Sometimes, for_evaluation
-from stoker.loading.transforms.erasing import Cutout, RandomErasing
 from stoker.loading.transforms.geometric import (
     AlternatingFlip,
+    Cutout,
     RandomAffine,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     RandomRotation,

@@ -1,7 +1,4 @@
-"""Random numbers for each sample of a batch, the same however the batch is cut.
-
-What batches of images are: their shape, their types, and the numbers in them.
-"""
+"""What transforms share: `Draw`, their keyed random numbers, and conversions between stored images and numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +17,10 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Draw:
-    """Random numbers for each sample of a batch; every call draws anew. `epoch` counts from 0."""
+    """Random numbers for each sample of a batch, the same however the batch is cut; each call draws new ones.
+
+    `epoch` counts from 0.
+    """
 
     def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
         self.epoch = epoch
@@ -39,7 +39,7 @@ class Draw:
         return same
 
     def of(self, rows: Indices, branch: int) -> Draw:
-        """Draws for the samples at `rows` of the batch; of another `branch`, other ones. Nothing is drawn by this."""
+        """Draws for the samples at `rows` of the batch, different for each `branch`. Does not itself draw."""
         part = Draw(self._seed, self.epoch, self._indices[rows], self.device)
         part._keys = mix_keys(self._keys[rows] ^ np.uint64(key_of(RandomStream.AUGMENT, branch)))
         return part
@@ -89,16 +89,12 @@ def _mixed(keys: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
-    """Shifted right with zeros coming in; `>>` alone repeats the sign."""
+    """Logical right shift; `>>` alone repeats the sign."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def require_images(x: torch.Tensor, transform: str) -> None:
-    """Refuse what is no batch of images.
-
-    Raises:
-        BadJob: it has not four dimensions.
-    """
+    """Raise BadJob unless `x` has four dimensions."""
     if x.dim() != 4:
         raise BadJob(
             f"{transform} takes images [B, C, H, W], got a tensor of shape {list(x.shape)}",
@@ -107,11 +103,7 @@ def require_images(x: torch.Tensor, transform: str) -> None:
 
 
 def require_colors(x: torch.Tensor, transform: str) -> None:
-    """Refuse images that are neither grey nor red, green and blue.
-
-    Raises:
-        BadJob: they have another number of channels.
-    """
+    """Raise BadJob unless images are grey or RGB."""
     require_images(x, transform)
     if x.shape[1] not in (1, 3):
         raise BadJob(f"{transform} takes images of 1 or 3 channels, got {x.shape[1]} (shape {list(x.shape)})")
@@ -134,7 +126,7 @@ def as_numbers(x: torch.Tensor, transform: str) -> torch.Tensor:
 
 
 def as_colors(x: torch.Tensor, transform: str) -> torch.Tensor:
-    """As `as_numbers`, uint8 brought to 0 to 1, in which floating images are taken to be.
+    """As `as_numbers`, with uint8 scaled to 0 to 1; floating images are assumed to be in that range.
 
     Raises:
         BadJob: another type.
@@ -143,12 +135,12 @@ def as_colors(x: torch.Tensor, transform: str) -> torch.Tensor:
 
 
 def stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers (for uint8 those of 0 to 255) in the type that images were stored in; halves are rounded up."""
+    """Numbers (for uint8 from 0 to 255) in the stored type of the images; halves are rounded up."""
     return (numbers + 0.5).floor().clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else numbers.to(dtype)
 
 
 def stored_colors(colors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Colours, cut to 0 to 1, in the type that images were stored in."""
+    """Colours, clamped to 0 to 1, in the stored type of the images."""
     cut = colors.clamp(0, 1)
     return stored(cut * 255, dtype) if dtype == torch.uint8 else cut.to(dtype)
 

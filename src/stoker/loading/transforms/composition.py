@@ -1,7 +1,4 @@
-"""Transforms that only some samples get.
-
-What stands for random transforms when a model is evaluated.
-"""
+"""Transforms applied to some samples only, and the transforms that remain in evaluation."""
 
 from __future__ import annotations
 
@@ -38,9 +35,9 @@ class Sometimes:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Apply one of several transforms to each sample, all equally likely; an empty list among them leaves it alone.
+    """Apply one of several transforms to each sample, all equally likely.
 
-    Each must keep the shape and the type of its inputs; a list is applied one after the other.
+    Each must keep the shape and the type of its inputs. A list is applied in order; an empty one changes nothing.
 
     >>> from stoker.loading.transforms import AlternatingFlip, Draw
     >>> some = OneOf([AlternatingFlip(), []])
@@ -58,20 +55,16 @@ class OneOf:
     def __call__(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The inputs, each transformed in one way."""
         choices = np.floor(draw.numbers(0, len(self.transforms)))
-        for branch, given in enumerate(self.transforms):
+        for branch, branch_transforms in enumerate(self.transforms):
             chosen = np.flatnonzero(choices == branch)
             part = draw.of(chosen, branch)
-            for transform in given if isinstance(given, Sequence) else (given,):
+            for transform in branch_transforms if isinstance(branch_transforms, Sequence) else (branch_transforms,):
                 x = _applied(transform, x, chosen, part)
         return x
 
 
 def _applied(transform: Transform, x: torch.Tensor, chosen: Indices, draw: Draw) -> torch.Tensor:
-    """`x` with the samples `chosen` transformed.
-
-    Raises:
-        BadJob: that changes their shape or type.
-    """
+    """`x` with the samples `chosen` transformed; raises BadJob if that changes their shape or type."""
     if len(chosen) == 0:
         return x
     rows = torch.from_numpy(chosen).to(x.device)
@@ -88,7 +81,7 @@ def _applied(transform: Transform, x: torch.Tensor, chosen: Indices, draw: Draw)
 
 @dataclass(frozen=True)
 class _InEvaluation:
-    """A transform's stand-in, called like the transform."""
+    """A deterministic replacement, called like the transform."""
 
     change: Callable[[torch.Tensor], torch.Tensor]
 
@@ -98,5 +91,5 @@ class _InEvaluation:
 
 
 def for_evaluation(transforms: Sequence[Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
-    """The transforms as they are in evaluation: those with a method `in_evaluation` by that, all others left out."""
-    return tuple(_InEvaluation(one.in_evaluation) for one in transforms if hasattr(one, "in_evaluation"))
+    """The transforms used in evaluation: `in_evaluation` of those that have it; all others are left out."""
+    return tuple(_InEvaluation(each.in_evaluation) for each in transforms if hasattr(each, "in_evaluation"))

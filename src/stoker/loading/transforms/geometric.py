@@ -1,13 +1,9 @@
-"""Rotating, scaling, moving and shearing images, and cropping to a size: one grid of places, sampled bilinearly.
+"""Transforms of pixel positions: flips, shifts, crops, affine maps, and covered parts.
 
-What: for each pixel that comes out, the place it comes from is calculated, and the four pixels around that are
-averaged. Costs: some ten passes over the pixels. Downscaling is not smoothed first, so fine patterns may alias; what
-is outside an image is `fill`. Source: M. Jaderberg et al., "Spatial Transformer Networks", arXiv:1506.02025, section
-3.2-3.3, for the grid and its sampling; ranges are given as torchvision has them.
-
-Windows cut from padded images, pixel for pixel.
-
-Mirror images.
+Flips, shifts, crops and erasing keep pixels as they are. Affine maps and resized crops sample bilinearly: the source
+position of each output pixel is calculated, and the four pixels around it are averaged, in some ten passes over the
+pixels. Downscaling is not smoothed first, so fine patterns may alias. Source: M. Jaderberg et al., "Spatial Transformer
+Networks", arXiv:1506.02025, section 3.2-3.3; ranges are given as in torchvision.
 """
 
 from __future__ import annotations
@@ -26,20 +22,20 @@ from stoker.jobs.numeric_settings import Interval, require_amount, require_inter
 from stoker.loading.transforms.base import Draw, Numbers, as_numbers, require_images, stored
 
 Matrices = npt.NDArray[np.float64]
-"""For each sample [B, 2, 3]: the place in the input (x, y) of a place (x, y, 1) in the output [pixels from the upper
-left corner; the middle of the first pixel is at one half]."""
+"""For each sample [B, 2, 3]: maps a position (x, y, 1) in the output to (x, y) in the input [pixels from the upper left
+corner; the middle of the first pixel is at one half]."""
 
 
 @dataclass(frozen=True)
 class RandomAffine:
-    """Rotate, scale, move and shear an image at once; all about its middle.
+    """Rotate, scale, translate and shear an image about its centre.
 
     Args:
-        degrees: how far it is turned at most, either way.
-        scale: by which factor it grows, from lowest to highest (below 1 it shrinks).
-        translate: how far it moves at most, as shares of its width and height, either way.
-        shear: how far upright lines lean over at most, either way [degrees].
-        fill: what comes in.
+        degrees: largest rotation, either way.
+        scale: factor of its size, from lowest to highest (below 1 it shrinks).
+        translate: largest translation, either way, as shares of its width and height.
+        shear: largest angle of vertical lines, either way [degrees].
+        fill: value of new pixels.
     """
 
     degrees: float = 0.0
@@ -60,19 +56,24 @@ class RandomAffine:
         require_images(x_BCHW, "RandomAffine")
         _, _, H, W = x_BCHW.shape
         across, down = self.translate
-        matrices = _about_the_middle(
-            H, W,
-            turned=_radians(draw.numbers(-self.degrees, self.degrees)),
-            sheared=_radians(draw.numbers(-self.shear, self.shear)),
-            scaled=draw.numbers(*self.scale),
-            moved=(draw.numbers(-across * W, across * W), draw.numbers(-down * H, down * H)),
-        )  # fmt: skip
-        return warped(x_BCHW, matrices, (H, W), "RandomAffine", fill=self.fill)
+        turned = _radians(draw.numbers(-self.degrees, self.degrees))
+        sheared = _radians(draw.numbers(-self.shear, self.shear))
+        scaled = draw.numbers(*self.scale)
+        moved = np.stack([draw.numbers(-across * W, across * W), draw.numbers(-down * H, down * H)], -1)
+        cos, sin, tan = _each(math.cos, turned), _each(math.sin, turned), _each(math.tan, sheared)
+        # The inverse of scaled * [[cos, -sin], [sin, cos]] @ [[1, tan], [0, 1]], about the middle, then moved.
+        inverse = np.stack([np.stack([cos + tan * sin, sin - tan * cos], -1), np.stack([-sin, cos], -1)], -2)
+        inverse = inverse / scaled[:, None, None]
+        middle = np.array([W / 2, H / 2])
+        from_middle = middle + moved
+        by_x, by_y = inverse[..., 0], inverse[..., 1]
+        shift = middle - (by_x * from_middle[:, :1] + by_y * from_middle[:, 1:])
+        return warped(x_BCHW, np.stack([by_x, by_y, shift], -1), (H, W), "RandomAffine", fill=self.fill)
 
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """Turn an image about its middle by up to `degrees` either way; what comes in is `fill`."""
+    """Rotate an image about its centre by up to `degrees` either way; new pixels are `fill`."""
 
     degrees: float
     fill: float = 0.0
@@ -87,7 +88,7 @@ class RandomRotation:
 
 @dataclass(frozen=True)
 class RandomScale:
-    """Enlarge an image about its middle by a factor of `scale`; what comes in where it shrinks is `fill`."""
+    """Scale an image about its centre by a factor within `scale`; new pixels are `fill`."""
 
     scale: Interval
     fill: float = 0.0
@@ -102,15 +103,15 @@ class RandomScale:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cut a part out of an image, of a share of its area and a ratio of its sides, and bring it to `size` x `size`.
+    """Crop a part of an image, of random area and aspect ratio, and resize it to `size` x `size`.
 
-    A part that would be wider or higher than the image is cut to it. In evaluation the largest square in the middle is
-    brought to that size.
+    A part that would be wider or higher than the image is clipped. In evaluation the largest square in the middle is
+    resized.
 
     Args:
-        size: side of what comes out [pixels].
+        size: side of the output [pixels].
         scale: share of the area, from lowest to highest.
-        ratio: width over height, from lowest to highest; evenly on a logarithmic scale.
+        ratio: width over height, from lowest to highest; uniform on a logarithmic scale.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", arXiv:1409.4842, section 6.
     """
@@ -155,55 +156,39 @@ def warped(
     fill: float = 0.0,
     is_edge_repeated: bool = False,
 ) -> torch.Tensor:
-    """Images of `size` (height, width) whose pixels come from where `matrices` say, in the type of `x_BCHW`.
+    """Images of `size` (height, width) sampled where `matrices` point, in the type of `x_BCHW`.
 
-    Beyond an image lies `fill`, or its outermost pixels again.
+    Pixels outside the input are `fill`, or its nearest pixel.
     """
     numbers = as_numbers(x_BCHW, transform)
     numbers = numbers if numbers.dtype == torch.float64 else numbers.to(torch.float32)
-    _, _, H, W = x_BCHW.shape
-    grid_BHW2 = _grid(matrices, size, (H, W), numbers).expand(x_BCHW.shape[0], -1, -1, -1)  # one matrix may do for all
+    B, _, H, W = x_BCHW.shape
+    # The source of each pixel, as (x, y) from -1 to 1 over the sides of the input. Multiplied and added one by one: a
+    # product of matrices may round otherwise in a batch of another size.
+    sides = np.array([W, H], dtype=np.float64)
+    relative = torch.from_numpy(matrices * (2 / sides)[:, None]).to(numbers.dtype).to(numbers.device)
+    x_W = torch.arange(size[1], device=numbers.device, dtype=numbers.dtype) + 0.5
+    y_H1 = (torch.arange(size[0], device=numbers.device, dtype=numbers.dtype) + 0.5).unsqueeze(1)
+    rows = [relative[:, row].view(-1, 3, 1, 1).unbind(1) for row in (0, 1)]
+    grid_BHW2 = torch.stack([by_x * x_W + by_y * y_H1 + (shift - 1) for by_x, by_y, shift in rows], dim=-1)
     sampled = F.grid_sample(
-        numbers - fill if fill else numbers, grid_BHW2, mode="bilinear", align_corners=False,
+        numbers - fill if fill else numbers,
+        grid_BHW2.expand(B, -1, -1, -1),  # one matrix may serve all samples
+        mode="bilinear",
+        align_corners=False,
         padding_mode="border" if is_edge_repeated else "zeros",
-    )  # fmt: skip
+    )
     return stored(sampled + fill if fill else sampled, x_BCHW.dtype)
 
 
-def _grid(matrices: Matrices, size: tuple[int, int], of: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-    """Where each pixel comes from [B, *size, 2], as (x, y) from -1 to 1 over the sides of the input."""
-    # Multiplied and added one by one: a product of matrices may round otherwise in a batch of another size.
-    sides = np.array([of[1], of[0]], dtype=np.float64)
-    relative = torch.from_numpy(matrices * (2 / sides)[:, None]).to(like.dtype).to(like.device)
-    x_W = torch.arange(size[1], device=like.device, dtype=like.dtype) + 0.5
-    y_H1 = (torch.arange(size[0], device=like.device, dtype=like.dtype) + 0.5).unsqueeze(1)
-    rows = [relative[:, row].view(-1, 3, 1, 1).unbind(1) for row in (0, 1)]
-    return torch.stack([by_x * x_W + by_y * y_H1 + (shift - 1) for by_x, by_y, shift in rows], dim=-1)
-
-
-def _about_the_middle(
-    height: int, width: int, *, turned: Numbers, sheared: Numbers, scaled: Numbers, moved: tuple[Numbers, Numbers]
-) -> Matrices:
-    """Matrices that undo: shear along x, turn, scale, all about the middle, then move."""
-    cos, sin, tan = _each(math.cos, turned), _each(math.sin, turned), _each(math.tan, sheared)
-    # The inverse of scaled * [[cos, -sin], [sin, cos]] @ [[1, tan], [0, 1]].
-    inverse = np.stack([np.stack([cos + tan * sin, sin - tan * cos], -1), np.stack([-sin, cos], -1)], -2)
-    inverse = inverse / scaled[:, None, None]
-    middle = np.array([width / 2, height / 2])
-    from_middle = middle + np.stack(moved, -1)
-    by_x, by_y = inverse[..., 0], inverse[..., 1]
-    shift = middle - (by_x * from_middle[:, :1] + by_y * from_middle[:, 1:])
-    return np.stack([by_x, by_y, shift], -1)
-
-
 def _of_boxes(lefts: Numbers, tops: Numbers, by_x: Numbers, by_y: Numbers) -> Matrices:
-    """Matrices that read boxes of the input, so many pixels of it for each of the output."""
+    """Matrices that read boxes of the input, `by_x` and `by_y` of its pixels for each of the output."""
     none = np.zeros_like(lefts)
     return np.stack([np.stack([by_x, none, lefts], -1), np.stack([none, by_y, tops], -1)], -2)
 
 
 def _each(function: Callable[[float], float], numbers: Numbers) -> Numbers:
-    """The function of each number by itself: of arrays, the last bits may depend on the place within the array."""
+    """The function of each number by itself: NumPy's last bits may depend on the position within the array."""
     return np.array([function(number) for number in numbers.tolist()], dtype=np.float64)
 
 
@@ -213,7 +198,7 @@ def _radians(degrees: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Move an image by up to `pixels` in each direction; what comes in is `fill`."""
+    """Move an image by up to `pixels` in each direction; new pixels are `fill`."""
 
     pixels: int
     fill: float = 0.0
@@ -232,9 +217,9 @@ class RandomShift:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Cut a window of `size` x `size` pixels from anywhere in an image that got `padding` pixels of `fill` around it.
+    """Crop a window of `size` x `size` pixels from an image padded by `padding` pixels of `fill`.
 
-    In evaluation the window is cut from the middle.
+    In evaluation the window is cropped from the middle.
     """
 
     size: int
@@ -253,13 +238,13 @@ class RandomCrop:
         return _windows(_padded(x_BCHW, self.padding, self.fill), top_B, left_B, self.size, self.size)
 
     def in_evaluation(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The middle [B, C, size, size]; of an odd rest more is left below and on the right."""
+        """The middle [B, C, size, size]; an odd pixel is left below or on the right."""
         top, left = (rest // 2 for rest in self._room(x_BCHW))
         padded = _padded(x_BCHW, self.padding, self.fill)
         return padded[:, :, top : top + self.size, left : left + self.size].contiguous()
 
     def _room(self, x_BCHW: torch.Tensor) -> tuple[int, int]:
-        """How far the window can move down and to the right [pixels]."""
+        """Room of the window to move down and to the right [pixels]."""
         require_images(x_BCHW, "RandomCrop")
         height, width = (side + 2 * self.padding - self.size for side in x_BCHW.shape[2:])
         if min(height, width) < 0:
@@ -307,7 +292,7 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class RandomVerticalFlip:
-    """Turn an image upside down, as in a pond, with probability `p`."""
+    """Mirror an image top to bottom with probability `p`."""
 
     p: float = 0.5
 
@@ -323,10 +308,10 @@ class RandomVerticalFlip:
 
 @dataclass(frozen=True)
 class AlternatingFlip:
-    """Mirror an image left to right in every other epoch; which half begins is drawn once.
+    """Mirror an image left to right in every other epoch; the half that begins is drawn once.
 
-    In any two epochs that follow each other the model sees every image both ways, where RandomFlip shows a quarter of
-    them the same way twice.
+    In any two consecutive epochs the model sees every image both ways; RandomFlip shows half of them the same way
+    twice.
 
     Source: K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), https://arxiv.org/abs/2404.00498,
     section 3.6, where a hash of the index decides.
@@ -338,3 +323,80 @@ class AlternatingFlip:
         is_odd = draw.epoch % 2 == 1
         mirrored_B = (draw.lasting().uniform() < 0.5) ^ is_odd
         return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Cover a square of `size` pixels, centred anywhere in the image and clipped at its edges, with `fill`.
+
+    Source: T. DeVries, G. W. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout",
+    arXiv:1708.04552.
+    """
+
+    size: int
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_size("size", "the side of the square", self.size)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, a square of each covered."""
+        require_images(x_BCHW, "Cutout")
+        _, _, H, W = x_BCHW.shape
+        tops = np.floor(draw.numbers(0, H)) - self.size // 2
+        lefts = np.floor(draw.numbers(0, W)) - self.size // 2
+        return _covered(x_BCHW, tops, lefts, tops + self.size, lefts + self.size, self.fill)
+
+
+@dataclass(frozen=True)
+class RandomErasing:
+    """Cover a rectangle within the image with `fill`, with probability `p`.
+
+    Args:
+        p: probability that an image is covered.
+        scale: share of the image's area, from lowest to highest.
+        ratio: height over width, from lowest to highest; uniform on a logarithmic scale.
+        fill: value of covered pixels.
+
+    Source: Z. Zhong et al., "Random Erasing Data Augmentation", arXiv:1708.04896; a rectangle larger than the image is
+    clipped here, and drawn again there.
+    """
+
+    p: float = 0.5
+    scale: Interval = (0.02, 0.33)
+    ratio: Interval = (0.3, 3.3)
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_probability(self.p)
+        require_interval("scale", self.scale, most=1)
+        require_interval("ratio", self.ratio)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, some with a part covered."""
+        require_images(x_BCHW, "RandomErasing")
+        _, _, H, W = x_BCHW.shape
+        areas = draw.numbers(*self.scale) * (H * W)
+        ratios = _each(math.exp, draw.numbers(*map(math.log, self.ratio)))
+        heights = np.minimum(np.floor(np.sqrt(areas * ratios) + 0.5), H)
+        widths = np.minimum(np.floor(np.sqrt(areas / ratios) + 0.5), W)
+        tops, lefts = (np.floor(draw.numbers() * (whole - part + 1)) for whole, part in ((H, heights), (W, widths)))
+        is_covered = draw.numbers() < self.p
+        return _covered(x_BCHW, tops, lefts, tops + heights * is_covered, lefts + widths, self.fill)
+
+
+def _covered(
+    x_BCHW: torch.Tensor, tops: Numbers, lefts: Numbers, bottoms: Numbers, rights: Numbers, fill: float
+) -> torch.Tensor:
+    """The images with `fill` from top to bottom and from left to right, ends excluded [pixels]."""
+    covered_B1HW = boxes(x_BCHW, tops, lefts, bottoms, rights)
+    return torch.where(covered_B1HW, torch.full((), fill, dtype=x_BCHW.dtype, device=x_BCHW.device), x_BCHW)
+
+
+def boxes(x_BCHW: torch.Tensor, tops: Numbers, lefts: Numbers, bottoms: Numbers, rights: Numbers) -> torch.Tensor:
+    """Pixels [B, 1, H, W] within a box of each sample, ends excluded [pixels]."""
+    ends = np.stack([tops, bottoms, lefts, rights]).astype(np.int64)
+    top, bottom, left, right = torch.from_numpy(ends).to(x_BCHW.device).view(4, -1, 1, 1, 1).unbind(0)
+    rows_H1 = torch.arange(x_BCHW.shape[2], device=x_BCHW.device).unsqueeze(1)
+    columns_W = torch.arange(x_BCHW.shape[3], device=x_BCHW.device)
+    return (rows_H1 >= top) & (rows_H1 < bottom) & (columns_W >= left) & (columns_W < right)

@@ -1,13 +1,8 @@
-"""Colours: brightness, contrast, saturation, hue; grey images; standardised ones.
+"""Transforms of pixel values: colour jitter, greyscale, normalisation, tones, noise and blur.
 
-Images are uint8, or floating from 0 to 1; what would go beyond is cut off there.
-
-Tones: fewer of them, turned round, or spread out; not random by themselves, for `OneOf` and `Sometimes`.
-
-Images are uint8, or floating from 0 to 1. Source: Pillow's ImageOps (posterize, solarize, autocontrast), as in
-E. D. Cubuk et al., "RandAugment", arXiv:1909.13719.
-
-Noise and blur.
+Images are uint8, or floating from 0 to 1; colours beyond that range are clamped. Posterize, Solarize and Autocontrast
+are deterministic, for use in `OneOf` and `Sometimes`; they follow Pillow's ImageOps, as in E. D. Cubuk et al.,
+"RandAugment", arXiv:1909.13719.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from stoker.loading.transforms.base import (
 )
 
 _FINE = 2**24
-"""Colours are summed as whole numbers of this part: such a sum is the same in any order."""
+"""Colours are summed as multiples of 1 / _FINE: a sum of whole numbers is the same in any order."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class ColorJitter:
     """Change brightness, contrast, saturation and hue, in this order.
 
     Args:
-        brightness, contrast, saturation: the factor lies within so much of 1 (and is not negative).
-        hue: how far hues are turned at most, either way; 0.5 is half the circle.
+        brightness, contrast, saturation: largest distance of the factor from 1; a factor is never negative.
+        hue: largest rotation of the hue, either way; 0.5 is half the circle.
     """
 
     brightness: float = 0.0
@@ -62,7 +57,7 @@ class ColorJitter:
         require_colors(x_BCHW, "ColorJitter")
         colors = as_colors(x_BCHW, "ColorJitter")
         by_brightness, by_contrast, by_saturation = (
-            _factor(draw, reach) for reach in (self.brightness, self.contrast, self.saturation)
+            draw.numbers(max(0.0, 1 - reach), 1 + reach) for reach in (self.brightness, self.contrast, self.saturation)
         )
         turned = draw.numbers(-self.hue, self.hue)
         if self.brightness:
@@ -94,12 +89,12 @@ class RandomGrayscale:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Take a mean off each channel and divide by a deviation: floats come out, whatever went in.
+    """Subtract a mean from each channel and divide by a standard deviation; the output is floating.
 
-    Not random: the same is done in evaluation. It belongs at the end of the list.
+    Deterministic, and applied in evaluation too. It belongs at the end of the list.
 
     Args:
-        mean, std: one number for each channel, or one for all; of images from 0 to 1 (uint8 is brought to that first).
+        mean, std: one number for each channel, or one for all, of images from 0 to 1 (uint8 is scaled to that first).
     """
 
     mean: tuple[float, ...] | float
@@ -129,7 +124,7 @@ def brightened(colors: torch.Tensor, factors: Numbers) -> torch.Tensor:
 
 
 def blended(colors: torch.Tensor, others: torch.Tensor, factors: Numbers) -> torch.Tensor:
-    """`factors` of the colours and the rest of the others; above 1, away from the others."""
+    """`factors` * colours + (1 - `factors`) * others; a factor above 1 moves away from the others."""
     share = by_sample(factors, colors)
     return (colors * share + others * (1 - share)).clamp(0, 1)
 
@@ -142,9 +137,9 @@ def mean_gray(colors: torch.Tensor) -> torch.Tensor:
 
 
 def with_hue_turned(colors_BCHW: torch.Tensor, turns: Numbers) -> torch.Tensor:
-    """Red, green and blue with the hue moved on by so many turns of its circle, value and saturation as they are.
+    """RGB with the hue rotated by `turns` of its circle; value and saturation stay.
 
-    Source: A. R. Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978 (HSV); the way back as one formula for all three
+    Source: A. R. Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978 (HSV); the inverse as one formula for all three
     channels, value - chroma * max(0, min(k, 4 - k, 1)) with k = (n + 6 hue) mod 6 and n = 5, 3, 1.
     """
     red, green, blue = colors_BCHW.unbind(1)
@@ -162,10 +157,6 @@ def with_hue_turned(colors_BCHW: torch.Tensor, turns: Numbers) -> torch.Tensor:
         k = k - 6 * (k / 6).floor()
         channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
     return torch.stack(channels, dim=1)
-
-
-def _factor(draw: Draw, reach: float) -> Numbers:
-    return draw.numbers(max(0.0, 1 - reach), 1 + reach)
 
 
 def _listed(values: tuple[float, ...] | float) -> tuple[float, ...]:
@@ -196,7 +187,7 @@ class Posterize:
 
 @dataclass(frozen=True)
 class Solarize:
-    """Turn colours from `threshold` on (0 to 1) into their negative."""
+    """Invert colours from `threshold` on (0 to 1)."""
 
     threshold: float = 0.5
 
@@ -212,7 +203,7 @@ class Solarize:
 
 @dataclass(frozen=True)
 class Autocontrast:
-    """Spread the colours of each channel of each image from its darkest to its brightest; of one colour it stays."""
+    """Stretch each channel of each image to the full range; a channel of one colour stays."""
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images with black and white in them."""
@@ -226,7 +217,7 @@ class Autocontrast:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Add noise of deviation `std`, in units of the pixels, to every pixel; see `Draw.noise` for its law.
+    """Add noise of standard deviation `std`, in units of the pixels; see `Draw.noise` for its distribution.
 
     Costs: some thirty passes over the pixels in 64-bit whole numbers, so that it is the same on every device.
     """
@@ -245,11 +236,11 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class GaussianBlur:
-    """Average every pixel with its neighbours, weighted by a bell curve of deviation `sigma` [pixels].
+    """Average every pixel with its neighbours, weighted by a Gaussian of standard deviation `sigma` [pixels].
 
     Args:
-        sigma: the deviation, from lowest to highest.
-        radius: how far neighbours count; the edge is repeated beyond it. Default: twice the highest sigma, rounded up.
+        sigma: the standard deviation, from lowest to highest.
+        radius: radius of the kernel [pixels]; the edge is repeated. Default: twice the highest sigma, rounded up.
     """
 
     sigma: Interval = (0.1, 2.0)
@@ -264,22 +255,18 @@ class GaussianBlur:
         """The images, blurred."""
         require_images(x_BCHW, "GaussianBlur")
         reach = self.radius or math.ceil(2 * self.sigma[1])
-        sigmas = draw.numbers(*self.sigma)
-        weights = [_weights(sigma, reach) for sigma in sigmas.tolist()]
+        weights: list[list[float]] = []  # for each sample, of a neighbour 0, 1, … `reach` pixels away
+        for sigma in draw.numbers(*self.sigma).tolist():
+            heights = [math.exp(-0.5 * (distance / sigma) ** 2) for distance in range(reach + 1)]
+            area = heights[0] + 2 * sum(heights[1:])
+            weights.append([height / area for height in heights])
         numbers = as_numbers(x_BCHW, "GaussianBlur")
         # Neighbours are added one by one: a convolution may round otherwise in a batch of another size.
         for dim, padding in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
             padded = F.pad(numbers, padding, mode="replicate")
             size, total = numbers.shape[dim], torch.zeros_like(numbers)
-            for at in range(2 * reach + 1):
-                weight = by_sample(np.array([one[abs(at - reach)] for one in weights]), numbers)
-                total = total + padded.narrow(dim, at, size) * weight
+            for offset in range(2 * reach + 1):
+                weight = by_sample(np.array([sample[abs(offset - reach)] for sample in weights]), numbers)
+                total = total + padded.narrow(dim, offset, size) * weight
             numbers = total
         return stored(numbers, x_BCHW.dtype)
-
-
-def _weights(sigma: float, reach: int) -> list[float]:
-    """What a neighbour 0, 1, … `reach` pixels off weighs; of both sides together 1."""
-    heights = [math.exp(-0.5 * (distance / sigma) ** 2) for distance in range(reach + 1)]
-    total = heights[0] + 2 * sum(heights[1:])
-    return [height / total for height in heights]

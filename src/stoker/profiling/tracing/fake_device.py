@@ -1,17 +1,17 @@
-"""Pretending to be another device: the private hooks of PyTorch that tracing needs, all of them in this file.
+"""The fake target device of a trace; all private hooks of PyTorch that tracing needs are in this file.
 
-What: `FakeTensorMode` gives tensors that have shapes and no memory. On a build of PyTorch without CUDA, or on a machine
-without a GPU, a fake `cuda` tensor survives a forward pass, but not a backward pass, autocast or an optimiser. What is
-missing is put in place inside `pretending` and taken away after it:
+What: `FakeTensorMode` gives tensors with shapes and no memory. On a build of PyTorch without CUDA, or on a machine
+without a GPU, a fake `cuda` tensor survives a forward pass, but not a backward pass, autocast or an optimiser.
+`pretending` adds the missing parts, and removes them afterwards:
 
-- c10 has no device guard for CUDA; a guard of zero devices in its slot makes PyTorch install its own guard that does
-  nothing (`_ensureCUDADeviceGuardSet` leaves an empty slot alone).
-- Autograd's engine, on accumulating a gradient, wants a stream of the tensor's accelerator. It asks the tensor for its
-  device from C++, and is told `meta`; everyone else is told `cuda`.
-- Python code that asks whether there is CUDA, and which, gets the target's answers.
+- c10 has no device guard for CUDA; a guard of zero devices in its slot makes PyTorch install its own no-op guard
+  (`_ensureCUDADeviceGuardSet` ignores an empty slot).
+- Autograd's engine, on accumulating a gradient, needs a stream of the tensor's accelerator. It asks the tensor for its
+  device from C++, and gets `meta`; every other caller gets `cuda`.
+- Python code that asks for CUDA and its properties gets the target's answers.
 
-Use when: the target is not here. Costs: 2 to 3 s once, to import TorchDynamo, which any optimiser of PyTorch does too.
-Does not combine with: Windows, whose linker spells the slot's name otherwise; there a CPU stands in (`is_fallback`).
+Use when: the target is not attached. Costs: 2 to 3 s once, to import TorchDynamo, which any PyTorch optimiser does too.
+Does not combine with: Windows, where the slot has another linker name; there a CPU is used instead (`is_fallback`).
 Source: c10/core/impl/FakeGuardImpl.h and DeviceGuardImplInterface.cpp, torch/csrc/autograd/input_buffer.cpp,
 torch/_subclasses/fake_tensor.py of PyTorch 2.13.
 """
@@ -41,7 +41,7 @@ try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     _MISSING = ""
-except ImportError as _problem:  # a future PyTorch that moved them: nothing can be traced, and it is said
+except ImportError as _problem:  # a future PyTorch that moved them: nothing can be traced
     _MISSING = f"this PyTorch has no FakeTensorMode where 2.13 has it ({_problem})"
 
 _GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
@@ -49,19 +49,19 @@ _CUDA_SLOT = 1
 """Place of CUDA among c10::DeviceType: CPU is 0."""
 _META = torch.device("meta")
 _INNER_FILES = ("torch/_stats.py", "torch/_compile.py", "torch/_ops.py", "_dynamo/eval_frame.py")
-"""Files of PyTorch that stand between C++ asking for a device and a mode that answers."""
+"""Files of PyTorch on the stack between a C++ request for a device and a mode that answers."""
 _TRACING = f"{Path(__file__).parent}/"
 
 _CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
 _misleads_engine = False
-"""Whether autograd's engine is told `meta` in place of `cuda`: while a GPU is pretended where there is none."""
+"""Whether autograd's engine gets `meta` in place of `cuda`: while a GPU is pretended on a machine without one."""
 
 
 class Patches(contextlib.ExitStack):
-    """Attributes of PyTorch replaced within the block, and put back after it."""
+    """Attributes of PyTorch replaced within the block, and restored after it."""
 
     def put(self, owner: Any, name: str, value: object) -> None:
-        """Replace `owner.name`, if there is such a thing."""
+        """Replace `owner.name`, if it exists."""
         if hasattr(owner, name):
             self.callback(setattr, owner, name, vars(owner).get(name, getattr(owner, name)))
             setattr(owner, name, value)
@@ -73,7 +73,7 @@ class MixedDevices(RuntimeError):
 
 @dataclass(frozen=True)
 class Pretence:
-    """The fake device: its mode, what PyTorch calls it, and whether a CPU stands in for a GPU."""
+    """The fake device: its mode, its name in PyTorch, and whether a CPU is used in place of a GPU."""
 
     mode: FakeTensorMode
     device: torch.device
@@ -87,12 +87,12 @@ def why_not_cuda() -> str:
         return _MISSING
     if torch.cuda.is_available():
         return ""
-    wanted = {
+    needed = {
         torch._C: ("_ensureCUDADeviceGuardSet", "_current_graph_task_id", "_current_autograd_node"),
         torch.ops.prim: ("device",),
         FakeTensor: ("_find_common_device",),
     }
-    for owner, names in wanted.items():
+    for owner, names in needed.items():
         for name in names:
             if not hasattr(owner, name):
                 return f"this PyTorch ({torch.__version__}) has no {name}"
@@ -104,19 +104,19 @@ def why_not_cuda() -> str:
 
 
 def can_pretend_cuda() -> bool:
-    """Whether a CUDA device can be pretended here, so that nothing has to fall back to a CPU."""
+    """Whether a CUDA device can be pretended here, without falling back to a CPU."""
     return not why_not_cuda()
 
 
 @contextlib.contextmanager
 def pretending(settings: TraceSettings) -> Iterator[Pretence]:
-    """Within the block tensors are fake, on the target of `settings`; afterwards the process is as it was.
+    """Within the block tensors are fake, on the target of `settings`; afterwards the process is restored.
 
-    Random generators, too, are put back. Autograd runs in the calling thread, so that its operations are seen there.
+    So are random generators. Autograd runs in the calling thread, so that the mode sees its operations.
     """
     wants_cuda = settings.target == "cuda"
     is_cuda = wants_cuda and can_pretend_cuda()
-    importlib.import_module("torch._dynamo")  # looks at signatures: before anything is replaced
+    importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
     with contextlib.ExitStack() as stack:
         stack.callback(restore_generators, generator_states())
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count()) if is_cuda else ()))
@@ -137,7 +137,7 @@ def unwatched() -> Iterator[None]:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory behind it."""
+    """Whether a tensor is fake, without memory."""
     return isinstance(tensor, FakeTensor)
 
 
@@ -158,23 +158,23 @@ def is_in_backward() -> bool:
 
 
 def next_sequence_number() -> int:
-    """The number that the next node of autograd's graph will get."""
+    """Sequence number of the next node of autograd's graph [nodes]."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def sequence_number_of_node() -> int:
-    """The number of the node that autograd is running; -1 if it runs none. PyTorch's profiler links passes by it."""
+    """Sequence number of the running autograd node [nodes]; -1 for none. PyTorch's profiler links passes by it."""
     node: Any = torch._C._current_autograd_node()
     return -1 if node is None else int(node._sequence_nr())
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """What tells a storage from all others that live."""
+    """Key of a storage, unique among the living ones [address]."""
     return int(storage._cdata)
 
 
 def references(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold the tensor, and how many its storage; no such numbers where PyTorch does not tell."""
+    """Numbers of references to the tensor and to its storage; -1 where PyTorch does not count them."""
     if not _CAN_COUNT:
         return -1, -1
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def references(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1)
 def references_of_engine() -> tuple[int, int]:
-    """As `references`, of a gradient that none but autograd's engine holds, as a mode sees it: found by making one."""
+    """As `references`, of a gradient held by autograd's engine only, as a mode sees it; measured on an example."""
     seen: list[tuple[int, int]] = []
 
     class Look(TorchDispatchMode):
@@ -202,30 +202,18 @@ def references_of_engine() -> tuple[int, int]:
 
 def calling_instruction() -> tuple[int, int] | None:
     """The Python frame and instruction that called into PyTorch; None if autograd's engine did."""
-    frame = _caller()
-    is_engine = frame is None or frame.f_code.co_name == "_engine_run_backward"
-    return None if frame is None or is_engine else (id(frame), frame.f_lasti)
-
-
-def answer_for_engine(func: Any) -> torch.device | None:
-    """`meta` where autograd's engine asks a tensor for its device and no GPU is here; None: answer as usual."""
-    if func is torch.ops.prim.device.default and _misleads_engine and _engine_asks():
-        return _META
-    return None
-
-
-def _engine_asks() -> bool:
-    """Whether the nearest frame that is not PyTorch's dispatch is the engine's own, or none at all."""
-    frame = _caller()
-    return frame is None or frame.f_code.co_name == "_engine_run_backward"
-
-
-def _caller() -> types.FrameType | None:
-    """The nearest frame that neither is PyTorch's dispatch nor serves it."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _serves_dispatch(frame.f_code):
         frame = frame.f_back
-    return frame
+    if frame is None or frame.f_code.co_name == "_engine_run_backward":
+        return None
+    return id(frame), frame.f_lasti
+
+
+def answer_for_engine(func: Any) -> torch.device | None:
+    """`meta` if autograd's engine asks a tensor for its device and no GPU is attached; None: answer as usual."""
+    is_question = func is torch.ops.prim.device.default and _misleads_engine
+    return _META if is_question and calling_instruction() is None else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -266,28 +254,28 @@ def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:
 
     patches.put(FakeTensor, "__torch_dispatch__", classmethod(dispatch))
     config = importlib.import_module("torch._functorch.config")
-    # Scalars which the engine makes land on `meta`, as it was told: next to those of the device, the device wins.
+    # Scalars made by the engine are on `meta`; combined with tensors of the device, the device wins.
     stack.enter_context(config.patch(fake_tensor_prefer_device_type="cuda"))
     _refuse_mixed_devices(patches)
 
 
 def _refuse_mixed_devices(patches: Patches) -> None:
-    """Put back the check that a preferred device takes away, for tensors of the CPU; its scalars may meet a GPU's."""
+    """Restore the check for CPU tensors that a preferred device disables; CPU scalars may meet a GPU's."""
     original: Callable[..., tuple[torch.device, bool]] = FakeTensor._find_common_device
 
     def common_device(func: Any, flat_args: Sequence[object]) -> tuple[torch.device, bool]:
-        found = original(func, flat_args)
-        if found[0].type == "cuda" and func is not torch.ops.aten._foreach_copy.default:
-            for one in flat_args:
-                if isinstance(one, FakeTensor) and one.device.type == "cpu" and one.dim() > 0:
-                    raise MixedDevices(f"a tensor {list(one.shape)} on the CPU meets one on {found[0]}")
-        return found
+        result = original(func, flat_args)
+        if result[0].type == "cuda" and func is not torch.ops.aten._foreach_copy.default:
+            for arg in flat_args:
+                if isinstance(arg, FakeTensor) and arg.device.type == "cpu" and arg.dim() > 0:
+                    raise MixedDevices(f"a tensor {list(arg.shape)} on the CPU meets one on {result[0]}")
+        return result
 
     patches.put(FakeTensor, "_find_common_device", staticmethod(common_device))
 
 
 def _answer_as_a_machine_with_cuda(patches: Patches) -> None:
-    generator = torch.Generator()  # stands in for the device's: keyed seeding must find one
+    generator = torch.Generator()  # for keyed seeding of the device
     state = generator.get_state()
     answers: dict[str, object] = {
         "is_available": lambda: True,
@@ -307,7 +295,7 @@ def _answer_as_a_machine_with_cuda(patches: Patches) -> None:
 
 
 def _answer_as_cudnn(patches: Patches) -> None:
-    """Convolutions lay out their results as cuDNN does: channels last where an operand is."""
+    """Convolutions lay out their results as cuDNN does: channels last if an operand is."""
     backend = getattr(getattr(torch._C, "_ConvBackend", None), "Cudnn", None)
     if backend is None:
         return
@@ -316,7 +304,7 @@ def _answer_as_cudnn(patches: Patches) -> None:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(inputs.dim())
         is_last = last is not None and any(
-            not one.is_contiguous() and one.is_contiguous(memory_format=last) for one in (inputs, weight)
+            not each.is_contiguous() and each.is_contiguous(memory_format=last) for each in (inputs, weight)
         )
         return last if is_last and last is not None else torch.contiguous_format
 
@@ -326,15 +314,15 @@ def _answer_as_cudnn(patches: Patches) -> None:
 
 @contextlib.contextmanager
 def _seen_as_plain_tensors() -> Iterator[None]:
-    """Where PyTorch and transformers treat fake tensors otherwise than those of a real run, they do so no more."""
+    """Within the block, PyTorch and transformers treat fake tensors as real ones."""
     with Patches() as patches:
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # else the for-loop would be traced
             module = importlib.import_module(name)
             patches.put(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
-        # Module.to() swaps fake parameters in place, and stumbles over weak references to them.
+        # Module.to() swaps fake parameters in place, which fails on weak references to them.
         patches.put(torch.utils, "weakref", types.SimpleNamespace(getweakrefs=lambda _tensor: []))
         for name, module in list(sys.modules.items()):
-            if name.startswith("transformers"):  # builds a mask where it believes to be exported
+            if name.startswith("transformers"):  # it builds a mask for fake tensors, as in an export
                 patches.put(module, "is_fake_tensor", lambda _tensor: False)
         yield
 
@@ -348,7 +336,7 @@ def _guards() -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _install_guard(stack: contextlib.ExitStack) -> None:
-    """Fill CUDA's slot with PyTorch's guard that does nothing, until `stack` closes."""
+    """Fill CUDA's slot with PyTorch's no-op guard, until `stack` closes."""
     torch._C._ensureCUDADeviceGuardSet()  # enough where PyTorch is built with CUDA
     guards = _guards()
     if guards[_CUDA_SLOT]:
@@ -361,7 +349,7 @@ def _install_guard(stack: contextlib.ExitStack) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _guard_of_no_device() -> tuple[Any, Any]:
-    """A C++ object all of whose methods return 0, which as a number of devices makes PyTorch replace it."""
+    """A C++ object whose methods all return 0; with 0 devices PyTorch replaces it."""
     zero = ctypes.CFUNCTYPE(ctypes.c_long)(lambda: 0)
     methods = (ctypes.c_void_p * 64)(*[ctypes.cast(zero, ctypes.c_void_p).value] * 64)
     return (zero, methods), (ctypes.c_void_p * 2)(ctypes.addressof(methods), 0)

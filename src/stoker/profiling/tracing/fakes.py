@@ -1,11 +1,4 @@
-"""Making fakes of real things: modules, optimisers and batches, without copying their memory.
-
-What a traced step is told when it asks for a value that nobody computed.
-
-A loss read by `.item()` is 0.0, a whole number 1, `any` is no and `all` is yes. Where the answer decides how large a
-tensor gets, no guess will do: for a step function the user gives a hint, which is the number of elements at that line
-of theirs; a Job has no place for one.
-"""
+"""Fakes of modules, optimisers and batches without their memory, and fake answers to questions about values."""
 
 from __future__ import annotations
 
@@ -35,12 +28,12 @@ class Fakes:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake of `tensor`, with its gradient; always the same one. Fakes on the device stand for themselves."""
+        """The fake of `tensor`, with its gradient; always the same one. A fake on the device is its own fake."""
         if is_fake(tensor) and tensor.device == self.device:
             return tensor
         if id(tensor) not in self._made:
             fake = fake_like(self.mode, tensor, self.device)
-            self._made[id(tensor)] = tensor, fake  # the real one is kept, so that its id is not given away
+            self._made[id(tensor)] = tensor, fake  # the real one is kept, so that its id is not reused
             if tensor.is_leaf and tensor.grad is not None:
                 fake.grad = self.of(tensor.grad)
         return self._made[id(tensor)][1]
@@ -56,7 +49,7 @@ class Fakes:
         return module
 
     def forget_all_but(self, module: nn.Module) -> None:
-        """Let go of the fakes that are not in `module`: of what was left out of it."""
+        """Drop the fakes that are not in `module`."""
         kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._made = {key: made for key, made in self._made.items() if id(made[1]) in kept}
 
@@ -67,7 +60,7 @@ class Fakes:
 
     @contextlib.contextmanager
     def copying(self, *, of_real: bool = True) -> Iterator[None]:
-        """Within the block deep copies of fakes are fakes of their own, and if `of_real` those of real tensors too."""
+        """Within the block, deep copies of fakes are new fakes, and if `of_real` so are copies of real tensors."""
         with Patches() as patches:
             for kind in (torch.Tensor, nn.Parameter):
                 patches.put(kind, "__deepcopy__", self._deepcopy(kind.__deepcopy__, of_real=of_real))
@@ -91,10 +84,10 @@ _DeepCopy = Callable[[torch.Tensor, dict[int, Any]], torch.Tensor]
 
 
 class SmallForReal(TorchDispatchMode):
-    """Within its block, small tensors made from nothing are real, and so is what is computed from them alone.
+    """Within its block, small tensors made from numbers are real, and so are results computed from them alone.
 
-    A model may look at values while it is built, such as a list of dropout rates by `torch.linspace(…).tolist()`, and
-    must find the right ones. Large tensors, its weights, stay fake.
+    A model may read values while it is built, such as a list of dropout rates by `torch.linspace(…).tolist()`. Large
+    tensors, its weights, stay fake.
     """
 
     def __torch_dispatch__(
@@ -111,7 +104,7 @@ class SmallForReal(TorchDispatchMode):
 
 
 def _makes_small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what makes a tensor from numbers, a size or a range, makes a small one on the host."""
+    """Whether a factory called with numbers, a size or a range makes a small tensor on the host."""
     if torch.device(kwargs.get("device") or "cpu").type != "cpu":
         return False
     sizes = [args[0]] if args and isinstance(args[0], list | tuple) else [[arg] for arg in args]
@@ -125,15 +118,17 @@ def _makes_small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 Hints = Mapping[str, int]
-"""Sizes that depend on the data, by the line they come from: `{"train_me.py:42": 128}`."""
+"""Data-dependent sizes by the line they come from: `{"train_me.py:42": 128}`."""
 
 NO_HINTS: Hints = {}
 
 
 class FakeAnswers:
-    """Answers for one trace; `lines_of_numbers` are the lines that asked for whole numbers without a hint.
+    """Answers to questions about values in one trace, which are not computed.
 
-    `hints` are None where the user has no way to give any.
+    A loss read by `.item()` is 0.0, a whole number 1, `any` is false and `all` is true. Data-dependent sizes cannot be
+    guessed: for a step function the user gives a hint, the number of elements at that line; a Job has no hints (None).
+    `lines_of_numbers` are the lines that asked for whole numbers without a hint.
     """
 
     def __init__(self, hints: Hints | None = NO_HINTS) -> None:
@@ -143,7 +138,7 @@ class FakeAnswers:
         self.lines_of_numbers: set[str] = set()
 
     def value(self, func: Any, args: tuple[Any, ...], line: str, *, is_all: bool) -> Any:
-        """What a question about a tensor's values is answered.
+        """The answer to a question about a tensor's values.
 
         Raises:
             BadJob: a question other than for one scalar.
@@ -165,7 +160,7 @@ class FakeAnswers:
         return self.number
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], line: str) -> Any:
-        """The result of an operation whose size depends on the data, in the size that the hint for `line` gives.
+        """The result of an operation with a data-dependent size, which is the hint for `line`.
 
         Raises:
             BadJob: there is no hint, or the operation is not known.
@@ -186,24 +181,13 @@ class FakeAnswers:
         return BadJob(f"`{name}` at {where} has a result whose size depends on the data", remedy=remedy)
 
     def remedy(self, ask: str, line: str, what: str) -> str:
-        """What the user can do about a size that depends on the data: give the hint that `ask` asks for, or do without.
-
-        `what` is the number that is wanted.
-        """
+        """The remedy for a data-dependent size: give the hint that `ask` asks for, the number `what`, or avoid it."""
         if self._can_be_given:
             return f'{ask}: hints={{"{line}": 128}}, {what}.'
         return (
             "On one attached device (`--on here`), a job like this is planned by trials. To forecast it for others or "
             "for several, rewrite that line so that sizes do not depend on the data, for instance with torch.where."
         )
-
-
-def _nonzero(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: int) -> torch.Tensor:
-    return torch.empty(size, args[0].dim(), dtype=torch.int64, device=args[0].device)
-
-
-def _masked_select(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=args[0].dtype, device=args[0].device)
 
 
 def _index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> Any:
@@ -217,10 +201,6 @@ def _index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size: int) 
     return func(args[0], indices, *args[2:], **kwargs)
 
 
-def _repeat_interleave(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.int64, device=args[0].device)
-
-
 def _unique(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: int) -> tuple[torch.Tensor, ...]:
     values = torch.empty(size, dtype=args[0].dtype, device=args[0].device)
     inverse = torch.empty(args[0].shape, dtype=torch.int64, device=args[0].device)
@@ -230,8 +210,8 @@ def _unique(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: in
 _OF_SIZE: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any], int], Any]] = {
     "_unique2": _unique,
     "index": _index,
-    "masked_select": _masked_select,
-    "nonzero": _nonzero,
-    "repeat_interleave": _repeat_interleave,
+    "masked_select": lambda _, args, __, size: torch.empty(size, dtype=args[0].dtype, device=args[0].device),
+    "nonzero": lambda _, args, __, n: torch.empty(n, args[0].dim(), dtype=torch.int64, device=args[0].device),
+    "repeat_interleave": lambda _, args, __, size: torch.empty(size, dtype=torch.int64, device=args[0].device),
 }
 """Operations whose results can be made in a given size."""

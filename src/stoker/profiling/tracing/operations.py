@@ -1,7 +1,4 @@
-"""From a call of an ATen operation to its record: shapes, FLOPs, bytes, and what else sets its time.
-
-Which line of whose code an operation comes from.
-"""
+"""The record of an ATen call (shapes, FLOPs, bytes, attributes that affect its time), and its line of source."""
 
 from __future__ import annotations
 
@@ -30,18 +27,18 @@ _DTYPES = {
 _ATTRIBUTES = (
     "approximate", "dilation", "dim", "groups", "is_causal", "output_mask", "padding", "stride", "transposed",
 )  # fmt: skip
-"""Parameters kept as attributes, by the names that ATen's schemas give them."""
+"""Parameters kept as attributes, by their names in ATen's schemas."""
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
-"""Matrix products, and at which places their two factors stand."""
+"""Matrix products, and the argument indices of their two factors."""
 _LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
-"""What runs at another speed where images lie with their channels last."""
+"""Operations whose speed depends on the memory format of images."""
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
-"""Operations that read of their first input no more than they write."""
+"""Operations that read as much of their first input as they write."""
 _OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
-"""Operations that do not read what they write over."""
+"""Operations that do not read the tensor they overwrite."""
 _NEVER_FILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _READ_ONLY = {"_fused_adam_": "grads", "_fused_adamw_": "grads", "_fused_sgd_": "grads", "_fused_adagrad_": "grads"}
-"""What a schema says is written, but is only where a gradient scaler goes along."""
+"""Arguments marked as written in the schema, but written only with a gradient scaler."""
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -54,7 +51,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def signature_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What an operation's record depends on, as a key; None where an argument cannot be part of one."""
+    """A key of everything an operation's record depends on; None where an argument cannot be hashed."""
     key = (func, *map(_frozen, args), *((name, _frozen(value)) for name, value in kwargs.items()))
     try:
         hash(key)
@@ -74,7 +71,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
     inputs = list(tensors_in((args, kwargs.values())))
-    written = _written(func, name, given)
+    written = written_arguments(func, args, kwargs)
     outputs = [*tensors_in([out])] or written
     ignored = {id(tensor) for tensor in written} if name in _OVERWRITING else set()
     read = {id(tensor): _num_bytes(tensor) for tensor in inputs if id(tensor) not in ignored}
@@ -97,8 +94,8 @@ _FILLED = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "rand",
 
 
 def is_mutation(func: Any) -> bool:
-    """Whether an operation changes the contents of an argument; those that change only how it is seen do not."""
-    return _is_mutable(func) and func.overloadpacket.__name__ not in _METADATA_ONLY
+    """Whether an operation changes the contents of an argument; changes of metadata do not count."""
+    return func._schema.is_mutable and func.overloadpacket.__name__ not in _METADATA_ONLY  # noqa: SLF001
 
 
 _METADATA_ONLY = (
@@ -107,49 +104,38 @@ _METADATA_ONLY = (
 )  # fmt: skip
 
 
-@functools.cache
-def _is_mutable(func: Any) -> bool:
-    return bool(func._schema.is_mutable)  # noqa: SLF001 - the only place where it is told
-
-
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The arguments that the operation writes to."""
-    return _written(func, func.overloadpacket.__name__, _named_arguments(func, args, kwargs))
-
-
-def _written(func: Any, name: str, given: dict[str, Any]) -> list[torch.Tensor]:
-    kept = _READ_ONLY.get(name)
-    return [*tensors_in(given[parameter] for parameter in _mutated(func) if parameter in given and parameter != kept)]
-
-
-@functools.cache
-def _mutated(func: Any) -> tuple[str, ...]:
-    parameters = func._schema.arguments  # noqa: SLF001 - likewise
-    return tuple(one.name for one in parameters if one.alias_info is not None and one.alias_info.is_write)
+    given = _named_arguments(func, args, kwargs)
+    read_only = _READ_ONLY.get(func.overloadpacket.__name__)
+    written = [name for name, is_written in _parameters(func) if is_written and name in given and name != read_only]
+    return [*tensors_in(given[name] for name in written)]
 
 
 @functools.cache
-def _parameters(func: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in func._schema.arguments)  # noqa: SLF001 - likewise
+def _parameters(func: Any) -> tuple[tuple[str, bool], ...]:
+    """Name of each parameter, and whether it is written to."""
+    parameters = func._schema.arguments  # noqa: SLF001 - there is no public access
+    return tuple((each.name, each.alias_info is not None and each.alias_info.is_write) for each in parameters)
 
 
 def _named_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(_parameters(func), args, strict=False)) | kwargs
+    return {name: arg for (name, _), arg in zip(_parameters(func), args, strict=False)} | kwargs
 
 
 def _attributes(name: str, given: dict[str, Any], inputs: list[torch.Tensor], args: tuple[Any, ...]) -> dict[str, Any]:
-    found = {key: given[key] for key in _ATTRIBUTES if key in given}
-    found = {key: list(value) if isinstance(value, list | tuple) else value for key, value in found.items()}
+    attributes = {key: given[key] for key in _ATTRIBUTES if key in given}
+    attributes = {key: list(value) if isinstance(value, list | tuple) else value for key, value in attributes.items()}
     if name in _PRODUCTS:
         a, b = (args[place] for place in _PRODUCTS[name])
-        found |= {"transpose_a": _is_transposed(a), "transpose_b": _is_transposed(b)}
+        attributes |= {"transpose_a": _is_transposed(a), "transpose_b": _is_transposed(b)}
     if any(part in name for part in _LAID_OUT):
-        found["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
-    return found
+        attributes["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
+    return attributes
 
 
 def _is_transposed(matrix: torch.Tensor) -> bool:
-    """Whether the last but one dimension is the one whose neighbours lie side by side."""
+    """Whether the last dimension but one is contiguous."""
     return matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
@@ -169,11 +155,10 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 
 def _convolution_backward_flops(*args: Any) -> int:
-    """Each gradient asked for takes the multiply-adds of the forward pass: positions times weights, for each sample.
+    """FLOPs of the requested gradients: each has the multiply-adds of the forward pass, positions times weights.
 
-    Positions are those of the output, or of the input where the convolution is transposed. PyTorch's formula ignores
-    groups in the weight's gradient, which makes it too high by their number: 384 times for a depthwise convolution of
-    384 channels.
+    Positions of the output count, or of the input of a transposed convolution. PyTorch's formula ignores groups in the
+    weight's gradient: for a depthwise convolution of 384 channels it is 384 times too high.
     """
     output, image, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
     positions = int(math.prod((image if transposed else output).shape[2:]))
@@ -182,20 +167,20 @@ def _convolution_backward_flops(*args: Any) -> int:
 
 
 def _grouped_product_flops(a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
-    """Matrices [.., M, K] by [.., K, N]; rows, columns or the depth of what has no groups are divided by them."""
+    """FLOPs of matrices [.., M, K] by [.., K, N]; groups divide the rows, columns or depth of an ungrouped operand."""
     groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:
-    """Two products of all pairs; PyTorch's kernel on a CPU computes those that a causal mask hides, too."""
+    """FLOPs of two products of all pairs; PyTorch's CPU kernel also computes the ones hidden by a causal mask."""
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward_flops(
     _gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
 ) -> int:
-    """Five products: the scores again, and the gradients of scores, values, queries and keys."""
+    """FLOPs of five products: the scores again, and the gradients of scores, values, queries and keys."""
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
@@ -233,10 +218,10 @@ _Owner = Literal["user", "library", "hidden"]
 
 
 class SourceLines:
-    """Numbers the lines that operations come from; `names` are written as `train_me.py:42`.
+    """Numbers the source lines of operations; `names` are written as `train_me.py:42`.
 
-    The line is that of the nearest frame of the user's own code below the frame of the tracer; where there is none, of
-    the nearest one outside PyTorch.
+    The line is in the nearest frame of the user's own code inside the traced step, or else in the nearest frame outside
+    PyTorch.
     """
 
     def __init__(self) -> None:
@@ -244,7 +229,7 @@ class SourceLines:
         self._places: dict[tuple[CodeType, int], int] = {}
 
     def here(self) -> int:
-        """The place in `names` of the line that is running."""
+        """Index of the running line [index into `names`]."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack as it is, without making a copy
         fallback: FrameType | None = None
         while frame is not None:
@@ -283,7 +268,7 @@ class SourceLines:
 
 
 TRACED_ENTRY = "run_traced"
-"""Name of the tracer's function that calls the step: beyond it lies who asked for the trace, not what is traced."""
+"""Name of the tracer's function that calls the step: frames beyond it are not part of the traced step."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -312,7 +297,7 @@ _STANDARD_LIBRARY = f"{Path(functools.__file__).parent}/"
 
 
 def _file_name(path: str) -> str:
-    """A file of ours or of a library by its place in it, the user's by its name."""
+    """Path within Stoker or the library, or the name of a user's file."""
     if path.startswith(_STOKER):
         return f"stoker/{path.removeprefix(_STOKER)}"
     for folder in ("/site-packages/", "/dist-packages/"):

@@ -1,12 +1,4 @@
-"""The mode that sees every operation of a traced update, and the birth and death of every storage.
-
-Additions that PyTorch makes in place on real tensors, and out of place on fake ones, as on any subclass.
-
-They decide what is allocated at a peak: a gradient that reaches a tensor on a second way is added to the first, and the
-bias of a linear layer whose input is not contiguous is added to the product.
-Source: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`) and aten/src/ATen/native/Linear.cpp (`linear`)
-of PyTorch 2.13.
-"""
+"""The dispatch mode that records every operation of a traced update, and the birth and death of every storage."""
 
 from __future__ import annotations
 
@@ -48,8 +40,8 @@ aten = torch.ops.aten
 class Recorder(TorchDispatchMode):
     """Within its block, follows storages on `device`; from `begin` on, records operations and events too.
 
-    It must be the innermost mode, so that it sees operations as a device executes them, and what `answers` says to
-    questions about values that nobody computed.
+    It must be the innermost mode, to see operations as a device executes them, and the `answers` to questions about
+    values that are not computed.
     """
 
     def __init__(self, device: torch.device, answers: FakeAnswers, lines: SourceLines) -> None:
@@ -70,7 +62,7 @@ class Recorder(TorchDispatchMode):
         self.last_failure: tuple[str, str] | None = None
 
     def begin(self) -> Recording:
-        """Record from here on; what lives now was born before."""
+        """Record from here on; storages alive now were born before."""
         recording = Recording()
         for memory in (self._known, self._by_record, self._forward_nodes):
             memory.clear()
@@ -79,7 +71,7 @@ class Recorder(TorchDispatchMode):
         return recording
 
     def end(self) -> None:
-        """Record no more; what lives now outlives the update."""
+        """Stop recording; storages alive now outlive the update."""
         self._leave_backward()
         self.storages.end()
 
@@ -88,7 +80,7 @@ class Recorder(TorchDispatchMode):
         return self.last_failure
 
     def name_modules(self, model: nn.Module, prefix: str = "") -> None:
-        """Tell operations of the modules of `model` apart by their dotted names, after `prefix`."""
+        """Record operations of the modules of `model` under their dotted names, after `prefix`."""
         for name, module in model.named_modules():
             full = f"{prefix}.{name}" if prefix and name else prefix or name
             if full not in self._place_of_name:
@@ -99,22 +91,23 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Within the block it is known which module is running, and which storages are resized by hand."""
-        before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
-        after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
+        """Within the block, follow the running module and storages resized by hand."""
+
+        def enter(module: nn.Module, _inputs: Any) -> None:
+            self._stack.append(self._module_places.get(id(module), self._stack[-1] if self._stack else 0))
+
+        def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        before = nn.modules.module.register_module_forward_pre_hook(enter)
+        after = nn.modules.module.register_module_forward_hook(leave, always_call=True)
         try:
             with self.storages.following_resizes():
                 yield
         finally:
             before.remove()
             after.remove()
-
-    def _enter_module(self, module: nn.Module, _inputs: Any) -> None:
-        self._stack.append(self._module_places.get(id(module), self._stack[-1] if self._stack else 0))
-
-    def _leave_module(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -150,7 +143,7 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         outputs = [*tensors_in([out])]
-        fresh = [one for one in outputs if self.storages.is_new(one)]
+        fresh = [output for output in outputs if self.storages.is_new(output)]
         recording = self.storages.recording
         if recording is None:
             for tensor in fresh:
@@ -160,8 +153,12 @@ class Recorder(TorchDispatchMode):
             return
         operation = self._operation(recording, func, args, kwargs, out)
         in_backward = is_in_backward()
-        if in_backward != self._was_in_backward:
-            self._turn(recording, in_backward=in_backward)
+        if in_backward and not self._was_in_backward:
+            self._was_in_backward = True
+            self._depth_of_backward = len(self._stack)
+            recording.backward_starts.append(len(recording.occurrences))
+        elif not in_backward and self._was_in_backward:
+            self._leave_backward()
         module, source, node = self._place(in_backward=in_backward)
         takes_list = bool(args) and isinstance(args[0], list | tuple)
         if module:
@@ -173,22 +170,21 @@ class Recorder(TorchDispatchMode):
         phase: Phase = "backward" if in_backward else "forward"
         recording.occurrences.append(Occurrence(operation=operation, phase=phase, part=0, module=module, source=source))
         for tensor, owner in zip(outputs, owners, strict=True):
-            if any(tensor is one for one in fresh):
+            if any(tensor is new for new in fresh):
                 life = self.storages.follow(tensor)
                 self._mark_all(func, life)
                 if life is not None:
                     life.owner = owner
-        recording.uses.append(self._use(func, args, kwargs, outputs))
-        recording.nodes.append(node)
-
-    def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> TensorUse:
         inputs = [*tensors_in((args, kwargs.values()))]
-        given = outputs or written_arguments(func, args, kwargs)
-        return TensorUse(
-            inputs=tuple(map(self.storages.owner, inputs)),
-            outputs=tuple(map(self.storages.owner, given)),
-            identities=tuple(map(id, inputs)),
+        written = outputs or written_arguments(func, args, kwargs)
+        recording.uses.append(
+            TensorUse(
+                inputs=tuple(map(self.storages.owner, inputs)),
+                outputs=tuple(map(self.storages.owner, written)),
+                identities=tuple(map(id, inputs)),
+            )
         )
+        recording.nodes.append(node)
 
     def _mark_all(self, func: Any, life: Life | None) -> None:
         if life is not None:
@@ -211,7 +207,7 @@ class Recorder(TorchDispatchMode):
         return place
 
     def _place(self, *, in_backward: bool) -> tuple[int, int, int]:
-        """Module, line and node of what is running; those of its forward operation in a backward pass."""
+        """Module, line and node of the running operation; in a backward pass those of its forward operation."""
         depth = len(self._stack) - (self._depth_of_backward if in_backward else 0)
         if not in_backward or depth > 0:
             module, source = self._stack[-1] if self._stack else 0, self.lines.here()
@@ -221,14 +217,6 @@ class Recorder(TorchDispatchMode):
         node = sequence_number_of_node()
         module, source = self._forward_nodes.get(node) or (0, self.lines.here())
         return module, source, node
-
-    def _turn(self, recording: Recording, *, in_backward: bool) -> None:
-        self._was_in_backward = in_backward
-        if in_backward:
-            self._depth_of_backward = len(self._stack)
-            recording.backward_starts.append(len(recording.occurrences))
-        else:
-            self._leave_backward()
 
     def _leave_backward(self) -> None:
         self._was_in_backward = False
@@ -241,35 +229,39 @@ _PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 class Additions:
-    """Tells which additions are in place; sees every operation on its way."""
+    """Additions that PyTorch makes in place on real tensors, and out of place on fake ones, as on any subclass.
+
+    They affect the memory at a peak: a gradient that reaches a tensor on a second path is added to the first, and the
+    bias of a linear layer with a non-contiguous input is added to the product.
+    Source: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`) and aten/src/ATen/native/Linear.cpp
+    (`linear`) of PyTorch 2.13.
+    """
 
     def __init__(self) -> None:
         self._product: tuple[tuple[int, int] | None, int] = None, 0
 
     def note(self, func: Any, out: Any) -> None:
-        """Remember a matrix product: which instruction called for it, and its storage."""
+        """Remember a matrix product: the instruction that called it, and its storage."""
         if func in _PRODUCTS:
             self._product = calling_instruction(), storage_key(out.untyped_storage())
 
     def as_executed(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """The operation that real tensors would see in place of `func`."""
-        if func is aten.add.Tensor and (self._is_second_gradient(args) or self._is_bias(args)):
-            return aten.add_.Tensor
-        return func
-
-    def _is_second_gradient(self, args: tuple[Any, ...]) -> bool:
-        """Whether autograd's engine adds a gradient to one that nobody else holds."""
-        return (
+        """The operation on real tensors in place of `func`."""
+        if func is not aten.add.Tensor:
+            return func
+        is_second_gradient = (  # the engine adds a gradient to one with no other references
             is_in_backward()
             and not torch.is_grad_enabled()
             and calling_instruction() is None
             and references(args[0]) == references_of_engine()
             and args[0].shape == args[1].shape
         )
-
-    def _is_bias(self, args: tuple[Any, ...]) -> bool:
-        """Whether a linear layer adds its bias: the instruction that adds is the one that multiplied."""
         instruction, product = self._product
-        if instruction is None or not isinstance(args[1], torch.Tensor) or args[1].dim() != 1:
-            return False
-        return storage_key(args[0].untyped_storage()) == product and calling_instruction() == instruction
+        is_bias = (  # the instruction that adds is the one that multiplied
+            instruction is not None
+            and isinstance(args[1], torch.Tensor)
+            and args[1].dim() == 1
+            and storage_key(args[0].untyped_storage()) == product
+            and calling_instruction() == instruction
+        )
+        return aten.add_.Tensor if is_second_gradient or is_bias else func

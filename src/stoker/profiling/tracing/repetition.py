@@ -1,25 +1,12 @@
-"""Of equal blocks that a model repeats, or of time steps, a few are traced; what the others do is known from them.
+"""Repetition in a trace: of equal blocks, or of time steps, only a few are traced, and stand for the others.
 
-The model is shortened before the update is traced: of N >= 6 equal blocks four stay, of which the first and the last
-may be special, and the two in between must turn out to be alike (`stoker.records.trace.prove`). Where the first m
-are checkpointed, these and the rest are shortened apart. A model whose blocks differ, or that does not run when it is
-shortened, is traced whole. Where no blocks are left out, steps of recurrent layers are (`time_steps.py`).
+The model is shortened before the update is traced: of N >= 6 equal blocks four stay. The first and the last may be
+special, and the two in between must prove equal (`stoker.records.trace.prove`). If the first m are checkpointed, these
+and the rest are shortened separately. A model whose blocks differ, or that fails when shortened, is traced whole. If no
+blocks can be left out, steps of recurrent layers are (`CutLoops`).
 
-Not checked: that the model treats the blocks left out like those traced, whatever their number; a model that keeps the
-output of block 17 and of no other is traced as if it did not.
-
-Of a recurrent layer that PyTorch runs step by step, six steps are traced; what the others do is known from them.
-
-What: on a CPU, GRUs, plain RNNs, and LSTMs that oneDNN has no kernel for are a loop in C++: the input is taken apart
-along time (`unbind`), each step runs operations of its own, the outputs are put together (`stack`). Both ends of the
-loop are replaced, so that it is handed the first three and the last three steps alone, while both ends are executed in
-full size, forward and backward. The loop itself stays PyTorch's own.
-Costs: nothing where no such layer runs. Loops of a trace that have another length than its first are run in full.
-Does not combine with: checkpointed layers, which are computed again up to the middle of the last step only. They are
-traced whole.
-Source: aten/src/ATen/native/RNN.cpp of PyTorch 2.13 (`FullLayer`, `FullBidirectionalLayer`).
-
-Whether modules are the same but for the values of their weights, so that they do the same.
+Not checked: that the model treats omitted blocks like the traced ones, whatever their number; a model that uses the
+output of block 17 only is traced as if it did not.
 """
 
 from __future__ import annotations
@@ -42,6 +29,7 @@ from stoker.jobs import Job, Optimizer
 from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
 from stoker.profiling.tracing.storages import Recording, TensorUse, TracedLoop, Widening
+from stoker.profiling.tracing.target_kernels import replaced_kernels
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.trace import NotPeriodic, prove
@@ -53,7 +41,7 @@ _FEWEST_BLOCKS = 6
 
 
 def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings: TraceSettings) -> Trace:
-    """As `trace_update`, with repeated blocks or time steps traced once; of a model without any, the whole.
+    """As `trace_update`, with repeated blocks or time steps traced once; a model without any is traced whole.
 
     Raises:
         BadJob: as `trace_update`.
@@ -61,7 +49,7 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
     blocks = RepeatedBlocks(job, settings.checkpointed_blocks)
     try:
         trace = trace_update(job, data, coupling, settings, shortening=blocks)
-    except Exception:  # whatever a shortened model cannot do: the whole one says what is wrong, if anything is
+    except Exception:  # the shortened model may fail for its own reasons: the whole one shows any real error
         if not blocks.has_shortened:
             raise
     else:
@@ -72,7 +60,7 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """What was left out of a model: `module` names the list of blocks; see `Repetition` for the others."""
+    """The blocks left out of a model: `module` names their list; see `Repetition` for the other fields."""
 
     module: str
     num_blocks: int
@@ -81,11 +69,11 @@ class LeftOut:
 
 
 class RepeatedBlocks:
-    """Shortens the longest list of equal blocks of a job's model, or its loops over time, and tells a trace of it.
+    """Shortens the longest list of equal blocks of a job's model, or its loops over time, and annotates the trace.
 
     Attributes:
-        left_out: what; None before a model is shortened, and where none can be.
-        checkpointed_blocks: how many of the blocks that are left are to be checkpointed, the first ones.
+        left_out: the blocks left out; None before a model is shortened, or if none can be.
+        checkpointed_blocks: number of remaining blocks to checkpoint, the first ones.
     """
 
     def __init__(self, job: Job, checkpointed_blocks: int) -> None:
@@ -98,7 +86,7 @@ class RepeatedBlocks:
         """The same model, shortened in place if it can be."""
         name, blocks = max(_lists_of_equals(model), key=lambda item: len(item[1]), default=("", nn.ModuleList()))
         kept, copies = _kept(len(blocks), self.checkpointed_blocks)
-        if not copies or not _are_optimised_alike(self._job, name, blocks):
+        if not copies or not _have_equal_groups(self._job, name, blocks):
             return model
         members = list(blocks)
         if self.checkpointed_blocks and repeated_blocks(model) != members:
@@ -117,24 +105,34 @@ class RepeatedBlocks:
         return self.left_out is not None or self._loops.length > 0
 
     def while_tracing(self, recording: Callable[[], Recording | None]) -> AbstractContextManager[None]:
-        """What a model without blocks to leave out runs in: loops over time are cut."""
+        """The context for tracing: loops over time are cut, unless blocks were left out."""
         return nullcontext() if self.left_out is not None else self._loops.cutting(recording)
 
     def annotate(self, trace: Trace, recording: Recording) -> Trace:
-        """The trace of what was shortened with its repetition, or as it is where blocks or steps turn out to differ."""
+        """The shortened trace with its repetition, or unchanged if blocks or steps differ."""
         try:
             if self.left_out is not None:
                 owners = [life.owner for life in recording.lives]
                 return _with_repetition(trace, self.left_out, owners, recording.uses)
-            return _with_steps(trace, recording, self._loops.length) if self._loops.length else trace
+            if not self._loops.length:
+                return trace
+            repetition = Repetition(
+                module="",
+                num_blocks=self._loops.length,
+                traced=TRACED_STEPS,
+                segments=_segments(_without_gaps(trace, labels_of(recording))),
+                copies=((TEMPLATE_STEP, left_out_of(self._loops.length)),),
+            )
+            prove(trace, repetition)
+            return dataclasses.replace(trace, repetition=repetition)
         except NotPeriodic:
             return trace
 
 
 def _with_repetition(trace: Trace, left_out: LeftOut, owners: Sequence[str], uses: Sequence[TensorUse]) -> Trace:
-    """The trace with its repetition; raises NotPeriodic."""
+    """The trace with its repeated blocks; raises NotPeriodic."""
     of_module = _Numbers(left_out.module)
-    labels = _without_gaps(trace, [of_module[trace.modules[one.module]] for one in trace.occurrences])
+    labels = _without_gaps(trace, [of_module[trace.modules[occurrence.module]] for occurrence in trace.occurrences])
     widening = Widening(trace, left_out.traced, dict(left_out.copies), of_module)
     for index, label in enumerate(labels):
         if label is None:
@@ -157,41 +155,28 @@ def _with_repetition(trace: Trace, left_out: LeftOut, owners: Sequence[str], use
     return labelled
 
 
-def _with_steps(trace: Trace, recording: Recording, num_steps: int) -> Trace:
-    """The trace with its time steps as a repetition; raises NotPeriodic."""
-    repetition = Repetition(
-        module="",
-        num_blocks=num_steps,
-        traced=TRACED_STEPS,
-        segments=_segments(_without_gaps(trace, labels_of(recording))),
-        copies=((TEMPLATE_STEP, left_out_of(num_steps)),),
-    )
-    prove(trace, repetition)
-    return dataclasses.replace(trace, repetition=repetition)
-
-
 class _Numbers(dict[str, int | None]):
-    """The block that a module of some dotted name belongs to; None for those outside."""
+    """The block of a module by its dotted name; None outside of blocks."""
 
     def __init__(self, module: str) -> None:
         super().__init__()
         self._pattern = re.compile(rf"{re.escape(module)}\.(\d+)(\.|$)")
 
     def __missing__(self, name: str) -> int | None:
-        found = self._pattern.match(name)
-        self[name] = None if found is None else int(found[1])
+        match = self._pattern.match(name)
+        self[name] = None if match is None else int(match[1])
         return self[name]
 
 
 def _without_gaps(trace: Trace, labels: Sequence[int | None]) -> list[int | None]:
-    """What stands between occurrences of the same or neighbouring blocks in one pass belongs to the one before it."""
+    """Labels with gaps filled: operations between equal or neighbouring blocks of a pass belong to the first one."""
     filled, before = list(labels), None
     for index, after in enumerate(labels):
         if after is None:
             continue
         if before is not None and index - before > 1:
-            one, other, block = trace.occurrences[before], trace.occurrences[index], labels[before]
-            is_one_pass = (one.phase, one.part) == (other.phase, other.part) and one.phase != "optimizer"
+            first, last, block = trace.occurrences[before], trace.occurrences[index], labels[before]
+            is_one_pass = (first.phase, first.part) == (last.phase, last.part) and first.phase != "optimizer"
             if is_one_pass and block is not None and abs(block - after) <= 1:
                 filled[before + 1 : index] = [block] * (index - before - 1)
         before = index
@@ -208,7 +193,7 @@ def _segments(labels: Sequence[int | None]) -> tuple[Segment, ...]:
 
 
 def _kept(num_blocks: int, checkpointed: int) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-    """Numbers of the blocks that those which stay stand for, and after which of them how many are left out."""
+    """Original numbers of the remaining blocks; and for each block that stands for others, the number left out."""
     kept: list[int] = []
     copies: list[tuple[int, int]] = []
     for start, stop in itertools.pairwise((0, min(checkpointed, num_blocks), num_blocks)):
@@ -230,14 +215,14 @@ def _lists_of_equals(model: nn.Module) -> Iterable[tuple[str, nn.ModuleList | nn
 
 
 def _share_nothing(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
-    """Whether no parameter or module of the blocks is in two places."""
+    """Whether every parameter and module of the blocks is in one place only."""
     places = [id(module) for _, module in model.named_modules(remove_duplicate=False)]
     places += [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     inside = {id(part) for block in blocks for part in (*block.modules(), *block.parameters())}
     return sum(place in inside for place in places) == len(inside)
 
 
-def _are_optimised_alike(job: Job, name: str, blocks: nn.ModuleList | nn.Sequential) -> bool:
+def _have_equal_groups(job: Job, name: str, blocks: nn.ModuleList | nn.Sequential) -> bool:
     """Whether the job's groups of parameters treat all blocks the same."""
     if not isinstance(job.optimizer, Optimizer):
         return True
@@ -245,23 +230,31 @@ def _are_optimised_alike(job: Job, name: str, blocks: nn.ModuleList | nn.Sequent
         [group_of(job.optimizer, f"{name}.{number}.{own}", parameter) for own, parameter in block.named_parameters()]
         for number, block in enumerate(blocks)
     ]
-    return all(one == chosen[0] for one in chosen)
+    return all(groups == chosen[0] for groups in chosen)
 
 
-# ruff: noqa: SLF001 - the kernel of a composite operation, and what lies below autograd, have private names alone
-
+# ruff: noqa: SLF001 - the kernel of a composite operation, and functions below autograd, have private names only
 
 TRACED_STEPS = 6
-"""Steps that are traced: the first three and the last three. In a backward pass the last two and the first two are
-special: sums of gradients are begun, first out of place, and what came from the outputs is freed."""
+"""Number of traced steps: the first three and the last three. In a backward pass the last two and the first two are
+special: sums of gradients begin, first out of place, and tensors of the outputs are freed."""
 TEMPLATE_STEP = 2
-"""The step that stands for those left out, counted from 0; it must turn out to be like the next."""
+"""The step that stands for the ones left out, counted from 0; it must prove equal to the next."""
 _FEWEST_STEPS = 10
 _LAYERS = ("gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input")
 
 
 class CutLoops:
-    """Cuts the loops of recurrent layers short while a recording is made.
+    """Cuts the loops of recurrent layers short during a recording.
+
+    What: on a CPU, GRUs, plain RNNs, and LSTMs without a oneDNN kernel are a loop in C++: the input is split along time
+    (`unbind`), each step runs its operations, the outputs are joined (`stack`). Both ends of the loop are replaced: it
+    gets the first three and the last three steps only, while both ends are executed in full size, forward and backward.
+    The loop itself stays PyTorch's own.
+    Costs: nothing without such a layer. Loops of another length than the first one of a trace run in full.
+    Does not combine with: checkpointed layers, which are recomputed up to the middle of the last step only. They are
+    traced whole.
+    Source: aten/src/ATen/native/RNN.cpp of PyTorch 2.13 (`FullLayer`, `FullBidirectionalLayer`).
 
     Attributes:
         length: steps of each loop that was cut; 0 as long as none was.
@@ -272,8 +265,8 @@ class CutLoops:
 
     @contextlib.contextmanager
     def cutting(self, recording: Callable[[], Recording | None]) -> Iterator[None]:
-        """Within the block, recurrent layers on the CPU run six of their steps; what `recording` gives is told."""
-        with _replaced({name: self._layer(name, recording) for name in _LAYERS}):
+        """Within the block, recurrent layers on the CPU run six of their steps; loops go to `recording`."""
+        with replaced_kernels("AutogradCPU", {name: self._layer(name, recording) for name in _LAYERS}):
             yield
 
     def _layer(self, name: str, recording: Callable[[], Recording | None]) -> Callable[..., Any]:
@@ -283,31 +276,34 @@ class CutLoops:
         def run(inputs: torch.Tensor, state: Any, *others: Any) -> Any:
             *_, batch_first = others
             call = _Call(self, inputs.shape[1 if batch_first else 0], state, recording)
-            with _replaced({"unbind.int": call.unbind, "stack": call.stack}):
+            with replaced_kernels("AutogradCPU", {"unbind.int": call.unbind, "stack": call.stack}):
                 return original._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, inputs, state, *others)
 
         return run
 
 
 class _Call:
-    """A call of a recurrent layer: its loops, one after the other, of each layer and direction."""
+    """A call of a recurrent layer: its loops in sequence, of each layer and direction."""
 
     def __init__(self, cut: CutLoops, num_steps: int, state: Any, recording: Callable[[], Recording | None]) -> None:
         self._cut, self._num_steps, self._recording = cut, num_steps, recording
-        # By their ids, since PyTorch keeps a replaced kernel, and what that holds, for a while.
-        self._states = {id(one) for one in (state if isinstance(state, list | tuple) else [state])}
-        self._open: tuple[int, int] | None = None  # first occurrence and node of the loop that runs
+        # By their ids, since PyTorch keeps a replaced kernel, and its references, for a while.
+        self._states = {id(tensor) for tensor in (state if isinstance(state, list | tuple) else [state])}
+        self._open: tuple[int, int] | None = None  # first occurrence and node of the running loop
 
     def unbind(self, tensor: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
-        """The steps of a layer's input, a few of them; the layers of a state, all."""
-        if id(tensor) in self._states or tensor.shape[dim] != self._num_steps or not self._is_cut():
+        """A few steps of a layer's input, or all layers of a state."""
+        is_loop = id(tensor) not in self._states and tensor.shape[dim] == self._num_steps
+        if is_loop and self._num_steps >= _FEWEST_STEPS and not self._cut.length:
+            self._cut.length = self._num_steps
+        if not is_loop or self._num_steps != self._cut.length:
             return list(_Unbound.apply(tensor, dim, 0))  # type: ignore[no-untyped-call]
         steps = list(_Unbound.apply(tensor, dim, left_out_of(self._num_steps)))  # type: ignore[no-untyped-call]
         self._open = self._now, next_sequence_number() - 1
         return steps
 
     def stack(self, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-        """The outputs of all steps together; the last states of all layers."""
+        """The joined outputs of all steps, or the joined last states of all layers."""
         if self._open is None:
             return _Stacked.apply(dim, 0, *tensors)  # type: ignore[no-any-return, no-untyped-call]
         (start, node), self._open = self._open, None
@@ -315,11 +311,6 @@ class _Call:
         if recording is not None:
             recording.loops.append(TracedLoop(start, self._now, node))
         return _Stacked.apply(dim, left_out_of(self._num_steps), *tensors)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _is_cut(self) -> bool:
-        if self._num_steps >= _FEWEST_STEPS and not self._cut.length:
-            self._cut.length = self._num_steps
-        return self._num_steps == self._cut.length
 
     @property
     def _now(self) -> int:
@@ -329,7 +320,7 @@ class _Call:
 
 
 class _Unbound(torch.autograd.Function):
-    """`unbind` without those elements in the middle that are left out, for which the third stands."""
+    """`unbind` without the middle elements, for which the third stands."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dim: int, left_out: int) -> tuple[torch.Tensor, ...]:
@@ -344,7 +335,7 @@ class _Unbound(torch.autograd.Function):
 
 
 class _Stacked(torch.autograd.Function):
-    """`stack` with the third tensor in place of those in the middle that are left out."""
+    """`stack` with the third tensor in place of the omitted middle ones."""
 
     @staticmethod
     def forward(ctx: Any, dim: int, left_out: int, *tensors: torch.Tensor) -> torch.Tensor:
@@ -358,7 +349,7 @@ class _Stacked(torch.autograd.Function):
 
 
 def left_out_of(num_steps: int) -> int:
-    """How many steps are left out of a loop of `num_steps`."""
+    """Number of steps left out of a loop of `num_steps` [steps]."""
     return num_steps - TRACED_STEPS
 
 
@@ -367,26 +358,14 @@ def _without_middle(steps: Sequence[torch.Tensor], left_out: int) -> tuple[torch
 
 
 def _with_middle(steps: Sequence[torch.Tensor], left_out: int) -> list[torch.Tensor]:
-    # Views are tensors of their own: what `stack` reads is counted once for each.
+    # Separate views, so that `stack` counts the bytes of each.
     return [*steps[:TEMPLATE_STEP], *(steps[TEMPLATE_STEP].detach() for _ in range(left_out)), *steps[TEMPLATE_STEP:]]
 
 
-@contextlib.contextmanager
-def _replaced(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, operations of ATen on CPU tensors run these kernels in place of autograd's own."""
-    library = torch.library.Library("aten", "IMPL", "AutogradCPU")
-    for name, kernel in kernels.items():
-        library.impl(name, kernel)
-    try:
-        yield
-    finally:
-        library._destroy()  # what its own finaliser calls, at a time of our choosing
-
-
 def labels_of(recording: Recording) -> list[int | None]:
-    """The step that each occurrence belongs to, forward and backward; None outside of loops.
+    """The step of each occurrence, forward and backward; None outside of loops.
 
-    Steps are equally many operations, but for the first, in which autocast casts weights. Whether steps are alike is
+    Steps have the same number of operations, except the first one, in which autocast casts weights. Their equality is
     not checked here.
 
     Raises:
@@ -413,37 +392,35 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type, torch.dtype, types.Bui
 
 
 def are_equal(modules: Sequence[nn.Module]) -> bool:
-    """Whether all of `modules` are built alike, weights apart.
+    """Whether all of `modules` are equal except for the values of their weights.
 
-    The same classes under the same names, parameters and buffers of the same shapes and dtypes, and the same attributes
-    otherwise; but a whole number may be the module's own place in the list, counted from anywhere.
-    Not checked: what functions that are attributes do, beyond their code.
+    The same classes under the same names, parameters and buffers of the same shapes and dtypes, and the same other
+    attributes; but an int may be the module's own index in the list, counted from anywhere.
+    Not checked: the behaviour of functions that are attributes, beyond their code.
     """
     first, *others = (_configuration(module) for module in modules)
     for place, other in enumerate(others, start=1):
         if first.keys() != other.keys():
             return False
         for name, value in first.items():
-            if other[name] != value and not _is_own_place(value, other[name], place):
+            other_value = other[name]
+            is_index = type(value) is int and type(other_value) is int and other_value - value == place
+            if other_value != value and not is_index:
                 return False
     return True
 
 
-def _is_own_place(first: object, value: object, place: int) -> bool:
-    return type(first) is int and type(value) is int and value - first == place
-
-
 def _configuration(module: nn.Module) -> dict[str, object]:
-    """What `module` is made of, by dotted names."""
-    found: dict[str, object] = {}
+    """The structure and attributes of `module`, by dotted names."""
+    parts: dict[str, object] = {}
     for name, part in module.named_modules():
-        found[f"{name}:class"] = type(part)
+        parts[f"{name}:class"] = type(part)
         for own, tensor in (*part._parameters.items(), *part._buffers.items()):
-            found[f"{name}:{own}"] = None if tensor is None else _form(tensor)
+            parts[f"{name}:{own}"] = None if tensor is None else _form(tensor)
         for own, value in vars(part).items():
             if own not in _PLUMBING:
-                found.update(_leaves(f"{name}:{own}", value, _DEPTH))
-    return found
+                parts.update(_leaves(f"{name}:{own}", value, _DEPTH))
+    return parts
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -451,7 +428,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, object]]:
-    """An attribute's parts that compare by value; an object without any is told by its class alone."""
+    """The parts of an attribute that compare by value; an object without any is represented by its class."""
     if value is None or isinstance(value, _BY_VALUE):
         yield name, value
     elif isinstance(value, torch.Tensor):

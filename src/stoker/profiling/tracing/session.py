@@ -1,9 +1,8 @@
-"""A traced run of a step: prepared once, run twice, and the second one told as a Trace.
+"""Tracing of a training step: it runs twice on fake tensors, and the second run becomes a Trace.
 
-Any training step, traced: a function of a batch that finds its model and optimiser around it.
-
-The function and what it reaches are copied with fakes in place of tensors: the variables it closes over, the globals it
-and the user's own functions name, the object it is bound to. The originals, and their memory, are left alone.
+`trace_step` traces any function of a batch. The function and all it reaches are copied with fakes in place of tensors:
+the variables it closes over, the globals named by it and the user's own functions, the object it is bound to. The
+originals and their memory are not touched.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import bisect
 import contextlib
 import copy
+import dataclasses
 import logging
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,13 @@ from stoker.profiling.tracing.operations import SourceLines, is_users_code, tens
 from stoker.profiling.tracing.recorder import Recorder
 from stoker.profiling.tracing.storages import Recording
 from stoker.profiling.tracing.target_kernels import attention_of, recurrence_of_cudnn
-from stoker.records import Category, Occurrence, Phase, Storage, Trace, TraceSettings
+from stoker.records import Category, Phase, Storage, Trace, TraceSettings
 from stoker.records.trace import settled
 
 
 @dataclass(frozen=True)
 class TracingSession:
-    """A fake device on which something is about to be traced."""
+    """A fake device on which operations are recorded."""
 
     settings: TraceSettings
     device: torch.device
@@ -49,12 +49,12 @@ class TracingSession:
     def trace(
         self, run: Callable[[], object], hold: Callable[[], None], begin: Callable[[], object] | None = None
     ) -> tuple[Trace, Recording]:
-        """The trace of a call of `run`, and what was recorded, which also says whose each storage is.
+        """The trace of a call of `run`, and its recording, which also has the owner of each storage.
 
         Args:
-            run: what is traced.
-            hold: tells the recorder what lives from update to update; called before.
-            begin: brings about what is there from the first update on; `run` itself by default.
+            run: the step to trace.
+            hold: marks the tensors that live from update to update; called before `run`.
+            begin: makes the state that exists after the first update; `run` itself by default.
 
         Raises:
             BadJob: an operation cannot be traced, or sizes depend on the data.
@@ -77,7 +77,7 @@ class TracingSession:
         return recording
 
     def _require_same(self, recording: Recording, run: Callable[[], object], hold: Callable[[], None]) -> None:
-        """Other answers to questions for whole numbers must not change what is computed."""
+        """Raise BadJob if other answers to questions for whole numbers change the operations."""
         lines = ", ".join(sorted(self.answers.lines_of_numbers))
         problem = BadJob(
             f"shapes depend on a number that is read from a tensor, at {lines}",
@@ -94,16 +94,19 @@ class TracingSession:
 
 @contextlib.contextmanager
 def tracing_session(settings: TraceSettings, hints: Hints | None) -> Iterator[TracingSession]:
-    """A fake device for `settings`, on which operations are seen; afterwards the process is as it was.
+    """A fake device for `settings`, on which operations are recorded; afterwards the process is restored.
 
     `hints` are None where the user has no way to give any.
     """
     started = time.perf_counter()
     answers, lines = FakeAnswers(hints), SourceLines()
     with contextlib.ExitStack() as stack:
-        # Of fakes, copies and libraries that are not here; the real step will warn of itself.
+        # About fakes, copies and missing libraries; the real step has its own warnings.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        stack.enter_context(_without_log_of_fakes())
+        # PyTorch logs a traceback of an operation that it cannot fake, in addition to the error.
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
         pretence = stack.enter_context(pretending(settings))
         if pretence.device.type == "cuda":
             stack.enter_context(attention_of(settings.capability))
@@ -113,22 +116,11 @@ def tracing_session(settings: TraceSettings, hints: Hints | None) -> Iterator[Tr
         yield TracingSession(settings, pretence.device, pretence.is_fallback, fakes, recorder, answers, started)
 
 
-@contextlib.contextmanager
-def _without_log_of_fakes() -> Iterator[None]:
-    """Within the block, PyTorch logs no traceback of an operation that it cannot fake: the error raised tells it."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was_disabled
-
-
 def run_traced(session: TracingSession, run: Callable[[], object]) -> None:
-    """Run once; what goes wrong is told with the operation and the user's line.
+    """Run once.
 
     Raises:
-        BadJob: an operation cannot be traced.
+        BadJob: an operation cannot be traced; the message has the operation and the user's line.
     """
     recorder = session.recorder
     recorder.last_failure = None
@@ -139,8 +131,10 @@ def run_traced(session: TracingSession, run: Callable[[], object]) -> None:
     except Exception as error:
         operation, line = recorder.failure() or ("the step", recorder.lines.of_error(error))
         where = line or "an unknown line"
+        # The first sentence: PyTorch goes on to list every backend.
+        reason = next(iter(str(error).splitlines()), "").split(". ")[0]
         raise BadJob(
-            f"{operation} at {where} cannot be traced: {type(error).__name__}: {_first_line(error)}",
+            f"{operation} at {where} cannot be traced: {type(error).__name__}: {reason}",
             remedy=_REMEDY_DEVICES if isinstance(error, MixedDevices) else _REMEDY,
         ) from error
 
@@ -153,27 +147,20 @@ _REMEDY = (
 _REMEDY_DEVICES = "Make the tensor where the others are, such as torch.arange(n, device=x.device), or as a buffer."
 
 
-def _first_line(error: Exception) -> str:
-    """The first sentence: PyTorch goes on to list every backend there is."""
-    return next(iter(str(error).splitlines()), "").split(". ")[0]
-
-
 def _executed(recording: Recording) -> list[object]:
-    return [recording.operations[one.operation] for one in recording.occurrences]
+    return [recording.operations[occurrence.operation] for occurrence in recording.occurrences]
 
 
 def _trace(recording: Recording, session: TracingSession, took_s: float) -> Trace:
-    phases = _phases(recording)
+    phases: list[Phase] = [occurrence.phase for occurrence in recording.occurrences]
+    for index in range(len(phases) - 1, -1, -1):  # all after the last backward pass belongs to the optimiser
+        if phases[index] == "backward":
+            break
+        phases[index] = "optimizer"
     last_part, starts = session.settings.parts - 1, _micro_batch_starts(recording)
     occurrences = tuple(
-        Occurrence(
-            operation=one.operation,
-            phase=phase,
-            part=min(bisect.bisect_right(starts, index), last_part),
-            module=one.module,
-            source=one.source,
-        )
-        for index, (one, phase) in enumerate(zip(recording.occurrences, phases, strict=True))
+        dataclasses.replace(occurrence, phase=phase, part=min(bisect.bisect_right(starts, index), last_part))
+        for index, (occurrence, phase) in enumerate(zip(recording.occurrences, phases, strict=True))
     )
     storages = tuple(
         Storage(
@@ -197,22 +184,12 @@ def _trace(recording: Recording, session: TracingSession, took_s: float) -> Trac
     )
 
 
-def _phases(recording: Recording) -> list[Phase]:
-    """What neither belongs to a backward pass nor leads to one is the optimiser's."""
-    found: list[Phase] = [one.phase for one in recording.occurrences]
-    for place in range(len(found) - 1, -1, -1):
-        if found[place] == "backward":
-            break
-        found[place] = "optimizer"
-    return found
-
-
 def _micro_batch_starts(recording: Recording) -> list[int]:
-    """Where micro-batches after the first begin: behind the last backward operation of the one before.
+    """First occurrences of micro-batches after the first: right after the last backward operation of the one before.
 
-    Backward operations alone would not tell: a loss in chunks begins a backward pass of its own for each chunk.
+    Backward operations alone do not show it: a loss in chunks begins a backward pass for each chunk.
     """
-    backward = [index for index, one in enumerate(recording.occurrences) if one.phase == "backward"]
+    backward = [index for index, occurrence in enumerate(recording.occurrences) if occurrence.phase == "backward"]
     ends = {bisect.bisect_left(backward, start) for start in recording.micro_batch_starts} - {0}
     return [backward[end - 1] + 1 for end in sorted(ends)]
 
@@ -231,11 +208,11 @@ def trace_step(
 ) -> Trace:
     """The second of two calls of `step_fn(example_batch)`, as the target of `settings` would execute it.
 
-    Of the settings, the target and the number of parts count: the batch, the precision and all else are as the function
-    has them. Nothing is computed, and neither the function's model nor its optimiser changes.
+    Only the target and the number of parts of the settings are used: the batch, the precision and all else are the
+    function's own. Nothing is computed, and neither the function's model nor its optimiser changes.
 
     Args:
-        step_fn: one update: forward, backward, optimiser. Everything it holds lies on the CPU, or on one GPU.
+        step_fn: one update: forward, backward, optimiser. All its tensors are on the CPU, or on one GPU.
         example_batch: a tensor, or a tuple, list or dict of tensors, of the shapes of every batch.
         settings: the target.
         hints: sizes that depend on the data, by the user's line.
@@ -247,20 +224,21 @@ def trace_step(
         reached = _Reached(traced.fakes)
         step = reached.function(step_fn)
         batch = map_tensors(example_batch, traced.fakes.of)
-        _name_modules(reached.modules, traced)
+        for name, module in reached.modules.items():  # a single model's modules need no prefix
+            traced.recorder.name_modules(module, "" if len(reached.modules) == 1 else name)
         trace, _ = traced.trace(lambda: step(batch), lambda: _hold(reached, batch, traced))
     return trace
 
 
 class _Reached:
-    """Copies, with fakes for tensors, of what a function reaches; each thing once."""
+    """Copies, with fakes for tensors, of everything a function reaches; each thing once."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.tensors: list[torch.Tensor] = []
         self._fakes = fakes
-        self._copied: dict[int, Any] = {}  # the memo of all deep copies: what two of them share stays shared
+        self._copied: dict[int, Any] = {}  # the memo of all deep copies: things shared between them stay shared
         self._functions: dict[int, Any] = {}
         self._globals: dict[int, dict[str, Any]] = {}
 
@@ -281,34 +259,28 @@ class _Reached:
         if isinstance(value, torch.Tensor):
             self.tensors.append(self._fakes.of(value))
             return self.tensors[-1]
-        if type(value) in (list, tuple, dict):
-            return self._container(name, value)
+        if type(value) is dict:
+            return {key: self.value(f"{name}.{key}", item) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.value(f"{name}.{place}", item) for place, item in enumerate(value))
         if not isinstance(value, _HOLDERS):
             return value
-        copied = self._deep_copy(name, value)
-        if isinstance(copied, nn.Module):
-            self.modules.setdefault(name, copied)
-        if isinstance(copied, torch.optim.Optimizer) and not any(copied is one for one in self.optimizers):
-            self.optimizers.append(copied)
-        return copied
-
-    def _container(self, name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self.value(f"{name}.{key}", item) for key, item in value.items()}
-        return type(value)(self.value(f"{name}.{place}", item) for place, item in enumerate(value))
-
-    def _deep_copy(self, name: str, value: Any) -> Any:
         try:
             with self._fakes.copying():
-                return copy.deepcopy(value, self._copied)
+                copied = copy.deepcopy(value, self._copied)
         except (TypeError, RuntimeError) as error:
             raise BadJob(
                 f"`{name}`, a {type(value).__name__} that the step uses, cannot be copied: {error}",
                 remedy="Keep locks, files and generators out of it, or hand the step a fresh one.",
             ) from error
+        if isinstance(copied, nn.Module):
+            self.modules.setdefault(name, copied)
+        if isinstance(copied, torch.optim.Optimizer) and not any(copied is known for known in self.optimizers):
+            self.optimizers.append(copied)
+        return copied
 
     def _holder(self, name: str, holder: Any) -> Any:
-        """The object a method is bound to, with copies of what it holds."""
+        """The object a method is bound to, with copies of its attributes."""
         if isinstance(holder, _HOLDERS):
             return self.value(name, holder)
         copied = copy.copy(holder)
@@ -320,50 +292,35 @@ class _Reached:
         if not isinstance(function, types.FunctionType) or id(function) in self._functions:
             return self._functions.get(id(function), function)
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copied = types.FunctionType(
-            function.__code__, self._globals_of(function), function.__name__, function.__defaults__, cells
-        )
-        self._functions[id(function)] = copied  # before what it reaches, which may be itself
+        own_globals = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
+        copied = types.FunctionType(function.__code__, own_globals, function.__name__, function.__defaults__, cells)
+        self._functions[id(function)] = copied  # before its globals and cells, which may refer to itself
         copied.__kwdefaults__ = function.__kwdefaults__
         copied.__defaults__ = self.value("defaults", function.__defaults__)
         names = _names_in(function.__code__)
         for name in names & function.__globals__.keys():
             copied.__globals__[name] = self.value(name, function.__globals__[name])
         for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
-            if _is_filled(original):
-                cell.cell_contents = self.value(name, original.cell_contents)
+            try:
+                contents = original.cell_contents
+            except ValueError:  # a variable that is assigned later, or never
+                continue
+            cell.cell_contents = self.value(name, contents)
         return copied
-
-    def _globals_of(self, function: types.FunctionType) -> dict[str, Any]:
-        return self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
 
 
 _HOLDERS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-"""What holds tensors and can be copied as a whole."""
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # a variable that is assigned later, or never
-        return False
-    return True
+"""Objects with tensors that can be copied as a whole."""
 
 
 def _names_in(code: types.CodeType) -> set[str]:
     """Global names that the code and the functions defined in it may use."""
-    inner = [_names_in(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*inner)
 
 
-def _name_modules(modules: Mapping[str, nn.Module], traced: TracingSession) -> None:
-    """A single model's modules by their own names, those of several after their variables'."""
-    for name, module in modules.items():
-        traced.recorder.name_modules(module, "" if len(modules) == 1 else name)
-
-
 def _hold(reached: _Reached, batch: Any, traced: TracingSession) -> None:
-    """Tell what lives from update to update."""
+    """Mark the tensors that live from update to update."""
     hold = traced.recorder.storages.hold
     map_tensors(batch, lambda tensor: hold(tensor, "input"))
     for optimizer in reached.optimizers:

@@ -1,10 +1,4 @@
-"""Storages on the traced device: when each is born and dies, what it is for, and whose it is.
-
-Operations over lists of tensors, as a model with all its blocks executes them.
-
-An optimiser, a clipped norm and an average take lists of all parameters, gradients or states. In the trace of a
-shortened model the lists are short; here the tensors of the blocks left out are put in their places.
-"""
+"""Storages on the traced device: birth, death, category and owner; and list operations widened to omitted blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ from stoker.records.trace import NotPeriodic, sweeps_of
 
 @dataclass(slots=True)
 class Life:
-    """One storage: bytes, its birth and death as indices of occurrences (-1: before), what it is, whose it is."""
+    """One storage: its bytes, birth and death as indices of occurrences (-1: before), category and owner."""
 
     num_bytes: int
     born: int
@@ -34,12 +28,12 @@ class Life:
     category: Category | None = None
     owner: str = ""
     is_all: bool = False
-    """Whether it holds the answer of `all`, which is taken to be yes."""
+    """Whether it holds the answer of `all`, which is assumed true."""
 
 
 @dataclass(frozen=True)
 class TracedLoop:
-    """A loop of which some steps were left out (`time_steps.py`).
+    """A loop with some steps left out (`repetition.CutLoops`).
 
     Its occurrences are start <= i < stop; `node` is the number of autograd's last node before it.
     """
@@ -51,7 +45,7 @@ class TracedLoop:
 
 @dataclass
 class Recording:
-    """What was seen of one update, in order; see `Trace`."""
+    """The record of one update, in order; see `Trace`."""
 
     operations: list[Operation] = field(default_factory=list)
     occurrences: list[Occurrence] = field(default_factory=list)
@@ -59,16 +53,16 @@ class Recording:
     events: list[int] = field(default_factory=list)
     backward_starts: list[int] = field(default_factory=list)
     micro_batch_starts: list[int] = field(default_factory=list)
-    """How many occurrences there were whenever samples were made ready for a pass."""
+    """Number of occurrences before samples were made ready for each pass."""
     uses: list[TensorUse] = field(default_factory=list)
-    """Whose tensors each occurrence takes and gives."""
+    """Owners of the tensors of each occurrence."""
     nodes: list[int] = field(default_factory=list)
-    """The number of autograd's node that each occurrence makes or, in a backward pass, belongs to; -1: to none."""
+    """Number of the autograd node that each occurrence makes or, in a backward pass, belongs to; -1 for none."""
     loops: list[TracedLoop] = field(default_factory=list)
 
 
 class Storages:
-    """The storages that live on `device`, and in `recording`, if there is one, their births and deaths."""
+    """The live storages on `device`, and their births and deaths in `recording`, if any."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -79,20 +73,20 @@ class Storages:
         self._owners_elsewhere: dict[int, str] = {}
 
     def begin(self, recording: Recording) -> None:
-        """Record from here on; what lives now was born before."""
+        """Record from here on; storages alive now were born before."""
         self.recording = recording
         for key, life in self._live.items():
-            # Kept from update to update, and told to be nothing else: a cache.
+            # Kept from update to update without a category: a cache.
             self._live[key] = replace(life, born=-1, died=None, category=life.category or "buffer")
             self._note_birth(key, self._live[key])
 
     def end(self) -> None:
-        """Record no more; what lives now outlives the update."""
+        """Stop recording; storages alive now outlive the update."""
         self.recording = None
         self._numbers.clear()
 
     def hold(self, tensor: torch.Tensor, category: Category, owner: str = "") -> None:
-        """Follow the storage of `tensor` from now on, and say what it is for and which module it belongs to."""
+        """Follow the storage of `tensor` from now on, with its category and the module that owns it."""
         life = self.follow(tensor)
         if life is not None:
             life.category, life.owner = category, owner
@@ -100,7 +94,7 @@ class Storages:
             self._owners_elsewhere[storage_key(tensor.untyped_storage())] = owner
 
     def follow(self, tensor: torch.Tensor) -> Life | None:
-        """The life of the tensor's storage, which begins now if it was not known; None if it lies elsewhere."""
+        """The life of the tensor's storage, which begins now if it was not known; None on another device."""
         storage = tensor.untyped_storage()
         life = self._live.get(storage_key(storage))
         if life is None and storage.nbytes() and tensor.device.type == self.device.type:
@@ -108,7 +102,7 @@ class Storages:
         return life
 
     def is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage lies on the device, has a size, and is not known yet."""
+        """Whether the tensor's storage is on the device, not empty, and not known yet."""
         if tensor.device.type != self.device.type:
             return False
         storage = tensor.untyped_storage()
@@ -119,7 +113,7 @@ class Storages:
         return self._live.get(storage_key(tensor.untyped_storage()))
 
     def owner(self, tensor: torch.Tensor) -> str:
-        """Dotted name of the module that a tensor belongs to, wherever it lies; empty if none."""
+        """Dotted name of the module that owns a tensor, on any device; empty if none."""
         key = storage_key(tensor.untyped_storage())
         life = self._live.get(key)
         return self._owners_elsewhere.get(key, "") if life is None else life.owner
@@ -129,36 +123,32 @@ class Storages:
         return next(filter(None, map(self.owner, tensors_in(values))), "")
 
     def owners_of_results(self, args: tuple[Any, ...], count: int) -> list[str]:
-        """Whose `count` results are, if no module is running: of a list, those of its elements, each in its place."""
+        """Owners of `count` results if no module is running: for a list, the owners of its elements."""
         first = args[0] if args else None
         if isinstance(first, list | tuple) and len(first) == count:
-            return [self.owner_of_first([one]) for one in first]
-        if isinstance(first, list | tuple) and len({self.owner(one) for one in tensors_in(first)}) > 1:
-            return [""] * count  # what is made of several modules' tensors together is nobody's
+            return [self.owner_of_first([element]) for element in first]
+        if isinstance(first, list | tuple) and len({self.owner(tensor) for tensor in tensors_in(first)}) > 1:
+            return [""] * count  # a result of several modules' tensors has no owner
         return [self.owner_of_first(args)] * count
 
     @contextlib.contextmanager
     def following_resizes(self) -> Iterator[None]:
-        """Within the block it is seen where a storage is resized by hand, as sharded parameters are."""
+        """Within the block, follow storages resized by hand, such as those of sharded parameters."""
         resize = torch.UntypedStorage.resize_
 
-        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> None:
+        def resize_and_follow(storage: torch.UntypedStorage, size: int) -> None:
             resize(storage, size)
-            self._resized(storage)
+            key = storage_key(storage)
+            old = self._live.get(key)
+            if old is None or old.num_bytes != storage.nbytes():  # it dies, and another is born in its place
+                self._bury(key)
+                if storage.nbytes():
+                    life = self._bear(storage)
+                    life.category, life.owner = (None, "") if old is None else (old.category, old.owner)
 
         with Patches() as patches:
-            patches.put(torch.UntypedStorage, "resize_", resize_and_tell)
+            patches.put(torch.UntypedStorage, "resize_", resize_and_follow)
             yield
-
-    def _resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage that changes its size dies, and another is born in its place."""
-        key = storage_key(storage)
-        old = self._live.get(key)
-        if old is None or old.num_bytes != storage.nbytes():
-            self._bury(key)
-            if storage.nbytes():
-                life = self._bear(storage)
-                life.category, life.owner = (None, "") if old is None else (old.category, old.owner)
 
     def _bear(self, storage: torch.UntypedStorage) -> Life:
         key = storage_key(storage)
@@ -190,10 +180,9 @@ _BYTES = {
 
 
 class TensorUse(NamedTuple):
-    """Whose tensors an operation takes and gives, in the order of `Operation.inputs` and `outputs`.
+    """Owners of an operation's tensors, in the order of `Operation.inputs` and `outputs`.
 
-    Owners are dotted names of modules, '' where there is none. `identities` tell inputs apart: equal ones are the same
-    tensor, taken twice.
+    Owners are dotted names of modules, or ''. Inputs with equal `identities` are the same tensor.
     """
 
     inputs: tuple[str, ...]
@@ -202,13 +191,16 @@ class TensorUse(NamedTuple):
 
 
 class Widening:
-    """Finds what goes over several blocks at once, and widens it.
+    """Finds operations over several blocks at once, and widens them to the blocks left out.
+
+    An optimiser, a clipped norm and an average take lists of all parameters, gradients or states. In the trace of a
+    shortened model the lists are short; here the tensors of the blocks left out are inserted.
 
     Args:
-        trace: of the shortened model.
-        traced: how many blocks were traced.
-        copies: of which of these there are how many more.
-        block_of: the block that a module belongs to, by its name; None for those outside.
+        trace: the trace of the shortened model.
+        traced: number of traced blocks.
+        copies: number of blocks left out for each traced block that stands for others.
+        block_of: the block of a module, by its name; None outside of blocks.
     """
 
     def __init__(
@@ -220,10 +212,10 @@ class Widening:
         self._stacked: dict[int, TensorShape] = {}
 
     def look_at(self, index: int, use: TensorUse) -> None:
-        """Widen an occurrence that is no block's own, if its tensors are of several blocks.
+        """Widen an occurrence outside of blocks, if its tensors are of several blocks.
 
         Raises:
-            NotPeriodic: they are, or are of one in the middle, and it is not known what others would add.
+            NotPeriodic: they are, or are of one in the middle, and the effect of other blocks is unknown.
         """
         blocks = self._blocks(use.inputs)
         if self._trace.occurrences[index].phase != "optimizer":
@@ -235,7 +227,7 @@ class Widening:
             self.widened.append(Widened(occurrence=index, operation=wide))
 
     def require_near(self, index: int, block: int, use: TensorUse) -> None:
-        """Raise NotPeriodic if a block's occurrence takes tensors of blocks that are not its neighbours."""
+        """Raise NotPeriodic if a block's occurrence takes tensors of blocks that are not neighbours."""
         if any(other is not None and abs(other - block) > 1 for other in self._blocks(use.inputs)):
             raise NotPeriodic(f"{self._operation(index).name} of block {block} is on tensors of blocks further away")
 
@@ -270,7 +262,7 @@ class Widening:
         return (wide,)
 
     def _on_stacked(self, index: int) -> Operation | None:
-        """An operation on what was stacked, as long as it lives: only its norm is known to grow with it."""
+        """An operation on a stacked tensor during its life: only its norm is known to grow with it."""
         operation = self._operation(index)
         for storage, stacked in self._stacked.items():
             died = self._trace.storages[storage].died
@@ -290,7 +282,7 @@ class Widening:
         return [self._block_of[owner] for owner in owners]
 
     def _repeated(self, blocks: Sequence[int | None]) -> list[int]:
-        """Places in a list, those of the blocks that stand for others as often as there are such blocks."""
+        """Places in a list, with the places of a block repeated for each block it stands for."""
         runs = [(block, list(group)) for block, group in itertools.groupby(range(len(blocks)), key=blocks.__getitem__)]
         sweeps_of([block for block, _ in runs], self._traced)
         return [

@@ -1,21 +1,18 @@
-"""Which attention kernel runs on a GPU that is not here.
+"""Kernels of the target in a trace: the attention kernel of a GPU, and recurrent layers of oneDNN and cuDNN.
 
-What: `scaled_dot_product_attention` chooses among its kernels by asking the GPU in the machine. While a device is
-pretended, the choice is made by the target's compute capability instead, below autocast and above autograd, so that
-every caller sees it: Python, `nn.MultiheadAttention`, and the recomputation of checkpointed blocks.
-A CPU needs none of this: PyTorch chooses for a fake CPU tensor as for a real one.
+Attention: `scaled_dot_product_attention` chooses among its kernels by the GPU in the machine. While a device is
+pretended, the target's compute capability decides, below autocast and above autograd, so that it holds for every
+caller: Python, `nn.MultiheadAttention`, and the recomputation of checkpointed blocks. On a CPU, PyTorch chooses for a
+fake tensor as for a real one.
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp of PyTorch 2.13. Left out: cuDNN's
-kernel, which PyTorch may prefer on compute capability 9.0 and 10.0; it saves what the flash kernel saves.
+kernel, which PyTorch may prefer on compute capability 9.0 and 10.0; it saves the same tensors as the flash kernel.
 
-Recurrent layers as the target runs them: oneDNN's on a CPU, cuDNN's on a GPU, each with the memory it keeps.
-
-What: PyTorch's fakes of both libraries' layers leave out what these keep from the forward pass for the backward pass,
-which can be most of an LSTM's memory. oneDNN's workspace follows from its layout. Where a GPU is pretended on a build
-without CUDA, PyTorch would run a recurrent layer step by step; here it becomes cuDNN's one operation, and gets the fake
-backward pass that PyTorch has not.
+Recurrent layers: PyTorch's fakes of both libraries' layers leave out the memory kept for the backward pass, which can
+be most of an LSTM's memory. oneDNN's workspace follows from its layout. For a GPU pretended on a build without CUDA,
+PyTorch would run a recurrent layer step by step; here it becomes cuDNN's single operation, with a fake backward pass.
 Source: oneDNN, src/cpu/rnn/rnn_utils.hpp (`set_workspace_sizes`, `get_good_ld`); equal to the workspaces that PyTorch
-2.13 allocated for 28 random shapes in fp32 and bf16. cuDNN does not publish its reserve: here, by what a backward pass
-needs, the gates, the cell and its tanh for each step; this was not measured.
+2.13 allocated for 28 random shapes in fp32 and bf16. cuDNN does not publish its reserve: here, the gates, the cell and
+its tanh for each step, which a backward pass needs; this was not measured.
 """
 
 from __future__ import annotations
@@ -29,8 +26,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-# ruff: noqa: SLF001 - ATen's names of attention kernels begin with an underscore
+# ruff: noqa: SLF001 - ATen's names of kernels begin with an underscore
 
+aten = torch.ops.aten
 
 AttentionKernel = Literal["flash", "memory efficient", "math"]
 
@@ -43,7 +41,7 @@ _MASK_ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What the choice of a kernel rests on; `head_dim` is the width of a query, sequences are in tokens."""
+    """The properties that decide the kernel; `head_dim` is the width of a query, sequences are in tokens."""
 
     dtype: torch.dtype
     head_dim: int
@@ -89,7 +87,9 @@ def _suits_flash(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 def _suits_memory_efficient(call: AttentionCall, capability: tuple[int, int]) -> bool:
     dtypes = (*_HALVES, torch.float32) if capability >= (8, 0) else (torch.float16, torch.float32)
-    alignment = _alignment(call.dtype, capability)
+    # A head must be a multiple of this for the matrix units.
+    elements, since = (8, (7, 0)) if call.dtype in _HALVES else (4, (8, 0))
+    alignment = elements if capability >= since else 1
     return (
         capability >= (5, 0)
         and call.dtype in dtypes
@@ -97,13 +97,6 @@ def _suits_memory_efficient(call: AttentionCall, capability: tuple[int, int]) ->
         and call.head_dim % alignment == 0
         and call.value_dim % alignment == 0
     )
-
-
-def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Scalars that a head must be a multiple of, for the matrix units to be fed."""
-    if dtype in _HALVES:
-        return 8 if capability >= (7, 0) else 1
-    return 4 if capability >= (8, 0) else 1
 
 
 @contextlib.contextmanager
@@ -126,9 +119,17 @@ def attention_of(capability: str) -> Iterator[None]:
         needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if query.dim() == 4 and key.dim() == 4:
             call = AttentionCall(
-                query.dtype, query.shape[-1], value.shape[-1], query.shape[-2], key.shape[-2], attn_mask is not None,
-                is_causal, query.shape[1] != key.shape[1], dropout_p, needs_gradient,
-            )  # fmt: skip
+                dtype=query.dtype,
+                head_dim=query.shape[-1],
+                value_dim=value.shape[-1],
+                queries=query.shape[-2],
+                keys=key.shape[-2],
+                has_mask=attn_mask is not None,
+                is_causal=is_causal,
+                is_grouped=query.shape[1] != key.shape[1],
+                dropout=dropout_p,
+                needs_gradient=needs_gradient,
+            )
             kernel = attention_kernel(call, (major, minor))
             if kernel == "flash":
                 return _flash(tensors, dropout_p, is_causal, scale)
@@ -140,12 +141,20 @@ def attention_of(capability: str) -> Iterator[None]:
         )[0]
         return out
 
-    library = torch.library.Library("aten", "IMPL", "AutogradCUDA")
-    library.impl("scaled_dot_product_attention", attend)
+    with replaced_kernels("AutogradCUDA", {"scaled_dot_product_attention": attend}):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_kernels(dispatch_key: str, kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block, ATen's operations run these kernels for `dispatch_key` in place of autograd's own."""
+    library = torch.library.Library("aten", "IMPL", dispatch_key)
+    for name, kernel in kernels.items():
+        library.impl(name, kernel)
     try:
         yield
     finally:
-        library._destroy()  # what its own finaliser calls, at a time of our choosing
+        library._destroy()  # called by its finaliser too, but later
 
 
 _QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -178,46 +187,35 @@ def _memory_efficient(
 
 
 def _as_bias(mask: torch.Tensor | None, tensors: _QKV) -> torch.Tensor | None:
-    """What is added to the scores: a mask of booleans turned into 0 and -inf."""
+    """The addend of the scores: a boolean mask as 0 and -inf."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zero = torch.zeros((), dtype=tensors[0].dtype, device=mask.device)
     return torch.where(mask.logical_not(), -math.inf, zero)
 
 
-# ruff: noqa: SLF001 - ATen's names of library layers begin with an underscore
-
-
-aten = torch.ops.aten
-
 _PAGE = 4096
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """cuDNN's numbers of kinds of cells."""
-_GATES = (1, 1, 4, 3)
-"""Products of matrices in one step of each kind."""
 _KEPT = (1, 1, 6, 5)
-"""Vectors of the hidden size that a step of each kind keeps."""
+"""Vectors of the hidden size kept by a step of each kind."""
 
 
 def completed(func: Any, args: tuple[Any, ...], out: Any) -> Any:
-    """The results of an operation, with the memory that PyTorch's fake of it leaves out."""
+    """The results of an operation, with the memory left out by PyTorch's fake of it."""
     complete = _COMPLETE.get(func)
     return out if complete is None else complete(args, out)
 
 
 def stand_in(func: Any) -> Callable[..., Any] | None:
-    """What makes the results of an operation that PyTorch has no fake of; None where it has, or nobody has."""
+    """A fake of an operation that PyTorch has no fake of, or None."""
     if not func._schema.returns and func.overloadpacket.__name__.startswith("_fused_"):
-        return _nothing  # an optimiser that writes into its arguments, such as fused SGD
+        return lambda *_args, **_kwargs: None  # an optimiser that writes into its arguments, such as fused SGD
     return _STAND_INS.get(func)
 
 
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    return None
-
-
 def recurrent_flops(func: Any, args: tuple[Any, ...], out: Any) -> int:
-    """FLOPs of a recurrent layer's matrix products, a multiply-add as two; 0 for any other operation."""
+    """FLOPs of a recurrent layer's matrix products, a multiply-add counted as two; 0 for any other operation."""
     formula = _FLOPS.get(func)
     return 0 if formula is None else formula(args, out)
 
@@ -225,17 +223,12 @@ def recurrent_flops(func: Any, args: tuple[Any, ...], out: Any) -> int:
 @contextlib.contextmanager
 def recurrence_of_cudnn() -> Iterator[None]:
     """Within the block, recurrent layers on CUDA tensors are cuDNN's."""
-    library = torch.library.Library("aten", "IMPL", "AutogradCUDA")
-    for name in _MODES:
-        library.impl(f"{name}.input", _layer(name))
-    try:
+    with replaced_kernels("AutogradCUDA", {f"{name}.input": _layer(name) for name in _MODES}):
         yield
-    finally:
-        library._destroy()  # what its own finaliser calls, at a time of our choosing
 
 
 def onednn_workspace_bytes(*, steps: int, batch: int, inputs: int, hidden: int, scalar: int) -> int:
-    """Bytes that oneDNN's LSTM layer keeps for its backward pass; `scalar` is the size of its dtype [bytes].
+    """Memory that oneDNN's LSTM layer keeps for its backward pass [bytes]; `scalar` is the size of its dtype [bytes].
 
     >>> onednn_workspace_bytes(steps=32, batch=8, inputs=64, hidden=128, scalar=4)
     2023424
@@ -254,7 +247,7 @@ def onednn_workspace_bytes(*, steps: int, batch: int, inputs: int, hidden: int, 
 
 
 def _leading(width: int, scalar: int) -> int:
-    """The leading dimension of a matrix: whole cache lines, and no multiple of 256."""
+    """The leading dimension of a matrix: whole cache lines, and not a multiple of 256."""
     line = 64 // scalar
     padded = -(-width // line) * line
     return padded + line if padded % 256 == 0 else padded
@@ -264,10 +257,10 @@ def _with_onednn_workspace(args: tuple[Any, ...], out: Any) -> Any:
     output, hidden_state, cell_state, workspace = out
     if workspace.numel() or not args[-1]:
         return out
+    steps, batch, hidden = output.shape
     size = onednn_workspace_bytes(
-        steps=output.shape[0], batch=output.shape[1], inputs=args[0].shape[-1], hidden=output.shape[2],
-        scalar=output.element_size(),
-    )  # fmt: skip
+        steps=steps, batch=batch, inputs=args[0].shape[-1], hidden=hidden, scalar=output.element_size()
+    )
     return output, hidden_state, cell_state, workspace.new_empty(size, dtype=torch.uint8)
 
 
@@ -294,7 +287,7 @@ def _cudnn_backward(*args: Any, **_: Any) -> Any:
 def _grouped_product(
     a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None = None, _bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """The product of a mixture of experts. PyTorch's fake takes bf16 only, its kernels fp32 and fp16 too."""
+    """The product of a mixture of experts. PyTorch's fake supports bf16 only, its kernels fp32 and fp16 too."""
     groups = [] if ends is None else [ends.shape[0]]
     if a.dim() != b.dim():  # the groups divide the rows of one
         shape = [a.shape[0] if a.dim() == 2 else a.shape[1], b.shape[-1]]

@@ -1,11 +1,11 @@
-"""A job's own update, traced: the step that `stepping` makes, on fake samples."""
+"""Trace of a job's own update: the step that `stepping` builds, on fake samples."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,31 +21,31 @@ from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
-from stoker.profiling.tracing.storages import Recording
+from stoker.profiling.tracing.storages import Recording, Storages
 from stoker.records import Coupling, Plan, Trace, TraceSettings
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
 
 _PROGRESS = 0.5
-"""Share of the run done: what the schedule gives there is no special case, as a rate of 0 might be."""
+"""Share of the run done: in the middle the schedule has no special value, such as a rate of 0."""
 _FETCHED = 2
 
 
 class Shortening(Protocol):
-    """Leaves out of an update what repeats, and says so in the trace afterwards."""
+    """Leaves repeated parts out of an update, and records that in the trace."""
 
     checkpointed_blocks: int
-    """How many blocks of the model as it was left are to be checkpointed, the first ones."""
+    """Number of first blocks of the shortened model to checkpoint."""
 
     def shorten(self, model: nn.Module) -> nn.Module:
         """The model with fewer blocks."""
 
     def while_tracing(self, recording: Callable[[], Recording | None]) -> AbstractContextManager[None]:
-        """What the update runs in; `recording` gives what is being recorded, if anything is."""
+        """The context for the update; `recording` returns the current recording, if any."""
 
     def annotate(self, trace: Trace, recording: Recording) -> Trace:
-        """The trace with what was left out, by what was recorded."""
+        """The trace with the parts left out, by its recording."""
 
 
 def trace_update(
@@ -56,14 +56,14 @@ def trace_update(
     *,
     shortening: Shortening | None = None,
 ) -> Trace:
-    """One update of `job` with the optimiser's state already there; nothing is computed, and little allocated.
+    """Trace of an update of `job` after its first; nothing is computed, and little allocated.
 
     Args:
-        job: what is learned; its model is built anew, without memory for weights.
+        job: the job; its model is built without memory for weights.
         data: two of its samples are fetched, for their shapes.
-        coupling: what the probe found of the job.
+        coupling: the coupling of samples, as probed.
         settings: target, micro-batch [samples], and how the update is executed.
-        shortening: what leaves out what repeats.
+        shortening: leaves out repeated parts.
 
     Raises:
         BadJob: the step cannot be traced, sizes depend on the data, or the settings would change what is learned.
@@ -71,17 +71,20 @@ def trace_update(
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
     fetched = data.train.fetch(data.train.alike(_FETCHED, settings.micro_batch), 0)
-    job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not looked at; the end takes most memory
+    job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not used; the end takes most memory
     with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
         raw = _widened(fetched, traced, size)
-        updates, pipeline = itertools.count(), _watched(step.pipeline(data.train, augmented=True), traced)
+        updates = itertools.count()
+        pipeline = _WatchedPipeline(
+            **vars(step.pipeline(data.train, augmented=True)), storages=traced.recorder.storages
+        )
 
         def update(raw: Content, indices: Indices) -> None:
             step.update(Batch(raw, indices, 0, pipeline), next(updates), _PROGRESS)
 
         def begin() -> None:
-            """An update by one micro-batch leaves the state that one by several does, in less time."""
+            """Update by one micro-batch, which leaves the same state as by several, in less time."""
             update(_widened(fetched, traced, settings.micro_batch), indices[: settings.micro_batch])
             step.forget_constants()
 
@@ -97,7 +100,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
     plan = Plan(
         device=str(traced.device),
         micro_batch=settings.micro_batch,
-        precision="fp32" if settings.precision == "tf32" else settings.precision,  # alike but for the time it takes
+        precision="fp32" if settings.precision == "tf32" else settings.precision,  # differ in time only
         memory_format=settings.memory_format,
         optimizer_implementation=settings.optimizer_implementation,
         checkpointed_blocks=settings.checkpointed_blocks,
@@ -123,39 +126,28 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
 
 @dataclass(frozen=True)
 class _WatchedPipeline(InputPipeline):
-    """A pipeline whose results are known to be inputs, and whose calls are known to begin a micro-batch."""
+    """A pipeline that records the beginning of each micro-batch, and marks its results as inputs."""
 
-    begin: Callable[[], None] = lambda: None
-    mark: Callable[[Iterable[torch.Tensor]], None] = lambda _tensors: None
+    storages: Storages = field(kw_only=True)
 
     def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
-        self.begin()
+        recording = self.storages.recording
+        if recording is not None:
+            recording.micro_batch_starts.append(len(recording.occurrences))
         ready = super().__call__(content, epoch, indices)
-        self.mark(tensors_of(ready))
+        for tensor in tensors_of(ready):
+            self.storages.hold(tensor, "input")
         return ready
 
 
-def _watched(pipeline: InputPipeline, traced: TracingSession) -> InputPipeline:
-    def begin() -> None:
-        recording = traced.recorder.storages.recording
-        if recording is not None:
-            recording.micro_batch_starts.append(len(recording.occurrences))
-
-    def mark(tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            traced.recorder.storages.hold(tensor, "input")
-
-    return _WatchedPipeline(**vars(pipeline), begin=begin, mark=mark)
-
-
 def _widened(fetched: Content, traced: TracingSession, size: int) -> Content:
-    """A fake batch of `size` samples like those fetched, on the host."""
+    """A fake batch of `size` samples like the fetched ones, on the host."""
     counts: list[int] = []
     host = torch.device("cpu")
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         counts.append(tensor.shape[0] if tensor.dim() else 0)
-        return fake_like(traced.fakes.mode, tensor, host)  # kept by nobody: once widened, it goes
+        return fake_like(traced.fakes.mode, tensor, host)  # freed once widened
 
     content = map_tensors(fetched, fake)
     count = max(set(counts), key=counts.count, default=0)
@@ -164,13 +156,13 @@ def _widened(fetched: Content, traced: TracingSession, size: int) -> Content:
 
 def tensors_of(content: Content) -> list[torch.Tensor]:
     """All tensors of a batch."""
-    found: list[torch.Tensor] = []
-    map_tensors(content, found.append)
-    return found
+    tensors: list[torch.Tensor] = []
+    map_tensors(content, tensors.append)
+    return tensors
 
 
 def _hold(step: Step, raw: Content, traced: TracingSession) -> None:
-    """Tell what lives from update to update."""
+    """Mark the tensors that live from update to update."""
     hold = traced.recorder.storages.hold
     owners: dict[torch.Tensor, str] = {}
     for tensor in tensors_of(raw):
