@@ -70,8 +70,19 @@ class Trained:
         """Make so many updates."""
         source = source_of(self.step)
         for update, batch in enumerate(source.batches(Position(), updates)):
-            self.recovery.update(batch, source.extent.position(update), update / 15)
+            make_update(self.recovery, batch, source.extent.position(update), update / 15)
         return self
+
+
+def make_update(recovery: Recovery, batch: Any, position: Position, progress: float) -> None:
+    """An update as the training loop makes it."""
+    recovery.keep()
+    shortage = None
+    try:
+        recovery.step.update(batch, position.updates, progress)
+    except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
+        shortage = recovery.judge(error, batch, position)
+    recovery.repeat(shortage, batch, position, progress)
 
 
 def assert_same_mathematics(one: Step, other: Step) -> None:
@@ -359,7 +370,7 @@ def test_rolling_back_asks_for_fp32_and_in_fp32_for_nothing() -> None:
         step.model[0].weight[0] = float("nan")
     batch = next(source_of(step).batches(Position(), 1))
     with pytest.raises(RollBack) as caught:
-        Recovery(step).update(batch, Position(), 0.0)
+        make_update(Recovery(step), batch, Position(), 0.0)
     assert (caught.value.change.old.precision, caught.value.change.new.precision) == ("bf16", "fp32")
     with pytest.raises(RunFailed, match="in fp32 already"):
         Trained(job_of(Breaking(2, 9), on_non_finite="roll_back"), 16).run()

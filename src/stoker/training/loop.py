@@ -25,7 +25,7 @@ from stoker.training.averaged_weights import average_is_due, renew_statistics, r
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
-from stoker.training.recovery import Recovery
+from stoker.training.recovery import Recovery, Shortage
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
 from stoker.training.telemetry import SpikeDetector, Telemetry
@@ -106,6 +106,8 @@ class Loop:
         """
         recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
         self.reached, self.step.rate_factor = position, self.course.rate_factor
+        if math.isnan(self.save_every_s):
+            self.save_every_s = self.step.plan.checkpoint_every_s
         require_renewable(self.step, self.source)
         self.source.watch.tell = self._report_replaced_worker
         if self.threads is not None:
@@ -124,15 +126,22 @@ class Loop:
     def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
-        if math.isnan(self.save_every_s):
-            self.save_every_s = self.step.plan.checkpoint_every_s
         self._make_up(position, recovery)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self.source.batches(position, end):
             telemetry.lap("data")
             before = position
             self.step.looks_at_norm = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
-            loss = recovery.update(batch, before, before.samples / total)
+            recovery.keep()
+            loss: torch.Tensor | None = None
+            shortage: Shortage | None = None
+            progress = before.samples / total
+            try:
+                loss = self.step.update(batch, before.updates, progress)
+            except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
+                shortage = recovery.judge(error, batch, before)
+            if shortage is not None:
+                loss = recovery.repeat(shortage, batch, before, progress)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)

@@ -18,7 +18,7 @@ import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -78,8 +78,15 @@ class ReplanAllRanks(Exception):
         self.change = change
 
 
+class Shortage(NamedTuple):
+    """Memory ran out: the first line of the error, and the device's free memory then [bytes], if known."""
+
+    said: str
+    free_bytes: int | None
+
+
 class Recovery:
-    """Makes updates of `step`, and repeats those that fail where that is possible.
+    """Repeats or skips updates of `step` that fail, where that is possible.
 
     Args:
         step: the step to train.
@@ -101,40 +108,50 @@ class Recovery:
         self.step = step
         self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
         self._before = UpdateSnapshot(step.model)
-        self._skipped = 0
+        self._skipped, self._last_skipped = 0, -1
 
-    def update(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
-        """Make the update at `position`; returns its loss, or None where the update was skipped.
+    def keep(self) -> None:
+        """Copy what an update changes before the weights; call it before each update."""
+        self._before.keep()
+
+    def judge(self, error: Exception, batch: Batch, position: Position) -> Shortage | None:
+        """What to do after `error` in the update at `position`: repeat it in smaller pieces; None: it is skipped.
+
+        Raises:
+            Exception: `error` itself, which is neither.
+            RunFailed: a number was not finite, and the job does not skip such updates; or too many were skipped.
+            RollBack: the state has to come from the last checkpoint.
+        """
+        if isinstance(error, NotFinite):
+            self._not_finite(error, batch, position)
+            return None
+        if not ran_out_of_memory(error):
+            raise error
+        return Shortage(first_line(error), free_bytes(self.step.device))
+
+    def repeat(
+        self, shortage: Shortage | None, batch: Batch, position: Position, progress: float
+    ) -> torch.Tensor | None:
+        """Make the update in smaller micro-batches; returns its loss, or None where it is skipped.
+
+        To be called outside the handler of the error, which keeps the activations alive.
 
         Raises:
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
-            RunFailed: a number was not finite, and the job does not skip such updates; or too many were skipped.
             RollBack: the state has to come from the last checkpoint.
-            ReplanAllRanks: memory ran out, and all processes have to go on under another plan.
+            ReplanAllRanks: all processes have to go on under another plan.
         """
-        self._before.keep()
-        change: Replanned | None = None
-        while True:
-            try:
-                loss = self.step.update(batch, position.updates, progress)
-            except NotFinite as problem:
-                self._not_finite(problem, batch, position)
-                return None
-            except BadJob as problem:
-                if change is None:
-                    raise
-                raise DoesNotFit(f"{change.why}; {problem.message}", remedy=problem.remedy) from problem
-            except Exception as error:
-                if not ran_out_of_memory(error):
-                    raise
-                said, free = first_line(error), free_bytes(self.step.device)
-            else:
-                self._skipped = 0
-                return loss
-            # Outside the handler, whose error keeps the activations alive.
+        while shortage is not None:
             is_put_back = not self.step.is_moving and self._before.restore()
-            change = self._smaller(batch.size, said, free, position, is_put_back=is_put_back)
+            change = self._smaller(batch.size, shortage, position, is_put_back=is_put_back)
             self._replan(change, position)
+            try:
+                return self.step.update(batch, position.updates, progress)
+            except BadJob as problem:
+                raise DoesNotFit(f"{change.why}; {problem.message}", remedy=problem.remedy) from problem
+            except Exception as error:  # noqa: BLE001 - raised again where it is no shortage of memory
+                shortage = self.judge(error, batch, position)
+        return None
 
     def drop(self) -> bool:
         """Roll a failed update back; returns whether the state is as it was before the update."""
@@ -153,16 +170,16 @@ class Recovery:
             except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
-                said, free = first_line(error), free_bytes(self.step.device)
+                shortage = Shortage(first_line(error), free_bytes(self.step.device))
             # No update is under way: nothing has to be rolled back.
-            change = self._smaller(self.step.plan.micro_batch, said, free, position, is_put_back=True)
+            change = self._smaller(self.step.plan.micro_batch, shortage, position, is_put_back=True)
             self._replan(change, position)
 
     def late(self, problem: NotFinite, position: Position) -> RunFailed | RollBack:
         """The error of a number that is not finite and was noticed after the weights had moved, as on a GPU."""
         return self._verdict(problem, None, position)
 
-    def _smaller(self, size: int, said: str, free: int | None, position: Position, *, is_put_back: bool) -> Replanned:
+    def _smaller(self, size: int, shortage: Shortage, position: Position, *, is_put_back: bool) -> Replanned:
         """The change of plan after `size` samples at once were too many; `is_put_back`: the update was rolled back.
 
         Raises:
@@ -176,6 +193,7 @@ class Recovery:
             torch.cuda.empty_cache()
         largest = min(plan.micro_batch, size)
         sizes = [legal for legal in step.coupling.legal_micro_batches(step.job.batch) if legal < largest]
+        said, free = shortage
         left = "" if free is None else f" with {format_bytes(free)} free"
         where = f"at update {position.updates + 1}{left}: {said}"
         if not sizes:
@@ -221,7 +239,8 @@ class Recovery:
         if self.step.job.on_non_finite != "skip" or not is_put_back:
             raise self._verdict(problem, batch, position) from problem
         self.step.forget_gradients()
-        self._skipped += 1
+        self._skipped = self._skipped + 1 if self._last_skipped == position.updates - 1 else 1
+        self._last_skipped = position.updates
         if self._skipped > MOST_SKIPPED:
             raise RunFailed(
                 f"{self._skipped} updates in a row were not finite, up to update {position.updates + 1}: "
