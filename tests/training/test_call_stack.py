@@ -52,5 +52,6 @@ def test_few_files_stand_between_the_command_and_the_kernel(tmp_path: Path, monk
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    assert stacks
-    assert all(len(files) <= MOST_FILES for files in stacks), max(stacks, key=len)
+    of_the_run = [files for files in stacks if "training/loop.py" in files]  # the others are of planning's trials
+    assert len(of_the_run) == 3
+    assert all(len(files) <= MOST_FILES for files in of_the_run), of_the_run
