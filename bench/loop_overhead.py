@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan

@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.optimizers import Adam as Adam
     from stoker.jobs.optimizers import AdamW as AdamW
     from stoker.jobs.optimizers import Muon as Muon
-    from stoker.jobs.penalties import l1 as l1
-    from stoker.jobs.penalties import l2 as l2
+    from stoker.jobs.regularization import l1 as l1
+    from stoker.jobs.regularization import l2 as l2
     from stoker.jobs.sync import DiLoCo as DiLoCo
     from stoker.jobs.sync import LocalSGD as LocalSGD
     from stoker.loading import lengths as lengths
@@ -80,9 +80,9 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.planning.multi_device import links_between as links_between
     from stoker.planning.step_profile import StepProfile as StepProfile
     from stoker.predicting.prediction_request import PredictOptions as PredictOptions
-    from stoker.reporting.comparison_page import render_side_by_side as render_side_by_side
     from stoker.reporting.data_page import FAULTS as FAULTS
     from stoker.reporting.display import choose_display as choose_display
+    from stoker.reporting.run_page import render_side_by_side as render_side_by_side
     from stoker.reporting.summary import summary_lines as summary_lines
     from stoker.serving.access_log import LineWriter as LineWriter
     from stoker.serving.serve import require_libraries as require_libraries

@@ -19,7 +19,7 @@ from PIL import Image
 
 from stoker import data
 from stoker.errors import BadJob
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.fields import Fields

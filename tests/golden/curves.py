@@ -21,7 +21,7 @@ from stoker.jobs import SGD, AdamW, Job
 from stoker.jobs.schedules import one_cycle, warmup_cosine
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
-from stoker.loading.randomness import RandomStream, key_of, keys_of_samples
+from stoker.loading.order import RandomStream, key_of, keys_of_samples
 from stoker.records import Coupling, Plan, Position
 from stoker.stepping.step import Step
 from stoker.units import updates

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.records import Position
 from stoker.units import Duration, epochs, samples, seconds, updates
 

@@ -6,9 +6,9 @@ import pytest
 
 import stoker
 from stoker.errors import BadJob, BadSetting
-from stoker.jobs.extent import Extent
 from stoker.jobs.freezing import Freeze
 from stoker.jobs.job_description import describe_settings
+from stoker.jobs.run_length import Extent
 from tests.stepping.models import make_job, mlp
 
 

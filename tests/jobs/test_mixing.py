@@ -10,7 +10,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job
 from stoker.jobs.job_description import describe_settings
-from stoker.jobs.mixing import CutMix, Mixup, mixes_of
+from stoker.jobs.regularization import CutMix, Mixup, mixes_of
 from stoker.units import updates
 
 

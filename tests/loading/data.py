@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline
 from stoker.loading.fields import Fields
 from stoker.loading.samples import Samples

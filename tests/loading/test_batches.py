@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, InputPipeline, in_order
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.fields import Fields, map_tensors

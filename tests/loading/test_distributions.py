@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.loading.randomness import keys_of_samples, symmetric_beta, uniform
+from stoker.loading.order import keys_of_samples, symmetric_beta, uniform
 
 KEYS = keys_of_samples(1234, np.arange(50_000))
 

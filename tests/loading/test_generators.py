@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loading.randomness import generator_states, restore_generators, seed_generators, seed_torch
+from stoker.loading.order import generator_states, restore_generators, seed_generators, seed_torch
 
 KEYS = st.integers(0, 2**64 - 1)
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loading.randomness import RandomStream, key_of, keys_of_samples, mix_keys
+from stoker.loading.order import RandomStream, key_of, keys_of_samples, mix_keys
 
 WORDS = st.integers(0, 2**64 - 1)
 

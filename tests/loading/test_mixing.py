@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.jobs.extent import Extent
-from stoker.jobs.mixing import CutMix, Mixup
+from stoker.jobs.regularization import CutMix, Mixup
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource, InputPipeline, Split, in_order
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.fields import Fields

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.loading import order as order_module
-from stoker.loading.order import EpochOrder, KeyedPermutation
-from stoker.loading.randomness import RandomStream, key_of
+from stoker.loading.order import EpochOrder, KeyedPermutation, RandomStream, key_of
 
 SIZES = st.integers(1, 3000)
 KEYS = st.integers(0, 2**64 - 1)

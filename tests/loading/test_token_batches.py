@@ -14,7 +14,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline, Split
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import Fields

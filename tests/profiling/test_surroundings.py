@@ -8,9 +8,9 @@ import platform
 import pytest
 import torch
 
-from stoker.profiling.environment import environment
 from stoker.records import Plan
 from stoker.testing import fake_device
+from stoker.training.run_setup import environment
 
 PLAN = Plan(device="cpu", micro_batch=8, threads=2)
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from stoker.records import Event, JobSpec, Report, Run
-from stoker.reporting.comparison_page import render_side_by_side
+from stoker.reporting.run_page import render_side_by_side
 
 SPEC = JobSpec(
     name="j", entry=None, entry_digest=None, parameters={}, settings={}, data_class="indexed", data_fingerprint="f",

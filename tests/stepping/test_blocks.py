@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping.activation_checkpointing import num_blocks
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import num_blocks, repeated_blocks
 from stoker.zoo import GPT, MLP, ResNet9
 
 

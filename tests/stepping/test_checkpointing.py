@@ -15,8 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stoker.errors import BadJob, DoesNotFit
 from stoker.jobs import SGD, Job
 from stoker.records import Coupling
-from stoker.stepping.activation_checkpointing import checkpoint, num_blocks
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import checkpoint, num_blocks, repeated_blocks
 from stoker.stepping.step import Step
 from stoker.zoo import GPT, MLP, ResNet9
 from tests.stepping.driving import SEPARABLE, are_equal, grouped, largest_difference, plan_of, train, trained

@@ -13,7 +13,7 @@ from stoker.errors import BadJob, RunFailed
 from stoker.jobs import SGD, Adam, AdamW, Job, Loss
 from stoker.jobs.schedules import one_cycle
 from stoker.loading.batches import in_order
-from stoker.loading.randomness import seed_generators
+from stoker.loading.order import seed_generators
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, are_equal, plan_of, source_of, tensors_of, train, whole_stream

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import stoker
 from stoker import schedules
 from stoker.errors import RunFailed
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.training.run_control import RunControl
 from tests.training.builders import tiny_job
 

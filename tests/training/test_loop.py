@@ -13,7 +13,7 @@ import torch
 import stoker
 from stoker.devices.failure_rates import checkpoint_interval_s
 from stoker.errors import RunFailed
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.datasets import datasets_of
 from stoker.records import Event, Plan, Position
 from stoker.stepping.diloco_exchange import PendingExchange

@@ -13,7 +13,7 @@ import stoker
 from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs.averages import SWA
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.records import Coupling, Plan
 from stoker.stepping.step import Step
 from stoker.stepping.weight_averaging import EqualAverage

@@ -10,7 +10,7 @@ import torch
 
 import stoker
 from stoker.jobs import load_job
-from stoker.verifying.data_order import check_order
+from stoker.verifying.separability import check_order
 from tests.stepping.models import make_job, mlp
 from tests.verifying.examining import no_time, subject_of
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bench.compress import minilm
-from stoker.zoo.resnet import ResNet9
+from stoker.zoo.convolutional import ResNet9
 
 _SEED, _WIDTH = 0, 32
 

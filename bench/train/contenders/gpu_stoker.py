@@ -21,7 +21,7 @@ from bench.train.pacing import Pacer
 from stoker import records
 from stoker.devices import attached_devices, resolve_place
 from stoker.loading.batches import BatchSource
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import Position
 from stoker.stepping.step import Step

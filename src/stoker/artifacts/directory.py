@@ -27,8 +27,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from stoker.artifacts.golden import Golden, read_golden
 from stoker.errors import BadArtifact
 from stoker.records import BATCH, FileDigest, Manifest, ServiceSettings, digest, dumps, from_json, loads
-from stoker.store import disk_errors, sha256_file, write_atomic, write_file
-from stoker.store import files as flock
+from stoker.store import disk_errors, files, sha256_file, write_atomic, write_file
 from stoker.store.files import aside_path, disk, is_aside, make_directories, remove_tree, sync_file
 
 MANIFEST = "manifest.json"
@@ -259,7 +258,7 @@ def publish(model: Path, write: Callable[[Path, Callable[[], tuple[FileDigest, .
         disk().make_directory(aside)
         lock = None
         try:
-            with suppress(flock.LocksUnsupported):
+            with suppress(files.LocksUnsupported):
                 lock = _locked_directory(aside)
             manifest = write(aside, digests)
             write_file(aside / MANIFEST, (dumps(manifest) + "\n").encode())
@@ -301,7 +300,7 @@ def _remove_abandoned(model: Path) -> None:
     for entry in filter(is_aside, sorted(model.iterdir())):
         try:
             descriptor = _locked_directory(entry)
-        except flock.LocksUnsupported:
+        except files.LocksUnsupported:
             if time.time() - entry.stat().st_mtime > _ABANDONED_S:
                 remove_tree(entry)
         else:
@@ -319,14 +318,14 @@ def _locked_directory(directory: Path) -> int | None:
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError as problem:  # Windows opens no directories; or its writer finished just now
-        raise flock.LocksUnsupported(str(problem)) from problem
+        raise files.LocksUnsupported(str(problem)) from problem
     try:
-        if flock.try_lock(descriptor):
+        if files.try_lock(descriptor):
             return descriptor
     except OSError as problem:  # NFS locks only what is open for writing
         os.close(descriptor)
-        raise flock.LocksUnsupported(str(problem)) from problem
-    except flock.LocksUnsupported:
+        raise files.LocksUnsupported(str(problem)) from problem
+    except files.LocksUnsupported:
         os.close(descriptor)
         raise
     os.close(descriptor)

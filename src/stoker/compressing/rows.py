@@ -16,8 +16,7 @@ from stoker.artifacts import dtype_of
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines import Engine
 from stoker.errors import BadJob, first_line
-from stoker.loading.order import Indices, KeyedPermutation
-from stoker.loading.randomness import RandomStream, key_of
+from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.records import BATCH, Manifest, TensorSpec
 
 Array = NDArray[Any]

@@ -25,8 +25,7 @@ from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.jobs import Job
 from stoker.loading.datasets import datasets_of
-from stoker.loading.order import KeyedPermutation
-from stoker.loading.randomness import RandomStream, key_of
+from stoker.loading.order import KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import Samples
 from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code

@@ -28,7 +28,7 @@ from stoker.data.files.sample_files import OpenFiles
 from stoker.errors import BadJob
 from stoker.records.codec import JSON, digest, loads
 from stoker.store.disk_errors import read_errors
-from stoker.store.file_digests import file_digests
+from stoker.store.files import file_digests
 from stoker.units import format_bytes
 
 MANIFEST = "manifest.json"

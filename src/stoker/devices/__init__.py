@@ -3,13 +3,12 @@
 Never imports torch: describing a machine and planning for it load nothing heavy.
 """
 
-from stoker.devices.carbon import PUE_DATA_CENTRE, PUE_HERE, Grid, grid_of, grids
 from stoker.devices.catalogue import COLUMNS, Catalogue, CatalogueEntry, Cell, Citation, Column, DeviceKind, catalogue
 from stoker.devices.cpu import CpuLoad, CpuSample, attached_cpu, load_between, sample_cpu, watch_cpu
 from stoker.devices.detection import DeviceSurvey, TorchBuild, attached_devices, installed_torch, survey
 from stoker.devices.hardware import cache_key, device_of, hardware_of
 from stoker.devices.places import Place, find_devices, planned_devices, resolve_place
-from stoker.devices.prices import PriceList, cheapest, price_list
+from stoker.devices.prices import PUE_DATA_CENTRE, PUE_HERE, Grid, PriceList, cheapest, grid_of, grids, price_list
 
 __all__ = [
     "COLUMNS", "PUE_DATA_CENTRE", "PUE_HERE", "Catalogue", "CatalogueEntry", "Cell", "Citation", "Column", "CpuLoad",

@@ -1,11 +1,14 @@
-"""Prices of an hour of a device: list prices with source and date, which a user's own prices replace.
+"""Prices of an hour of a device, and the carbon intensity of power grids.
 
-The built-in prices are in `prices.json`: published ones for one device with its share of the host, without taxes,
+Prices are list prices with source and date; a user's own replace them. The built-in ones are in `prices.json`: published ones for one device with its share of the host, without taxes,
 storage and egress. Prices change every week and by zone; old ones are marked as stale.
 
 A user's file is JSON or CSV; its bad rows are left out and reported. A row has `device`, `provider` and `usd_per_hour`,
 and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source` and `note`: columns of a CSV with a
 header, or a JSON list of objects, or an object with `prices` and with `sources` that rows name by key.
+
+Carbon intensity and power usage effectiveness are in `grid.json`, each with its source. Emissions cover the life cycle of the plants, averaged over a country
+and a year; they differ by hour and by contract.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.devices.catalogue import Catalogue, builtin_catalogue, catalogue, user_file
-from stoker.errors import nearest
+from stoker.errors import BadJob, nearest
 from stoker.records import Price
 
 Market = Literal["on demand", "spot"]
@@ -212,3 +215,46 @@ def builtin_prices() -> tuple[Price, ...]:
     if problems:
         raise ValueError(problems[0])
     return prices
+
+
+PUE_DATA_CENTRE = 1.54
+"""Power usage effectiveness: power of a data centre over power of its machines [1].
+
+Source: Uptime Institute, Global Data Center Survey 2025 (weighted average; 1.56 in 2024). The largest operators report
+about 1.1 for their newest sites.
+"""
+
+PUE_HERE = 1.0
+"""The same for this machine, whose building is not known: its own energy only [1]."""
+
+WORLD = "world"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid. `code` is `world` or a country's ISO 3166 code; `g_co2_per_kwh` grams of CO2 equivalent over `year`."""
+
+    code: str
+    name: str
+    g_co2_per_kwh: float
+    year: int
+    source: str
+
+
+@functools.cache
+def grids() -> tuple[Grid, ...]:
+    """All known grids, the world's average first."""
+    document = json.loads(files("stoker.devices").joinpath("grid.json").read_text(encoding="utf-8"))
+    return tuple(Grid(source=document["sources"][row.pop("source")], **row) for row in document["grids"])
+
+
+def grid_of(code: str = WORLD) -> Grid:
+    """The grid with that code, in any case.
+
+    Raises:
+        BadJob: there is none; the remedy names the nearest code.
+    """
+    by_code = {grid.code: grid for grid in grids()}
+    if code.lower() not in by_code:
+        raise BadJob(f"There is no grid {code!r}.", remedy=nearest(code.lower(), list(by_code)))
+    return by_code[code.lower()]

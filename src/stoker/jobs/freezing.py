@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.errors import BadSetting
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.units import Duration
 
 Patterns = Sequence[str] | Mapping[str, Duration | None]

@@ -15,9 +15,9 @@ from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import direction_of, listed, metric_name
-from stoker.jobs.mixing import Mix, mix_checks
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
+from stoker.jobs.regularization import Mix, mix_checks
 from stoker.jobs.sampling import InOrder, Sampling
 from stoker.jobs.schedules import Constant, Plateau, Schedule, Warmup, bound
 from stoker.jobs.sync import Sync

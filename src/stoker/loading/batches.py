@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from stoker.errors import BadJob
-from stoker.jobs.extent import Extent
-from stoker.jobs.mixing import Mix
+from stoker.jobs.regularization import Mix
+from stoker.jobs.run_length import Extent
 from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors, take
 from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order

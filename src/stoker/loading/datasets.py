@@ -13,8 +13,8 @@ import numpy as np
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.batch_size import AutoBatch, TokenBatch
-from stoker.jobs.extent import Extent
 from stoker.jobs.lengths import Bucketed, Packed
+from stoker.jobs.run_length import Extent
 from stoker.loading.dataset_adapters import SourceSamples, as_samples
 from stoker.loading.fields import Fields
 from stoker.loading.labels import held_out_by_class, labels_of

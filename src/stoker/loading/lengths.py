@@ -18,8 +18,16 @@ from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.lengths import Bucketed, Packed, bucketed, packed
 from stoker.loading.fields import Content, Fields
-from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order, require_within
-from stoker.loading.randomness import RandomStream, key_of, keys_of_samples
+from stoker.loading.order import (
+    EpochOrder,
+    Indices,
+    KeyedPermutation,
+    Order,
+    RandomStream,
+    key_of,
+    keys_of_samples,
+    require_within,
+)
 from stoker.loading.samples import BadSample, RearrangedSamples, Samples
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]

@@ -14,10 +14,18 @@ import numpy as np
 import torch
 
 from stoker.errors import BadJob
-from stoker.jobs.mixing import CutMix, Mix
+from stoker.jobs.regularization import CutMix, Mix
 from stoker.loading.fields import Content, Fields
-from stoker.loading.order import Indices, KeyedPermutation
-from stoker.loading.randomness import Numbers, RandomStream, key_of, keys_of_samples, symmetric_beta, uniform
+from stoker.loading.order import (
+    Indices,
+    KeyedPermutation,
+    Numbers,
+    RandomStream,
+    key_of,
+    keys_of_samples,
+    symmetric_beta,
+    uniform,
+)
 from stoker.loading.transforms.geometric import boxes
 
 _SHARES, _CENTRES, _CHANCES = range(3)
@@ -115,7 +123,7 @@ def pairing_of(
         size: samples of the whole batch.
         held: the places held by this process (default: all).
 
-    >>> from stoker.jobs.mixing import Mixup
+    >>> from stoker.jobs.regularization import Mixup
     >>> whole = pairing_of((Mixup(),), seed=0, epoch=0, update=0, size=6)
     >>> part = pairing_of((Mixup(),), seed=0, epoch=0, update=0, size=6, held=[3, 4, 5])
     >>> whole.rows.tolist(), part.rows.tolist(), part.extra.tolist()  # 3, 4 and 5 are mixed with 3, 1 and 0

@@ -23,8 +23,7 @@ from stoker.errors import BadJob, StokerError
 from stoker.jobs import Holdout
 from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content, map_tensors
-from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order, RandomStream, key_of, seed_generators
 from stoker.records import DataClass
 
 T = TypeVar("T")

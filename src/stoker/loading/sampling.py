@@ -18,8 +18,16 @@ from stoker.jobs import Job
 from stoker.jobs.sampling import Balanced, InOrder, Stratified, Weighted
 from stoker.loading.fields import Content
 from stoker.loading.labels import Labels, labels_of
-from stoker.loading.order import Indices, Order, SequentialOrder, require_within
-from stoker.loading.randomness import RandomStream, key_of, keys_of_samples, mix_keys
+from stoker.loading.order import (
+    Indices,
+    Order,
+    RandomStream,
+    SequentialOrder,
+    key_of,
+    keys_of_samples,
+    mix_keys,
+    require_within,
+)
 from stoker.loading.samples import RearrangedSamples, Samples, rows_of
 
 _EXACT_BITS = 53

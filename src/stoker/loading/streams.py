@@ -25,8 +25,15 @@ from stoker.data.streams import StreamSource
 from stoker.errors import BadJob
 from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content
-from stoker.loading.order import Indices, KeyedPermutation, Order, SequentialOrder
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import (
+    Indices,
+    KeyedPermutation,
+    Order,
+    RandomStream,
+    SequentialOrder,
+    key_of,
+    seed_generators,
+)
 from stoker.loading.samples import BadSample, ItemSamples, RearrangedSamples, Samples, digest_of_items
 from stoker.records import DataClass
 from stoker.records.codec import JSON

@@ -17,11 +17,10 @@ import numpy as np
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
-from stoker.jobs.extent import Extent
 from stoker.jobs.lengths import Bucketed, Packed
+from stoker.jobs.run_length import Extent
 from stoker.loading.lengths import lengths_of
-from stoker.loading.order import Indices, KeyedPermutation, Order, require_within
-from stoker.loading.randomness import RandomStream, key_of, keys_of_samples
+from stoker.loading.order import Indices, KeyedPermutation, Order, RandomStream, key_of, keys_of_samples, require_within
 from stoker.loading.samples import RearrangedSamples, Samples, rows_of
 from stoker.records import Position
 from stoker.units import Duration

@@ -21,10 +21,10 @@ from stoker.devices import attached_devices, resolve_place
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.jobs import Job
 from stoker.jobs.batch_size import AutoBatch, largest_batch, rate_factor, scalable, with_rates_scaled
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import Datasets
-from stoker.loading.randomness import generator_states, restore_generators
+from stoker.loading.order import generator_states, restore_generators
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import Coupling, Device, Plan, digest, dumps, loads
 from stoker.records.hyperparameters import BatchChoice, NoiseScale

@@ -19,9 +19,9 @@ from stoker.errors import BadJob, DoesNotFit, StokerError
 from stoker.jobs import Entry, Job
 from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.code_digest import digests_by_text, is_installed
-from stoker.jobs.extent import Extent
 from stoker.jobs.job_description import describe_settings
 from stoker.jobs.local_imports import is_in_folder
+from stoker.jobs.run_length import Extent
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.token_batches import with_batch_in_samples
 from stoker.planning.automatic_batch import with_batch

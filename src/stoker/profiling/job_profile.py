@@ -17,8 +17,7 @@ from stoker.loading.samples import Samples
 from stoker.loading.token_batches import mean_samples
 from stoker.records import Coupling, Profile
 from stoker.records.profile import Division, ModelParts, Parameter
-from stoker.stepping.activation_checkpointing import num_blocks
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import num_blocks, repeated_blocks
 from stoker.stepping.chunked_loss import worthwhile_chunks
 from stoker.stepping.model import bytes_of, is_double, num_parameters
 from stoker.stepping.torch_optimizers import implementations

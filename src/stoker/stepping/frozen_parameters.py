@@ -20,8 +20,8 @@ from torch import nn
 
 from stoker.errors import BadJob, nearest
 from stoker.jobs import Job
-from stoker.jobs.extent import Extent
 from stoker.jobs.freezing import Freeze
+from stoker.jobs.run_length import Extent
 from stoker.stepping.batch_norm import batch_norms
 from stoker.units import format_count
 

@@ -14,7 +14,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.freezing import Freeze
 from stoker.jobs.initial_weights import Weights, load_initial_weights
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.records import Plan
 from stoker.stepping.foreign_models import adopt_model, fresh_keras_names, is_foreign
 from stoker.stepping.frozen_parameters import freeze_for_good

@@ -25,8 +25,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
 from stoker.loading.fields import Content, Fields, map_tensors, take
-from stoker.loading.order import Indices, KeyedPermutation
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of, seed_generators
 from stoker.loading.samples import BadSample, Samples
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar

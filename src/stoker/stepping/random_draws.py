@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker.loading.randomness import extended, seed_torch
+from stoker.loading.order import extended, seed_torch
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from stoker.errors import RunFailed
 from stoker.jobs import Job, Loss, Optimizer
-from stoker.jobs.mixing import mixes_of
+from stoker.jobs.regularization import mixes_of
 from stoker.loading.batches import Batch, InputPipeline, Pass, Split
 from stoker.loading.fields import Content
-from stoker.loading.randomness import (
+from stoker.loading.order import (
     RandomStream,
     extended,
     generator_states,

@@ -32,8 +32,7 @@ import torch
 from torch import nn
 
 from stoker.errors import DoesNotFit
-from stoker.stepping.activation_checkpointing import Checkpointed
-from stoker.stepping.blocks import alike_blocks
+from stoker.stepping.activation_checkpointing import Checkpointed, alike_blocks
 
 _RUNS_AS_IT_IS = "the model cannot be compiled and runs as it is"
 _CPP_COMPILERS = ("g++", "clang++", "c++")

@@ -22,9 +22,9 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs.averages import SWA
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource
-from stoker.loading.randomness import RandomStream, generator_states, key_of, restore_generators, seed_generators
+from stoker.loading.order import RandomStream, generator_states, key_of, restore_generators, seed_generators
 from stoker.records import Position
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.model import in_evaluation

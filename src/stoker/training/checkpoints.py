@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from stoker.errors import RunFailed, StokerError
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
 from stoker.stepping.step import Step

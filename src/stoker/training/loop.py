@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker.devices.failure_rates import checkpoint_interval_s
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.samples import Samples, reads_repeated
 from stoker.loading.workers import WorkerDeath

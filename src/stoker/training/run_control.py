@@ -14,9 +14,9 @@ from typing import Self
 from stoker.errors import RunFailed
 from stoker.jobs import Job
 from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
-from stoker.jobs.extent import Extent
 from stoker.jobs.job import measure_of, plateau_of
 from stoker.jobs.metrics import direction_of
+from stoker.jobs.run_length import Extent
 from stoker.jobs.schedules import Plateau
 from stoker.records import Position
 from stoker.records.codec import JSON

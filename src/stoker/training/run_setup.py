@@ -1,9 +1,15 @@
-"""The setup of a run on disk: its directory, new or continued, what is written into it, and the plan in force."""
+"""The setup of a run on disk: its directory, new or continued, what is written into it, and the plan in force.
+
+Its environment is the determinism class: all that must be equal for two runs to be bit-equal.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import platform
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,13 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from stoker import records
 from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.jobs import Job
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.profiling.environment import environment
-from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Layout, Plan
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Environment, Event, Layout, Plan
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import (
     RunDirectory,
@@ -231,3 +239,26 @@ def with_plan(decision: Decision, plan: Plan) -> Decision:
     """The decision with another plan in the place of the chosen one, whose forecast stays."""
     candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
     return dataclasses.replace(decision, candidates=candidates)
+
+
+_FLAGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG")
+
+
+def environment(device: Device, plan: Plan) -> Environment:
+    """The determinism class of a run of `plan` on `device` in this process."""
+    flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
+    return Environment(
+        device_model=device.model,
+        device_kind=device.kind,
+        threads=plan.threads,
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        platform=f"{sys.platform}-{platform.machine()}",
+        libraries={"numpy": np.__version__, "cuda": str(torch.version.cuda), "driver": device.driver},
+        flags={
+            **flags,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        },
+    )

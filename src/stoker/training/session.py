@@ -24,9 +24,8 @@ from stoker.jobs.job import measure_of
 from stoker.jobs.metrics import direction_of, gives_one_number, metric_name, says_lower_is_better
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import data_indices
-from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.profiling.environment import environment
 from stoker.records import CheckpointManifest, Coupling, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
@@ -48,6 +47,7 @@ from stoker.training.loop import Best, Loop, evaluation_is_due
 from stoker.training.rank_messages import require_visible_to_all_ranks
 from stoker.training.recovery import Recovery, Replanned
 from stoker.training.run_control import RunControl
+from stoker.training.run_setup import environment
 from stoker.training.signals import StopRequest
 from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry

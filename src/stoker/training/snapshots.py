@@ -26,7 +26,7 @@ import torch
 
 from stoker.errors import BadRun
 from stoker.jobs import Optimizer
-from stoker.loading.randomness import generator_states, restore_generators
+from stoker.loading.order import generator_states, restore_generators
 from stoker.records import FileDigest, Position, StoredPiece, StoredTensor, from_json, to_json
 from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread

@@ -19,10 +19,9 @@ from stoker.records import FULL_PRECISIONS, Coupling, Plan, Position, Verdict
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, restore
-from stoker.verifying.data_order import check_order
 from stoker.verifying.plan_equality import check_equality, check_own_step, check_precision, is_random
 from stoker.verifying.resume import ThroughCheckpoint, check_resume
-from stoker.verifying.separability import check_loss_form, check_separability
+from stoker.verifying.separability import check_loss_form, check_order, check_separability
 from stoker.verifying.subject import Level, Subject, Timebox
 
 

@@ -16,7 +16,7 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch, with_rates_scaled
 from stoker.jobs.optimizers import ScheduleFree
-from stoker.loading.randomness import seed_generators
+from stoker.loading.order import seed_generators
 from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Plan, Verdict
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.random_draws import RandomDraws

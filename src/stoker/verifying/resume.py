@@ -9,7 +9,7 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.loading.batches import Batch, in_order
-from stoker.loading.randomness import generator_states, restore_generators
+from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Verdict
 from stoker.stepping.python_state import is_shared
 from stoker.stepping.step import Step

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from stoker.jobs import Job
-from stoker.jobs.extent import Extent
+from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.records import Coupling, Loader, Plan, Position

@@ -23,7 +23,7 @@ from stoker.data.files.tables import Table
 from stoker.errors import BadJob
 from stoker.records import CleanList
 from stoker.records.data_check import Dropped
-from stoker.store import file_digests, sha256_file
+from stoker.store import files, sha256_file
 from tests.data.files.making import COUNT, csv_file, jsonl_file, parquet_file, rows_of
 
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., Table]]] = {
@@ -451,9 +451,9 @@ def test_a_whole_table_in_the_cache_is_read_once_a_boot(tmp_path: Path, monkeypa
     folder = folder_of(source)
     for path in folder.iterdir():
         os.utime(path, (1.0, 1.0))
-    monkeypatch.setattr(file_digests, "_SETTLED_S", -1e9)
+    monkeypatch.setattr(files, "_SETTLED_S", -1e9)
     read: list[str] = []
-    monkeypatch.setattr(file_digests, "sha256_file", lambda path: (read.append(path.name), sha256_file(path))[1])
+    monkeypatch.setattr(files, "sha256_file", lambda path: (read.append(path.name), sha256_file(path))[1])
     counts = []
     for _ in range(3):
         assert opened(folder) is not None

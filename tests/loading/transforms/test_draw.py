@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loading.randomness import mix_keys
+from stoker.loading.order import mix_keys
 from stoker.loading.transforms.base import _mixed
 from tests.loading.transforms.pictures import draw_for
 

@@ -18,8 +18,7 @@ from stoker.data.files.source import class_names, require_choice
 from stoker.errors import BadJob
 from stoker.records.codec import digest, dumps, parsed
 from stoker.store import cache_root, disk_errors
-from stoker.store.file_digests import file_digests
-from stoker.store.files import Appended, disk, sha256_file, sync_file, write_file
+from stoker.store.files import Appended, disk, file_digests, sha256_file, sync_file, write_file
 
 _RECORD = "table.json"
 _VERSION = 3

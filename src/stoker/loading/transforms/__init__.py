@@ -9,7 +9,7 @@ Images are as stored: uint8 from 0 to 255, or floating, with colours from 0 to 1
 pixels unchanged and take any type. Shapes: B samples, C channels, H height, W width.
 """
 
-from stoker.jobs.mixing import CutMix, Mixup
+from stoker.jobs.regularization import CutMix, Mixup
 from stoker.loading.transforms.base import Draw
 from stoker.loading.transforms.composition import OneOf, Sometimes, for_evaluation
 from stoker.loading.transforms.geometric import (

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from stoker.errors import BadJob
-from stoker.loading.order import Indices
-from stoker.loading.randomness import Keys, RandomStream, key_of, keys_of_samples, mix_keys
+from stoker.loading.order import Indices, Keys, RandomStream, key_of, keys_of_samples, mix_keys
 
 Numbers = npt.NDArray[np.float64]
 """One number for each sample [B], on the host."""

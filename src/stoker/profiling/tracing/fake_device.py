@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from stoker.loading.randomness import generator_states, restore_generators
+from stoker.loading.order import generator_states, restore_generators
 from stoker.records import TraceSettings
 
 try:

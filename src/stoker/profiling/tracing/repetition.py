@@ -33,7 +33,7 @@ from stoker.profiling.tracing.target_kernels import replaced_kernels
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.trace import NotPeriodic, prove
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.stepping.torch_optimizers import group_of
 
 _TRACED_BLOCKS = 4

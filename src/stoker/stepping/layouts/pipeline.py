@@ -37,7 +37,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
-from stoker.loading.randomness import generator_states, restore_generators
+from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Plan, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy

@@ -28,7 +28,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.stepping.layouts.base import LossOf, MeasuresOf, Strategy, WholePass, backward, summed, whole_tensors
 from stoker.stepping.world import World
 

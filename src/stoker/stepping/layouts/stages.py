@@ -32,7 +32,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.loading.fields import map_tensors
 from stoker.records import Layout
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.stepping.random_draws import seed_stage_draws
 
 

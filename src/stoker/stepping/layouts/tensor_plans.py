@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from torch import nn
 
 from stoker.records import Layout
-from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.zoo import GPT, Llama
 
 if TYPE_CHECKING:
