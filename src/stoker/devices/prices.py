@@ -1,14 +1,15 @@
 """Prices of an hour of a device, and the carbon intensity of power grids.
 
-Prices are list prices with source and date; a user's own replace them. The built-in ones are in `prices.json`: published ones for one device with its share of the host, without taxes,
-storage and egress. Prices change every week and by zone; old ones are marked as stale.
+Prices are list prices with source and date; a user's own replace them. The built-in ones are in `prices.json`:
+published ones for one device with its share of the host, without taxes, storage and egress. Prices change every week
+and by zone; old ones are marked as stale.
 
 A user's file is JSON or CSV; its bad rows are left out and reported. A row has `device`, `provider` and `usd_per_hour`,
 and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source` and `note`: columns of a CSV with a
 header, or a JSON list of objects, or an object with `prices` and with `sources` that rows name by key.
 
-Carbon intensity and power usage effectiveness are in `grid.json`, each with its source. Emissions cover the life cycle of the plants, averaged over a country
-and a year; they differ by hour and by contract.
+Carbon intensity and power usage effectiveness are in `grid.json`, each with its source. Emissions cover the life cycle
+of the plants, averaged over a country and a year; they differ by hour and by contract.
 """
 
 from __future__ import annotations

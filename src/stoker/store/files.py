@@ -10,8 +10,9 @@ Source: T. S. Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014
 neither the content of a new file nor its name is durable, or ordered, without an fsync of each. flock(2), Linux manual.
 
 Digests of cached files are computed once a boot, and again after a change. A damaged file may have the right size, and
-reading all of a cache at every start would take as long as making it, so digests are kept in the user's own cache with what the system says of each file: device, inode, size, times of
-change, and the boot. A disk that damages a file without a write is noticed at the first start after the next boot.
+reading all of a cache at every start would take as long as making it, so digests are kept in the user's own cache with
+what the system says of each file: device, inode, size, times of change, and the boot. A disk that damages a file
+without a write is noticed at the first start after the next boot.
 
 Source: the idea of Git's index (Documentation/technical/racy-git): a file whose stat data are equal is not read again.
 """
