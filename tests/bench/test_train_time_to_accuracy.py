@@ -107,7 +107,7 @@ def test_the_loop_by_hand_moves_filters_orthogonally() -> None:
     mine, theirs = nn.Parameter(weights.clone()), nn.Parameter(weights.clone())
     mine.grad = theirs.grad = weights.sin()
     prototype.Muon([mine], lr=0.1).step()
-    stoker.stepping.muon.Muon(
+    stoker.stepping.muon.MuonOptimizer(
         [{"params": [theirs]}], None, lr=0.1, momentum=prototype.MOMENTUM, steps=3, adjust="none", normalize=True
     ).step()
     torch.testing.assert_close(mine, theirs)

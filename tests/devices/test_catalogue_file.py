@@ -129,7 +129,7 @@ def test_a_file_that_is_none(tmp_path, content, said):
 
 def test_the_file_of_the_documentation_is_one(tmp_path):
     """The example of docs/devices.md adds a device without a word."""
-    page = (Path(__file__).parents[2] / "docs" / "stages" / "devices.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
     (tmp_path / "devices.json").write_text(re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0])
     known = read_catalogue(tmp_path / "devices.json", builtin_catalogue())
     assert known.problems == ()

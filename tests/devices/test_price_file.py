@@ -100,7 +100,7 @@ def test_bad_sources_cost_no_price(sources):
 
 def test_the_file_of_the_documentation_is_one():
     """The example of docs/devices.md is read without a word."""
-    page = (Path(__file__).parents[2] / "docs" / "stages" / "devices.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```csv\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     prices, problems = prices_from_csv(text, "p.csv", KNOWN)
     assert problems == ()

@@ -7,6 +7,7 @@ import pytest
 from stoker.profiling import diagnosis
 from stoker.records import Device
 from stoker.records.hardware import MicroBenchmark
+from stoker.store.record_caches import RecordCache
 from stoker.testing import fake_device
 
 
@@ -26,7 +27,6 @@ def test_what_one_number_of_threads_does_not_need_is_left_to_the_next(monkeypatc
     }))  # fmt: skip
     monkeypatch.setattr(diagnosis, "measure_ceilings", lambda _device, **_: None)
     monkeypatch.setattr(diagnosis, "measure_operations", measured)
-    for cache in (diagnosis.CeilingsCache, diagnosis.MicroBenchmarkCache):
-        monkeypatch.setattr(cache, "write", lambda *_: None)
+    monkeypatch.setattr(RecordCache, "write", lambda *_: None)
     diagnosis.doctor(fresh=True)
     assert budgets == [(None, 25.0), (1, 45.0)]

@@ -204,7 +204,7 @@ def test_a_run_that_is_not_finished_is_refused(place: Path) -> None:
 
 def test_examples_out_of_a_stream_are_those_at_its_beginning() -> None:
     """The last one of a billion would be read up to."""
-    chosen = export._examples(samples_of(Sized, 10**9))
+    chosen = export.example_rows(samples_of(Sized, 10**9))
     assert (chosen[0], chosen[-1], len(chosen)) == (0, 63, 8)
 
 

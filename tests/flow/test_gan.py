@@ -86,4 +86,4 @@ def test_the_page_shows_the_example() -> None:
     """The step in docs/custom-loop.md is that of examples/gan.py, word for word."""
     source = EXAMPLE.read_text(encoding="utf-8")
     own = source[source.index("def step(") : source.index("def job(")].strip()
-    assert own in (EXAMPLE.parents[1] / "docs" / "own-loop.md").read_text(encoding="utf-8")
+    assert own in (EXAMPLE.parents[1] / "docs" / "custom-loop.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from stoker.records import Plan, dumps
 from stoker.stepping.torch_optimizers import use_implementation
 from stoker.training.own_loop import OwnLoop, prepare
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "custom-loop.md"
 
 
 @pytest.fixture(autouse=True)

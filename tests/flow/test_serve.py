@@ -254,7 +254,7 @@ def test_sighup_at_any_moment_of_the_start_is_followed_later(tmp_path: Path) -> 
     """Before libraries are loaded, and while models are: the default of the signal would end the process."""
     tiny_artifact(tmp_path, name="digits")
     body = (
-        "from stoker.api import serving\n"
+        "from stoker.serving import serve as serving\n"
         "from stoker.serving.server import Server\n"
         "def hup(act):\n"
         "    def acting(*given, **named):\n"

@@ -20,6 +20,7 @@ from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
 from stoker.jobs import Job
 from stoker.loading.datasets import Datasets, datasets_of
+from stoker.loading.samples import Samples
 from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.resolved_job import users_code
 from stoker.recipes import resolved
@@ -98,8 +99,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
         )
-        count = samples.num_at_hand
-        rows = np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count)).astype(np.int64)  # from all over the data
+        rows = example_rows(samples)
         try:
             return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
         except exporting.Untraceable:
@@ -107,6 +107,12 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
                 raise
             inputs = inputs.prepared()  # its preparation cannot be exported: the model takes prepared samples
             return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
+
+
+def example_rows(samples: Samples) -> list[int]:
+    """Samples from all over the data that are at hand, ascending; of a stream those at its beginning."""
+    count = samples.num_at_hand
+    return [int(row) for row in np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count))]
 
 
 def _require_known_kind(path: Path) -> None:

@@ -41,7 +41,7 @@ class Extent:
             return math.ceil(duration.value)
         samples = max(1, math.ceil(round(self._samples_in(duration), _DECIMALS)))
         epochs, rest = divmod(samples, self.num_train)
-        return epochs * self.updates_per_epoch + math.ceil(rest / self.batch)
+        return epochs * self.updates_per_epoch + self._updates_within(epochs, rest)
 
     def position(self, updates: int) -> Position:
         """Position of training after `updates` updates."""
@@ -75,6 +75,11 @@ class Extent:
             if self.intervals(every, self.position(after - 1)) == self.intervals(every, self.position(after)):
                 updates -= 1
         return updates
+
+    def _updates_within(self, epoch: int, samples: int) -> int:
+        """Smallest number of updates of `epoch` that have `samples` samples together; batches in tokens override it."""
+        del epoch  # they have the same shape
+        return math.ceil(samples / self.batch)
 
     def _samples_in(self, duration: Duration) -> float:
         if duration.unit not in ("epochs", "samples"):

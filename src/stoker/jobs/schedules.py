@@ -21,6 +21,11 @@ from stoker.errors import BadSetting
 from stoker.jobs.numeric_settings import is_number
 from stoker.units import Duration, epochs, require_duration
 
+__all__ = [
+    "constant", "cosine_restarts", "cyclic", "exponential", "inverse_sqrt", "multi_step", "one_cycle", "piecewise",
+    "plateau", "polynomial", "step", "warmup", "warmup_cosine", "warmup_linear",
+]  # fmt: skip
+
 Schedule = Callable[[float], float]
 Place = float | Duration
 """A share of the run, or a duration from its beginning."""
