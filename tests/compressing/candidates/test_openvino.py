@@ -10,11 +10,13 @@ from stoker.compressing.candidates import BuildContext, CompressionCandidate, Gr
 from stoker.compressing.contender import Examination, likeness
 from stoker.compressing.openvino_candidates import points_of, slimmed, undone
 from stoker.compressing.search import candidates_for
+from stoker.devices import attached_cpu
 
 
 def candidate(name: str) -> CompressionCandidate:
     """One of those that suit any network."""
-    everything = candidates_for(GraphKind({"Conv": 1}), ("bf16", "int8"), ("onnxruntime", "fp32"))
+    fast = tuple({*attached_cpu().fast_dtypes, "int8"} - {"fp32"})  # in bf16 only where this CPU computes in it
+    everything = candidates_for(GraphKind({"Conv": 1}), fast, ("onnxruntime", "fp32"))
     return next(one for one in everything if one.name == name)
 
 
