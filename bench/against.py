@@ -7,7 +7,7 @@ process of its own, and what is counted is the CPU time of the process and its c
 disturbs less than the clock: `import` (import stoker), `plan` (a small convolutional net with an empty cache), `start`
 (the same job trained for three updates under a plan that was kept), `loop` (each checkout's own `bench.loop_overhead`:
 the least of 30 rounds beyond the least of plain PyTorch [µs an update]), `loop calls` (calls of functions an update),
-`answer` (`bench.serving.answer_path` of this checkout: the event loop's CPU an answer [µs], the least of its rounds),
+`answer` (`bench.serving.answer_path`: the event loop's CPU an answer [µs], the least of its rounds),
 `grpc_raw` and `http_json` (`bench.serving.wire_overhead`, each checkout's own: the server's CPU a request [µs], in
 binary by gRPC and in JSON by HTTP). Printed and written: medians, the ratio of each pair's medians, and a 95 % interval
 of the median ratio by bootstrap over pairs.
@@ -85,18 +85,17 @@ def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> floa
     return usage.ru_utime + usage.ru_stime
 
 
-def printed(checkout: Path, module: list[str], pattern: str, *, bench: Path | None = None) -> float:
-    """The number that a benchmark prints under the checkout's interpreter; the benchmark is its own, or of `bench`."""
-    folder = bench or checkout
-    results = folder / "bench/results"
+def printed(checkout: Path, module: list[str], pattern: str) -> float:
+    """The number that a benchmark of the checkout prints, under its own interpreter."""
+    results = checkout / "bench/results"
     before = set(results.iterdir())
     done = subprocess.run(
-        [checkout / ".venv/bin/python", *module], cwd=folder, capture_output=True, text=True, check=True,
+        [checkout / ".venv/bin/python", *module], cwd=checkout, capture_output=True, text=True, check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     for file in set(results.iterdir()) - before:  # what it wrote of itself
         file.unlink()
-    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=folder, check=True)
+    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)
     found = re.search(pattern, done.stdout)
     if found is None:
         raise SystemExit(f"{module} under {checkout} printed no {pattern!r}: {done.stdout[-300:]}")
@@ -128,9 +127,7 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
         "start": started,
         "loop": partial(printed, module=["-c", LOOP], pattern=r"overhead ([\d.]+)"),
         "loop calls": partial(printed, module=["-c", LOOP], pattern=r"calls ([\d.]+)"),
-        "answer": lambda checkout: printed(
-            checkout, ["-m", "bench.serving.answer_path"], r"'least': ([\d.]+)", bench=HERE
-        ),
+        "answer": partial(printed, module=["-m", "bench.serving.answer_path"], pattern=r"'least': ([\d.]+)"),
         **{
             case: partial(
                 printed, module=["-m", "bench.serving.wire_overhead", "--rounds", "3"], pattern=rf"{case}\s+([\d.]+) µs"

@@ -139,15 +139,17 @@ def http_request(*, binary: bool) -> bytes:
 
 
 def ask_http(port: int, request: bytes) -> Callable[[int], None]:
-    """Asks over eight connections, in turns."""
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+    """Asks over eight connections, in turns; new ones each time, since a server hangs up on those that ask nothing."""
 
     def ask(requests: int) -> None:
+        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
         for _ in range(requests // CONNECTIONS):
             for one in sockets:
                 one.sendall(request)
             for one in sockets:
                 _read_answer(one)
+        for one in sockets:
+            one.close()
 
     return ask
 

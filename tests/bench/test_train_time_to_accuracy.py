@@ -127,6 +127,7 @@ def test_the_loop_by_hand_augments_within_a_pixel() -> None:
         assert any(torch.equal(after, each) for each in selves)
 
 
+@pytest.mark.slow
 def test_the_loop_by_hand_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From images to an accuracy and its times, in three updates."""
     monkeypatch.setattr(prototype, "apply_malloc", lambda _setting: None)

@@ -144,6 +144,7 @@ def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
 NORMS = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
 
 
+@pytest.mark.slow
 def test_coupled_samples_of_two_processes_go_on_in_one() -> None:
     """Each took half of a group that batch norm couples; the one that goes on takes all of it in one pass."""
     path = job_file(f"{LONG}\n{NORMS}")

@@ -114,6 +114,7 @@ def test_the_whole_catalogue_is_compared() -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_run")
+@pytest.mark.slow
 def test_a_larger_model_gains_more_from_a_larger_device() -> None:
     """Where products are what takes the time, an H100 is far ahead of an L4."""
     job = blobs_job(model=wide_net, data=blobs(2**17), batch=2**17, valid=None, until=stoker.epochs(100))

@@ -316,6 +316,7 @@ def test_a_dry_run_forecasts_and_writes_nothing() -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
     """The command from forecast to table: as many at once as there are cores, each in a process of its own."""
     arguments = ["tune", job_file(), "--space", SPACE, "--trials", "2", "--plan", plan_file(), "--planned", "1"]
