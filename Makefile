@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving soak fuzz lock audit clean
+.PHONY: help demo demo-serve test pytest test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,11 @@ demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and 
 demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and asked for a real image's class (2 minutes, and the demo's run)
 	@$(BIN)/python examples/serve_demo.py
 
-test: lint ## Everything that must hold; the same command CI runs
+test: $(INSTALLED) ## Everything that must hold; the same command CI runs (14 minutes on two cores)
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+# The lint has one core while the tests begin on the others.
+pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (5 minutes)
@@ -65,6 +69,10 @@ bench-train: $(INSTALLED) ## Training speed beside other trainers and loops tune
 	$(BIN)/python -m bench.train.equal_accuracy
 	$(BIN)/python -m bench.train.table
 
+bench-start: $(INSTALLED) ## Whole runs from cold: Stoker, Lightning and a plain loop (an hour; a quiet machine)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt -r bench/train/requirements.txt
+	$(BIN)/python -m bench.start --peers lightning,plain
+
 bench-many: $(INSTALLED) ## Several processes: equality, resuming, kills, throughput, forecasts (45 minutes; a quiet machine)
 	$(BIN)/python -m bench.many.parity
 	$(BIN)/python -m bench.many.reshard
@@ -88,6 +96,11 @@ bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare w
 fuzz: $(INSTALLED) ## Fuzz what reads from elsewhere, guided by coverage; MINUTES=1 of each target, TARGET=NAME for one
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt -r bench/fuzz/requirements.txt
 	$(BIN)/python -m bench.fuzz --minutes $(or $(MINUTES),1) $(if $(TARGET),--target $(TARGET))
+
+protos: $(INSTALLED) ## Generate the classes of gRPC's messages from their .proto files
+	cd src/stoker/serving/grpc && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. *.proto
+	# In a pool of their own: a client's generated messages have the same names, and may be in the same process.
+	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' src/stoker/serving/grpc/*_pb2.py
 
 lock: $(INSTALLED) ## Write requirements-hashes.txt anew from constraints.txt
 	$(BIN)/python -m bench.locking

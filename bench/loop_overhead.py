@@ -34,6 +34,7 @@ from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, Written
 from stoker.training.loop import Best, Loop
+from stoker.training.recovery import Recovery
 from stoker.training.signals import StopRequest
 from stoker.training.telemetry import Telemetry
 
@@ -90,8 +91,10 @@ def stokers(job: stoker.Job, updates: int, folder: Path) -> float:
     )
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), extent, job.seed, plan)
     loop = Loop(
-        step=step, source=source, extent=extent, total_updates=updates, held_out={}, evaluate_every=job.evaluate_every,
+        step=step, source=source, extent=extent, total_updates=updates, held_out={},
+        evaluate_every=job.evaluation.every,
         best=Best("loss"), checkpointer=saver, telemetry=telemetry, stop=StopRequest(),
+        recovery=Recovery(step, tell=telemetry.emit),
     )  # fmt: skip
     started = time.thread_time()
     loop.run(extent.position(0))

@@ -18,13 +18,12 @@ def job(width: int = 16, lr: float = 0.2, epochs: float = 6, batch: int = 256, s
         data=train,
         valid=stoker.holdout(0.1),
         test=test,
-        loss="cross_entropy",
+        loss=stoker.Objective("cross_entropy", label_smoothing=0.1),
         metrics=["accuracy"],
         optimizer=stoker.SGD(
             lr=lr, momentum=0.9, nesterov=True, weight_decay=5e-4, groups={"*bias": {"weight_decay": 0.0}}
         ),
         schedule=stoker.schedules.one_cycle(),
-        label_smoothing=0.1,
         batch=64 if is_small else batch,
         until=stoker.epochs(30 if is_small else epochs),
         augment=[stoker.transforms.RandomShift(1 if is_small else 2)]

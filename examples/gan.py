@@ -52,5 +52,5 @@ def job(epochs: float = 200, batch: int = 64) -> stoker.Job:
         optimizer=optimizers,
         batch=batch,
         until=stoker.epochs(epochs),
-        ema=0.99,
+        average=0.99,
     )

@@ -12,7 +12,10 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+
+TESTS = Path(__file__).parent
 
 # One thread: sums are added in the same order everywhere, and the processes of pytest-xdist do not fight for cores.
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -47,12 +50,19 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 import pytest  # noqa: E402 - the environment comes first
+from _pytest.doctest import DoctestModule  # noqa: E402 - likewise
 from hypothesis import settings  # noqa: E402 - likewise
 
 # Examples are derived from the test itself: a change that fails here fails everywhere, and again. They are the same in
 # every run, so that more of them than show a law by its corners would only take time.
 settings.register_profile("stoker", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=60)
 settings.load_profile("stoker")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples in docstrings of the package alone: in those of thousands of tests there are none."""
+    return [one for one in (yield) if not (isinstance(one, DoctestModule) and TESTS in one.path.parents)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,5 +79,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later search for garbage: before each trial of a plan there is one."""
+    _leave_out_what_was_imported()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Likewise what a test was the first to import."""
+    if len(sys.modules) > _FROZEN_MODULES[-1] + 50:
+        _leave_out_what_was_imported()
+
+
+_FROZEN_MODULES: list[int] = []
+
+
+def _leave_out_what_was_imported() -> None:
     gc.collect()
     gc.freeze()
+    _FROZEN_MODULES.append(len(sys.modules))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test; runs are made in `runs` below it, and its cache is its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STOKER_RUNS", raising=False)
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    return tmp_path

@@ -3,16 +3,20 @@
 Most of what a short run costs is the start of Python: seconds of imports, in each of the many processes that tests
 kill, interrupt or run side by side. Here a nursery imports once, and forks for every program asked of it. What it forks
 is a process like any other, with its own number, signals, environment, working directory and output, and it ends as
-Python ends; only its imports are shared. Tests of the start itself, of what depends on the environment before Python
-runs, or on what is imported when, start an interpreter instead.
+Python ends; only its imports are shared. The workers that such a program starts are forked from it in the same way.
+Tests of the start itself, of what depends on the environment before Python runs, or on what is imported when, start an
+interpreter instead.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
+import inspect
+import itertools
 import json
 import os
 import runpy
@@ -21,26 +25,42 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 LONGEST_S = 300.0
 """How long a program may run on after it was last spoken to [s], before it is killed."""
 _MOST_BYTES = 2**17  # of an order, most of which is the environment
+_MOST_FILES = 8  # with an order
 
 
 class Forked:
     """`python -m MODULE ARGUMENTS` in a session of its own, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, stderr: IO[Any], env: dict[str, str]) -> None:
-        """Start it here, in the present working directory."""
-        order = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(Path.cwd())}
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        stderr: IO[Any] | None,
+        env: dict[str, str],
+        forks_workers: bool = True,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start it here, in the present working directory; a module's name, or the path of a script."""
+        order = {
+            "module": module, "arguments": list(arguments), "env": env, "cwd": str(Path.cwd()),
+            "forks_workers": forks_workers, "kept": list(pass_fds),
+        }  # fmt: skip
         reading, writing = os.pipe()
         self._end, theirs = socket.socketpair()
-        socket.send_fds(_nursery(), [json.dumps(order).encode()], [writing, stderr.fileno(), theirs.fileno()])
+        errors = writing if stderr is None else stderr.fileno()
+        socket.send_fds(_nursery(), [json.dumps(order).encode()], [writing, errors, theirs.fileno(), *pass_fds])
         os.close(writing)
         theirs.close()
         self.stdout = os.fdopen(reading, encoding="utf-8")
@@ -96,6 +116,62 @@ class Forked:
             timer.join()
 
 
+def forked_by_nursery(command: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
+    """As `subprocess.Popen` of a worker, with its output and its errors in one pipe, but forked from the nursery."""
+    program, *arguments = [word for word in command[1:] if word != "-m"]
+    return Forked(program, arguments, stderr=None, env=env, pass_fds=pass_fds)
+
+
+class ForkedWorker(subprocess.Popen):  # type: ignore[type-arg]
+    """`python -m MODULE ARGUMENTS` as a fork of this process, which is one of the nursery's and has computed little."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_worker(asked)
+        self._child_created = True
+        self._close_pipe_fds(*(asked[name] for name in _PIPES))
+
+
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _become_worker(asked: dict[str, Any]) -> NoReturn:
+    """What an interpreter would do with a command: signals and files like new, and an end with a code."""
+    words = [word for word in asked["args"][1:] if word != "-m"]
+    atexit._clear()
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.set_wakeup_fd(-1)
+        for number, source in enumerate((asked["p2cread"], asked["c2pwrite"], asked["errwrite"])):
+            os.dup2(source, number)
+        kept = sorted(asked["pass_fds"])
+        for first, last in itertools.pairwise([2, *kept, os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(first + 1, last)
+        for number in kept:
+            os.set_inheritable(number, True)
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        _run_program(words)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as an interpreter would
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
 @functools.cache
 def _nursery() -> socket.socket:
     """Where orders go; the nursery ends when this process does, and the other end of its socket is closed."""
@@ -118,27 +194,43 @@ class _Order:
     arguments: list[str]
     env: dict[str, str]
     cwd: str
-    out: int
-    errors: int
+    forks_workers: bool
+    kept: list[int]
+    files: list[int]
 
     def run(self) -> None:
         """Become the program."""
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in a script's background
-        for number, own in ((1, self.out), (2, self.errors)):
+        aside = [fcntl.fcntl(own, fcntl.F_DUPFD, 500) for own in self.files]  # so that none is in another's place
+        for own in self.files:
+            os.close(own)
+        for number, own in zip((1, 2, *self.kept), aside, strict=True):
             os.dup2(own, number)
             os.close(own)
         os.chdir(self.cwd)
         os.environ.clear()
         os.environ.update(self.env)
-        sys.argv, sys.path[0] = [self.module, *self.arguments], self.cwd
-        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        if self.forks_workers:
+            pool = sys.modules["stoker.training.elastic.worker_pool"]
+            pool.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker})
+        sys.path[0] = self.cwd
+        _run_program([self.module, *self.arguments])
+
+
+def _run_program(words: list[str]) -> None:
+    """Run a module, or a script, with its arguments."""
+    sys.argv = words
+    if words[0].endswith(".py"):
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def _next_order(orders: socket.socket) -> _Order | None:
     """In a child of the nursery: what it is to run. In the nursery itself: None, once nobody asks any more."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, _MOST_FILES)
         with contextlib.suppress(ChildProcessError):  # there is none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -146,9 +238,9 @@ def _next_order(orders: socket.socket) -> _Order | None:
             return None
         if os.fork() == 0:
             orders.close()
-            out, errors, end = descriptors
+            out, errors, end, *kept = descriptors
             if _is_program(end):
-                return _Order(**json.loads(message), out=out, errors=errors)
+                return _Order(**json.loads(message), files=[out, errors, *kept])
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -169,7 +261,7 @@ def _is_program(end: int) -> bool:
 
 def _serve(orders: socket.socket) -> None:
     """Import what every run needs, then fork for each order."""
-    for module in ("stoker.cli.main", "stoker.training.train", "torch._dynamo"):
+    for module in ("stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "torch._dynamo"):
         __import__(module)
     assert threading.active_count() == 1
     gc.collect()

@@ -328,14 +328,14 @@ def test_numbers_in_the_text_are_the_codes(page: str, words: str) -> None:
 
 @pytest.mark.parametrize("record", [Plan, Decision, Candidate, Rejection, Forecast])
 def test_the_plan_files_page_knows_every_field(record: type) -> None:
-    """The tables of docs/plan-files.md name exactly the fields of each record."""
-    fields = _first_cells(_section(DOCS / "plan-files.md", record.__name__))
+    """The tables of docs/planning.md name exactly the fields of each record."""
+    fields = _first_cells(_section(DOCS / "planning.md", record.__name__))
     assert fields == [field.name for field in dataclasses.fields(record)]
 
 
 def test_the_plan_on_the_page_can_be_read() -> None:
     """The plan shown is one that `--plan` takes, and the defaults in its table are the record's."""
-    page = DOCS / "plan-files.md"
+    page = DOCS / "planning.md"
     assert isinstance(loads(_blocks(page, "json")[0], Plan), Plan)
     defaults = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| `?([^|`]+?)`? \|", _section(page, "Plan"), re.MULTILINE))
     for field in dataclasses.fields(Plan):

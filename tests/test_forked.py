@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import tempfile
@@ -69,3 +70,41 @@ def test_an_interrupt_is_an_exception_of_python(waiting: Forked) -> None:
     """Whatever the shell did to the nursery's signals, a program starts with Python's own."""
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 7
+
+
+STARTS_A_WORKER = """
+import os, sys
+from stoker.training.elastic.worker_pool import subprocess
+read, write = os.pipe()
+worker = subprocess.Popen(
+    [sys.executable, "-m", "worker", str(write)], pass_fds=(write,), env={**os.environ, "ASKED": "a worker"},
+    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+)
+os.close(write)
+words = worker.stdout.read().decode().split()
+print([os.read(read, 9), words, worker.wait(), worker.poll(), "torch" in words, words[0] == str(worker.pid)])
+"""
+
+WORKER = """
+import os, sys
+print(os.getpid(), os.environ["ASKED"], os.path.exists("/proc/self/fd/" + sys.argv[1]), flush=True)
+print(*sorted({name for name in sys.modules if name == "torch"}), file=sys.stderr, flush=True)
+os.write(int(sys.argv[1]), b"by a pipe")
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize("forks_workers", [True, False])
+def test_a_worker_is_a_process_like_one_of_a_fresh_interpreter(place: Path, *, forks_workers: bool) -> None:
+    """Its number, environment, output, exit code and the descriptors it is given; only that it has imported PyTorch."""
+    (place / "starts.py").write_text(STARTS_A_WORKER)
+    (place / "worker.py").write_text(WORKER)
+    with tempfile.TemporaryFile() as errors:
+        process = Forked("starts", [], stderr=errors, env=dict(os.environ), forks_workers=forks_workers)
+        found = ast.literal_eval(process.communicate())
+        errors.seek(0)
+        assert (process.wait(), errors.read()) == (0, b"")
+    piped, words, code, again, has_imported, is_its_number = found
+    assert (piped, words[1:4], code, again) == (b"by a pipe", ["a", "worker", "True"], 5, 5)
+    assert is_its_number
+    assert has_imported == forks_workers

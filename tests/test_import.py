@@ -33,7 +33,7 @@ PROMISED = {
 }
 
 # What start-up must do without: each costs tens of milliseconds to seconds.
-HEAVY = {"torch", "numpy", "plotly", "safetensors", "sympy"}
+HEAVY = {"torch", "numpy", "plotly", "safetensors", "sympy", "jinja2"}
 
 MOST_MODULES_OF_IMPORT = 70
 MOST_MODULES_OF_HELP = 430  # Rich loads attrs where it is installed, and Typer pydantic

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "stoker"
 
-OWN_CHILDREN = {"tuning/processes.py", "testing/ranks.py"}
+OWN_CHILDREN = {"store/child_process.py", "testing/ranks.py"}
 """Where a process and its own children talk over a pipe."""
 
 UNPICKLING = {

@@ -157,7 +157,7 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
     engine = course.engine_of(best.manifest, best.graph_path)
     samples: Samples = _valid(run)
     told: dict[str, Any] = {"weights_bytes": sum(p.numel() * p.element_size() for p in model.state_dict().values())}
-    from stoker.compressing.contender import speed_up, time_interleaved  # noqa: PLC0415 - beside its one use
+    from stoker.compressing.contender import time_interleaved  # noqa: PLC0415 - beside its one use
 
     races = []
     for size in sizes:
@@ -167,10 +167,8 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
         with torch.no_grad():
             contest = {"own": lambda r=request: engine.run(r), "rival": lambda p=prepared, m=compiled: m(p)}
             races.append(time_interleaved(contest, handmade.clock, seconds=20.0))
-    told["faster"] = to_json(speed_up(races, "own", "rival"))
-    told["faster_by_batch"] = {
-        str(size): to_json(speed_up([one], "own", "rival")) for size, one in zip(sizes, races, strict=True)
-    }
+    told["faster"] = to_json(gain_of(races, 0.95))
+    told["faster_by_batch"] = {str(size): to_json(gain_of([one], 0.95)) for size, one in zip(sizes, races, strict=True)}
     told["smaller"] = told["weights_bytes"] / _bytes(best)
     print(told)
     return told

@@ -30,7 +30,7 @@ from PIL import Image, ImageDraw
 from bench.data.planted import PLANTERS, false_alarms, is_found
 from stoker.devices import attached_cpu
 from stoker.inspecting import CheckOptions, check
-from stoker.inspecting.data_kinds import find
+from stoker.inspecting.data_check import find
 from stoker.inspecting.image_signatures import ImageSurvey, survey
 from stoker.inspecting.near_duplicates import NearPair, correlation, near_pairs, standing_out, usual_distances
 from stoker.records.data_check import Finding

@@ -26,13 +26,12 @@ import numpy as np
 import torch
 
 from stoker.devices.cpu import attached_cpu
+from stoker.jobs.fields import Fields
 from stoker.jobs.lengths import packed
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.fields import Fields
-from stoker.loading.labels import Labels
 from stoker.loading.lengths import BucketedOrder, PackedSamples, rows_of_lengths
 from stoker.loading.order import EpochOrder, Indices, Order
-from stoker.loading.sampling import BalancedSamples, StratifiedOrder, WeightedSamples
+from stoker.loading.sampling import BalancedSamples, Labels, StratifiedOrder, WeightedSamples
 
 MANY, ASKED = 1_000_000, 256
 

@@ -1,4 +1,4 @@
-"""The constants of `planning.time.datasheet`, and how they are fitted on devices other than the one forecast for."""
+"""The constants of `planning.model.gpu_roofline`, and how they are fitted on other devices than the one forecast."""
 
 from __future__ import annotations
 

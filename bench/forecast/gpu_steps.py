@@ -80,7 +80,7 @@ def _countable(operation: Operation) -> Operation:
 
 
 def _with_strides(operation: Operation, args: tuple[Any, ...], out: Any) -> Operation:
-    """The operation, with what it reads across the order of its result (see `planning.time.bandwidth`)."""
+    """The operation, with what it reads across the order of its result (see `gpu_kernels.stream_bytes`)."""
     results = [one for one in tensors_in([out]) if one.dim() > 1]
     if not results or operation.flops or "norm" in operation.name or "softmax" in operation.name:
         return operation

@@ -1,4 +1,4 @@
-"""What convolutions on a CPU allocate beyond their outputs: the laws of `planning.memory`, and measured.
+"""What convolutions on a CPU allocate beyond their outputs: the laws of `planning.model.workspaces`, and measured.
 
     python -m bench.forecast.hidden_bytes
 

@@ -99,7 +99,7 @@ def unet(*, width: int, side: int, batch: int) -> stoker.Job:
     inputs, _ = images(BATCHES * batch, side, 3, 10)
     return stoker.Job(
         model=lambda: UNet(width), data=(inputs, inputs.flip(0)), loss="mse", optimizer=stoker.Adam(lr=1e-3),
-        batch=batch, until=stoker.updates(1000), ema=0.999,
+        batch=batch, until=stoker.updates(1000), average=0.999,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     python -m bench.forecast.measuring < REQUEST > ANSWER
 
 The request is a `Request` as JSON, the answer a list of `Measured`, one for each round and plan. Plans of a request are
-measured one after the other in each round, in an order drawn anew, each on a new model, after `warm_up` updates. Its
+measured one after the other in each round, in a newly drawn order, each on a new model, after `warm_up` updates. Its
 batches were gathered beforehand, on the host: an update brings its own to the device. On a GPU the time
 between CUDA events is taken, on a CPU the clock's.
 """

@@ -3,12 +3,12 @@
     python -m bench.forecast.peak_memory [--threads 1] [--only NAME ...] [--quick] [--date 2026-11-21]
 
 For each architecture of `models.py`, in fp32 and bf16, with and without activation checkpointing of all its blocks: the
-job's second update is traced on fake tensors, and its allocations replayed (`planning.memory`). Then the same update is
-made, and each allocation and free of the CPU's allocator is read from PyTorch's profiler. Both peaks count what lives
-before the update: weights, buffers, the optimiser's state, the batch.
+job's second update is traced on fake tensors, and its allocations replayed (`planning.model.memory`). Then the same
+update is made, and each allocation and free of the CPU's allocator is read from PyTorch's profiler. Both peaks count
+what lives before the update: weights, buffers, the optimiser's state, the batch.
 
-No number is fitted to these peaks. What convolutions and bf16 products hide (`planning.memory.onednn`) follows laws
-that were read off single operations of the architectures; `HELD_OUT` holds ten others, reported on their own.
+No number is fitted to these peaks. What convolutions and bf16 products hide (`planning.model.workspaces`) follows
+laws that were read off single operations of the architectures; `HELD_OUT` holds ten others, reported on their own.
 """
 
 from __future__ import annotations

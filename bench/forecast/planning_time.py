@@ -30,7 +30,7 @@ from stoker.loading.datasets import Datasets
 from stoker.planning.model.trace_extrapolation import derived, expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
-from stoker.store.trace_format import packed, unpacked
+from stoker.store.record_caches import packed_trace, unpacked_trace
 
 DATE = "2026-11-22"
 ROOT = Path(__file__).parents[2]
@@ -113,8 +113,8 @@ def traced() -> Iterator[dict[str, Any]]:
             other, second_s = _timed(lambda large=large: trace_with_repetition(job, data, SEPARABLE, large))
             whole, expand_s = _timed(lambda one=one: expanded(one))
             _, derive_s = _timed(lambda one=one, other=other: derived(one, other, 8))
-            content, pack_s = _timed(lambda one=one: packed(one))
-            _, read_s = _timed(lambda content=content: unpacked(content))
+            content, pack_s = _timed(lambda one=one: packed_trace(one))
+            _, read_s = _timed(lambda content=content: unpacked_trace(content))
             row = {
                 "precision": precision,
                 "checkpointed_blocks": blocks,

@@ -8,7 +8,7 @@ memory that a fresh process has before training; that process then makes three u
 system places the heap at random. The CPU time of an update (user and system, one thread) is recorded too, the least of
 all processes [s]: what `mapped` costs, and what `retained` saves.
 
-The constants of `planning.memory.resident` were fitted on the calibration set (printed with `--fit`, and kept in the
+The constants of `planning.model.memory` were fitted on the calibration set (printed with `--fit`, and kept in the
 result); the error that counts is that on the held-out set. `--measured` forecasts again beside an earlier result's
 measurements.
 """

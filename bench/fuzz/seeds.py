@@ -23,9 +23,9 @@ from torch import nn
 
 import stoker
 from bench.fuzz.targets import IDX_SHAPE, IDX_VALUES, RECORDS, checkpoint_of, framed, tensors, zipped
-from stoker.data.files.tf_example import encoded
+from stoker.data.files.tfrecord import encoded
 from stoker.records import CleanList, Dropped, Plan, ServiceSettings, StoredPiece, StoredTensor, dumps, to_json
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2
 from stoker.testing.tiny_models import tiny_artifact
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -146,7 +146,7 @@ def _wire() -> dict[str, list[bytes]]:
     post = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: x\r\n"
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n4\r\n{}{}\r\n0\r\nTrailer: 1\r\n\r\n"
     plain = post + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    asked = messages.message("ModelInferRequest")(model_name="digits")
+    asked = inference_pb2.ModelInferRequest(model_name="digits")
     asked.inputs.add(name="image", datatype="FP32", shape=[1, 28, 28])
     asked.raw_input_contents.append(raw)
     message = asked.SerializeToString()

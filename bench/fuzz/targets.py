@@ -30,7 +30,7 @@ from stoker.data.files.sample_files import expanded
 from stoker.data.files.tfrecord import masked_crc
 from stoker.data.idx_files import IdxFile, read_idx
 from stoker.data.reading.file_listing import members_of
-from stoker.data.reading.text_tables import CsvFile
+from stoker.data.reading.table_readers import CsvFile
 from stoker.errors import BadArtifact, BadJob, BadRun, StokerError
 from stoker.records import (
     CheckpointManifest,

@@ -9,13 +9,13 @@ from uvicorn.server import ServerState
 
 from bench.serving.wire_overhead import NoModel
 from stoker.records import Manifest
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2, messages
 from stoker.serving.grpc.server import parsed
 from stoker.serving.http.bodies import decode, decode_raw
 from stoker.serving.http.connection import MOST_PIPELINED, uvicorn_config
 from stoker.serving.protocol import fit
 from stoker.serving.refusals import NotFound, Refusal
-from stoker.serving.service import InFlight, ModelStatistics, RepositoryEntry, RequestLimits, ServerContext
+from stoker.serving.service import InFlight, RepositoryEntry, RequestLimits, ServerContext
 
 
 class _Whole(NoModel):
@@ -43,9 +43,9 @@ class _Whole(NoModel):
         """As much as a page needs."""
         return {"name": self.manifest(model, version).name}
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+    def statistics(self, model: str = "", version: str = "") -> list[dict[str, str]]:
         """None were counted."""
-        return ()
+        return []
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """The model."""
@@ -54,7 +54,7 @@ class _Whole(NoModel):
 
 _MODEL = NoModel().fixed
 _LIMITS = RequestLimits(body_bytes=100_000, header_bytes=4096)
-_PARSE = messages.message("ModelInferRequest").FromString
+_PARSE = inference_pb2.ModelInferRequest.FromString
 _TURNS = 20
 
 

@@ -6,8 +6,8 @@ First, once: times of operations on one thread, and the links between two proces
 Then layouts and models take turns, a fresh set of processes each time: after an update that warms up, updates for a
 slice of time, the median of them on the slower process; a case's time is the median over rounds. Bytes of parameters,
 gradients and optimiser state are counted in each process; the peak is the process's high-water mark, which on Linux
-counts since it began. Models of the set `calibration` are those that `planning/spread_overheads.py` was fitted on;
-those of `held_out` were never looked at for it.
+counts since it began. Models of the set `calibration` are those that `planning/model/layout_forecast.py`
+was fitted on; those of `held_out` were never looked at for it.
 
 Bars, on `held_out`: the median error of the time at most 12 %, of the peak at most 10 %; bytes exact.
 """
@@ -39,6 +39,7 @@ from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.planning.model.layout_forecast import LayoutForecasts
 from stoker.planning.model.run_forecast import Extents
+from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.job_profile import job_profile, model_parts
 from stoker.profiling.links import measure_links
 from stoker.profiling.micro_benchmark import measure_operations
@@ -46,7 +47,7 @@ from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Hardware, Layout, MicroBenchmark, Plan, Position, Trace, TraceSettings, to_json
 from stoker.records.hardware import Links
 from stoker.stepping.distributed_tensors import local
-from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
+from stoker.stepping.layouts import divided_parts, model_problem
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
@@ -202,11 +203,9 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     job, cpu = case.job(), attached_cpu()
     with torch.device("meta"):
         model = job.model()  # type: ignore[operator]  # it is a function
-    if layout.tensor > 1 and tensor_plan_problem(model, layout) is not None:
+    if model_problem(model, layout) is not None:
         return None
-    parts = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
-    if layout.stages > max(1, len(parts.blocks)):
-        return None
+    parts = divided_parts(model_parts(model), model, layout)
     data = datasets_of(job)
     facts = job_profile(job, data, SEPARABLE, model, device_kind="cpu")
     hardware = Hardware(device=replace(cpu, cores=1), dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
@@ -216,7 +215,7 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
 
     @functools.cache
     def traces(settings: TraceSettings) -> Trace:
-        return stoker.planning.expanded(trace_with_repetition(job, data, SEPARABLE, settings))
+        return expanded(trace_with_repetition(job, data, SEPARABLE, settings))
 
     forecasts = LayoutForecasts(
         layout, facts, parts, lambda _: hardware, traces, lambda _: Extents(1, 1, 0), lambda *_: links, held_bytes=held

@@ -1,4 +1,4 @@
-"""What layouts cost a process on a CPU besides arithmetic and messages, for `planning/spread_overheads.py`.
+"""What layouts cost a process on a CPU besides arithmetic and messages, for `planning/model/layout_forecast.py`.
 
     python -m bench.many.overheads [--rounds 3]
 
@@ -26,7 +26,7 @@ from stoker.loading.datasets import datasets_of
 from stoker.planning.model import layout_forecast
 from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout, Plan, Position
-from stoker.stepping.layouts.tensor_plans import divided_dimensions
+from stoker.stepping.layouts import divided_parts
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
@@ -77,7 +77,7 @@ def overhead(name: str, layers: int, passes: int) -> tuple[Counted, float]:
     (own,) = on_ranks(Layout(), timed, alone, Plan(**settings))
     with torch.device("meta"):
         model = case.job().model()  # type: ignore[operator]  # it is a function
-    parts = model_parts(model, divided_dimensions(model, 2) if layout.tensor > 1 else None)
+    parts = divided_parts(model_parts(model), model, layout)
     return (
         Counted(passes, len(parts.parameters) // layout.stages, 1 + len(parts.blocks), len(parts.divided)),
         spread - own,

@@ -130,7 +130,7 @@ def measure(case: Case, rounds: int) -> Iterator[dict[str, JSON]]:
 def job_of(case: Case) -> stoker.Job:
     """The job after the move, evaluated at its end alone, as the other is."""
     job, _ = load_job(EXAMPLES / f"{case.name}_after.py", {"epochs": str(case.epochs)})
-    return dataclasses.replace(job, evaluate_every=stoker.epochs(case.epochs), stop=())
+    return dataclasses.replace(job, evaluation=stoker.Evaluation(every=stoker.epochs(case.epochs)), stop=())
 
 
 def _theirs(case: Case, job: stoker.Job, folder: Path) -> Curve:

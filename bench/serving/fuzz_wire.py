@@ -36,7 +36,7 @@ from google.protobuf.message import DecodeError
 
 from bench.serving.wire_overhead import IMAGE, NoModel
 from bench.train.results import document, save
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2, messages
 from stoker.serving.http import bodies
 from stoker.serving.http.bodies import decode, decode_raw
 from stoker.serving.http.connection import uvicorn_config
@@ -134,7 +134,7 @@ def one_compressed(chance: random.Random) -> None:
 
 def one_message(chance: random.Random) -> str:
     """A message of gRPC; what protobuf itself refuses never comes to us."""
-    asked = messages.message("ModelInferRequest")(model_name="digits")
+    asked = inference_pb2.ModelInferRequest(model_name="digits")
     asked.inputs.add(name="image", datatype="FP32", shape=[1, 28, 28])
     if chance.random() < 0.5:
         asked.raw_input_contents.append(IMAGE.tobytes())

@@ -39,14 +39,14 @@ import numpy as np
 
 from bench.serving.mlp import mlp_artifact
 from bench.train.results import document, save
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 WIDTHS = (64, 256, 10)
 KEPT, LOOK_S, RELOAD_S, HANGUP_S = 3, 5.0, 4.0, 10.0
 MIB = 2**20
 _GOOD, _LOAD = {200}, {429, 503}
-_Infer = messages.message("ModelInferRequest")
+_Infer = inference_pb2.ModelInferRequest
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -108,7 +108,7 @@ class Soak:
         with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
             infer = channel.stream_stream(
                 f"{_SERVICE}ModelStreamInfer",
-                response_deserializer=messages.message("ModelStreamInferResponse").FromString,
+                response_deserializer=inference_pb2.ModelStreamInferResponse.FromString,
             )
             for answer in infer((message.SerializeToString() for _ in range(200)), timeout=60):
                 yield answer.error_message[:100] or "OK", not answer.error_message

@@ -7,17 +7,16 @@ process asks it, in closed loops over eight connections, with bodies that are ma
 CPU time of the server's process (user and system, all its threads) divided by the requests, so that the client and
 other people's work count less; servers take turns. Printed and written to bench/results/: the median over rounds, and
 the least and most. A floor is uvicorn or grpc.aio alone, with a handler that reads the bytes and answers as many.
+`http_uvicorn` is the whole application on uvicorn's own connections, in place of ours with their limits.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +30,10 @@ import uvloop
 
 from bench.train.results import document, save
 from stoker.artifacts.dtypes import Arrays
+from stoker.loadtesting.server_process import cpu_seconds, served_in_child
 from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
-from stoker.serving.grpc import messages, server
-from stoker.serving.http.application import Receive, Scope, Send
+from stoker.serving.grpc import inference_pb2, server
+from stoker.serving.http.application import Application, Receive, Scope, Send
 from stoker.serving.http.connection import uvicorn_config
 from stoker.serving.protocol import fit
 from stoker.serving.service import InferenceRequest, InferenceResponse, ServerContext
@@ -90,23 +90,25 @@ async def http_floor(_scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"0" * 160})
 
 
-def serve(kind: str) -> None:
-    """Serve until killed; the port goes to standard output."""
+def serve(kind: str, announce: Callable[[int], None]) -> None:
+    """Serve until killed, and announce the port."""
     edge = ServerContext(service=NoModel())  # type: ignore[arg-type] - of the protocol, what inference needs
     if kind.startswith("grpc"):
-        uvloop.run(_serve_grpc(edge, is_floor=kind == "grpc-floor"))
+        uvloop.run(_serve_grpc(edge, announce, is_floor=kind == "grpc-floor"))
         return
     listening = socket.create_server(("127.0.0.1", 0))
-    print(listening.getsockname()[1], flush=True)
-    plain = uvicorn.Config(
-        http_floor, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-        proxy_headers=False,
-    )  # fmt: skip
-    config = plain if kind == "http-floor" else uvicorn_config(edge)
+    announce(listening.getsockname()[1])
+    config = uvicorn_config(edge)
+    if kind != "http":
+        application = http_floor if kind == "http-floor" else Application(edge)
+        config = uvicorn.Config(
+            application, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, date_header=False,
+        )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])
 
 
-async def _serve_grpc(edge: ServerContext, *, is_floor: bool) -> None:
+async def _serve_grpc(edge: ServerContext, announce: Callable[[int], None], *, is_floor: bool) -> None:
     made = grpc.aio.server() if is_floor else server(edge)
     if is_floor:
         handler = grpc.unary_unary_rpc_method_handler(grpc_floor)
@@ -114,7 +116,7 @@ async def _serve_grpc(edge: ServerContext, *, is_floor: bool) -> None:
         made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = made.add_insecure_port("127.0.0.1:0")
     await made.start()
-    print(port, flush=True)
+    announce(port)
     await made.wait_for_termination()
 
 
@@ -175,8 +177,7 @@ def _more(one: socket.socket) -> bytes:
 
 def ask_grpc(port: int) -> Callable[[int], None]:
     """Asks through one channel, eight at a time."""
-    method = messages.INFERENCE.methods_by_name["ModelInfer"]
-    asked = messages.request_class(method)(model_name="digits", raw_input_contents=[IMAGE.tobytes()])
+    asked = inference_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[IMAGE.tobytes()])
     asked.inputs.add(name="image", datatype="FP32", shape=IMAGE.shape)
     content = asked.SerializeToString()
     call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(INFER)
@@ -189,35 +190,23 @@ def ask_grpc(port: int) -> Callable[[int], None]:
     return ask
 
 
-def cpu_s(process: int) -> float:
-    """CPU seconds of a process so far."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Case:
     """A server in a process of its own, and how it is asked."""
 
-    def __init__(self, kind: str, asking: Callable[[int], Callable[[int], None]]) -> None:
-        command = [sys.executable, "-m", "bench.serving.wire_overhead", "--serve", kind]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self._ask = asking(int(self._process.stdout.readline()))
+    def __init__(self, running: ExitStack, kind: str, asking: Callable[[int], Callable[[int], None]]) -> None:
+        port, self._pid = running.enter_context(served_in_child(serve, kind))
+        self._ask = asking(port)
         self._found: list[float] = []
 
     def round(self, requests: int) -> None:
         """Ask so often, after a tenth as often to warm up, and keep the CPU time of a request [µs]."""
         self._ask(requests // 10)
-        before = cpu_s(self._process.pid)
+        before = cpu_seconds(self._pid)
         self._ask(requests)
-        self._found.append((cpu_s(self._process.pid) - before) / requests * 1e6)
+        self._found.append((cpu_seconds(self._pid) - before) / requests * 1e6)
 
-    def done(self) -> dict[str, float]:
-        """Stop the server; what was found."""
-        self._process.kill()
-        self._process.wait()
-        if not self._found:
-            return {}
+    def found(self) -> dict[str, float]:
+        """The CPU time of a request [µs] over the rounds."""
         found = {"median_us": statistics.median(self._found), "least_us": min(self._found), "most_us": max(self._found)}
         return {name: round(value, 1) for name, value in found.items()}
 
@@ -227,25 +216,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve")
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve)
-        return
     binary, text = http_request(binary=True), http_request(binary=False)
-    cases = {
-        "http_floor": Case("http-floor", lambda port: ask_http(port, binary)),
-        "http_binary": Case("http", lambda port: ask_http(port, binary)),
-        "http_json": Case("http", lambda port: ask_http(port, text)),
-        "grpc_floor": Case("grpc-floor", ask_grpc),
-        "grpc_raw": Case("grpc", ask_grpc),
-    }
-    try:
+    with ExitStack() as running:
+        cases = {
+            "http_floor": Case(running, "http-floor", lambda port: ask_http(port, binary)),
+            "http_uvicorn": Case(running, "http-uvicorn", lambda port: ask_http(port, binary)),
+            "http_binary": Case(running, "http", lambda port: ask_http(port, binary)),
+            "http_json": Case(running, "http", lambda port: ask_http(port, text)),
+            "grpc_floor": Case(running, "grpc-floor", ask_grpc),
+            "grpc_raw": Case(running, "grpc", ask_grpc),
+        }
         for _ in range(options.rounds):
             for case in cases.values():
                 case.round(options.requests)
-    finally:
-        found = {name: case.done() for name, case in cases.items()}
+        found = {name: case.found() for name, case in cases.items()}
     for name, row in found.items():
         print(f"{name:12} {row['median_us']:7.1f} µs  ({row['least_us']:.1f} to {row['most_us']:.1f})")
     command = f"python -m bench.serving.wire_overhead --requests {options.requests} --rounds {options.rounds}"

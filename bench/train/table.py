@@ -1,4 +1,4 @@
-"""The tables of training speed in docs/training-speed.md, made of the committed results.
+"""The tables of training speed in docs/speed.md, made of the committed results.
 
     python -m bench.train.table [--check]
 
@@ -22,7 +22,7 @@ from stoker.records.codec import JSON
 
 BEGIN, END = "<!-- bench-train -->", "<!-- /bench-train -->"
 ROOT = Path(__file__).parents[2]
-DETAILS = ROOT / "docs" / "training-speed.md"
+DETAILS = ROOT / "docs" / "speed.md"
 
 Content = Mapping[str, JSON]
 

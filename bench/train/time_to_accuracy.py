@@ -57,7 +57,7 @@ def fast_job(target: str, seed: int, *, is_validation: bool = False) -> stoker.J
         data=train,
         test=None if is_validation else test,
         valid=HELD_OUT if is_validation else None,
-        evaluate_every=stoker.epochs(1000),
+        evaluation=stoker.Evaluation(every=stoker.epochs(1000)),
         loss="cross_entropy",
         metrics=["accuracy"],
         batch=BATCH,

@@ -35,13 +35,13 @@ from stoker.records import Plan
 from stoker.records.codec import JSON
 from stoker.records.study import PrunerName, SamplerName, StudySettings, StudyTrial
 from stoker.tuning.conductor import Conductor, StudyWorker
-from stoker.tuning.optuna_import import require_optuna
 from stoker.tuning.processes import Judge, RunTrial, TrialReading, TrialRequest, TrialResult, TrialSlot, run_here
 from stoker.tuning.search_algorithms import pruner_for
 from stoker.tuning.space import parse_space
 from stoker.tuning.study_database import open_study, read_trials
 from stoker.tuning.study_forecast import rungs_of
 from stoker.tuning.trials import JobSource, TrainTrial
+from stoker.tuning.tune import require_optuna
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"

@@ -34,12 +34,15 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.batch_size import tokens as tokens
     from stoker.jobs.early_stopping import EarlyStopping as EarlyStopping
     from stoker.jobs.early_stopping import Target as Target
+    from stoker.jobs.evaluation_settings import Evaluation as Evaluation
+    from stoker.jobs.fields import Fields as Fields
     from stoker.jobs.freezing import Freeze as Freeze
     from stoker.jobs.initial_weights import Weights as Weights
     from stoker.jobs.job import Job as Job
     from stoker.jobs.job import Loss as Loss
     from stoker.jobs.job import holdout as holdout
     from stoker.jobs.metrics import probabilities as probabilities
+    from stoker.jobs.objective import Objective as Objective
     from stoker.jobs.optimizers import SGD as SGD
     from stoker.jobs.optimizers import Adam as Adam
     from stoker.jobs.optimizers import AdamW as AdamW
@@ -82,6 +85,8 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.predicting.prediction_request import PredictOptions as PredictOptions
     from stoker.reporting.data_page import FAULTS as FAULTS
     from stoker.reporting.display import choose_display as choose_display
+    from stoker.reporting.event_text import exact_setting as exact_setting
+    from stoker.reporting.event_text import format_settings as format_settings
     from stoker.reporting.run_page import render_side_by_side as render_side_by_side
     from stoker.reporting.summary import summary_lines as summary_lines
     from stoker.serving.access_log import LineWriter as LineWriter

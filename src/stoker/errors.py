@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 _MOST_LISTED, _FEW = 20, 5
-"""Names are all told up to so many; of more, a few."""
+"""Up to so many names are all listed; of more, a few."""
 
 
 class StokerError(Exception):
@@ -116,10 +116,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return "There are none to choose from."
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     guess = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{guess}Known: {told_in_part(names, word)}."
+    return f"{guess}Known: {listed_in_part(names, word)}."
 
 
-def told_in_part(names: Sequence[str], word: str = "") -> str:
+def listed_in_part(names: Sequence[str], word: str = "") -> str:
     """Names between commas; of more than anybody reads those that are most like `word`, and how many others."""
     if len(names) <= _MOST_LISTED:
         return ", ".join(names)

@@ -82,6 +82,13 @@ def test_infinities_and_strings_that_are_equal_are_equal() -> None:
     assert excess(same, same, Tolerance(absolute=0, relative=0)) == 0
 
 
+def test_answers_without_dimensions_are_compared() -> None:
+    """A model without a batch may give a single number."""
+    one, other = {"y": np.array(1.5, np.float32)}, {"y": np.array(1.0, np.float32)}
+    assert (difference(one, other), difference(one, one)) == (0.5, 0)
+    assert difference({"y": np.array(math.nan)}, {"y": np.array(1.0)}) == math.inf
+
+
 def test_answers_in_bfloat16_and_in_bytes_are_compared_as_numbers() -> None:
     """Types that NumPy cannot subtract, or would wrap around in."""
     one, two = np.array([1, 255]), np.array([1, 0])

@@ -19,8 +19,8 @@ def pinned(path: Path) -> dict[str, str]:
 
 
 def installed_with_constraints() -> list[str]:
-    """The files that `make` installs under the project's constraints."""
-    return re.findall(r"-c constraints\.txt\b.*-r (bench/\S+)", (ROOT / "Makefile").read_text())
+    """The files that `make` installs under the project's constraints, each once."""
+    return sorted(set(re.findall(r"-c constraints\.txt\b.*-r (bench/\S+)", (ROOT / "Makefile").read_text())))
 
 
 @pytest.mark.parametrize("name", installed_with_constraints())

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cli.jobs import blocks, render_lr_range
 from stoker.records import from_json
-from stoker.records.hyperparameters import LrRange, Sweep
+from stoker.tuning.lr_range_test import LrRange, Sweep
 from tests.cli.page import Page
 from tests.flow.command import job_file, plan_file, stoker_here
 

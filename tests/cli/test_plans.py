@@ -238,6 +238,23 @@ def test_layouts_stand_beside_each_other() -> None:
     assert "2-way tensor" in found
 
 
+def test_layouts_on_several_kinds_of_devices_name_them() -> None:
+    """Rows of equal layouts on different devices can be told apart, and 80 columns cut nothing off."""
+
+    def on(device: str, why: str) -> Candidate:
+        one = candidate(device, total_s=17_820, cost=91.49)
+        exposed = Estimate(value=0.0357, low=0.03, high=0.04, unit="s", basis="datasheet")
+        plan = dataclasses.replace(one.plan, layout=Layout(shards=8), micro_batch=4 if device == "8xb200" else 2)
+        forecast = dataclasses.replace(one.forecast, exposed_s=exposed, communication_bytes=2**36)
+        return dataclasses.replace(one, plan=plan, forecast=forecast, why=why)
+
+    found = shown(decision(on("8xb200", "fastest"), on("8xh100", "2.8× the time, 1.1× the cost")), width=80)
+    assert "8xb200: 8 shards:" in found
+    assert "8xh100: 8 shards:" in found
+    rows = found[: found.index("8xb200: 8 shards:")].split()
+    assert [word for word in ("8xb200:", "8xh100:", "2.8×", "the", "time,", "1.1×", "cost") if word not in rows] == []
+
+
 def test_how_far_forecasts_were_off_is_for_those_who_ask() -> None:
     """It is an explanation of the interval, which is there anyway."""
     line = "errors of forecasts here so far (median): time from traces alone over ten times off"

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stoker.cli.predictions import describe_prediction_event, prediction_display, prediction_options
+from stoker.cli.predictions import prediction_options
 from stoker.errors import BadJob
 from stoker.records.prediction import PredictionEvent, PredictionEventKind, PredictionSummary
+from stoker.reporting.display import choose_display
+from stoker.reporting.event_text import describe_prediction_event
 
 STARTED = {
     "out": "out", "rows": 2000, "parts": 4, "done_parts": 0, "batch_rows": 8, "part_rows": 500, "threads": 1,
@@ -32,7 +34,7 @@ def _event(kind: PredictionEventKind, at: float = 0.0, **fields: Any) -> Predict
 def _shown(events: list[PredictionEvent], *, is_terminal: bool = False) -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=is_terminal, width=100)
-    with prediction_display(as_json=False, stdout=io.StringIO(), console=console) as display:
+    with choose_display(subject="prediction", as_json=False, stdout=io.StringIO(), console=console) as display:
         for event in events:
             display(event)
     return stream.getvalue()
@@ -73,7 +75,9 @@ def test_a_bar_in_a_terminal_leaves_the_lines_that_matter() -> None:
 def test_json_is_one_object_a_line() -> None:
     """Nothing but events on standard output."""
     stdout = io.StringIO()
-    with prediction_display(as_json=True, stdout=stdout, console=Console(file=io.StringIO())) as display:
+    with choose_display(
+        subject="prediction", as_json=True, stdout=stdout, console=Console(file=io.StringIO())
+    ) as display:
         display(_event("progress", 5.0, **PROGRESS))
     assert json.loads(stdout.getvalue()) == {"event": "progress", "at": 5.0, **PROGRESS}
 

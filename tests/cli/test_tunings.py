@@ -9,8 +9,6 @@ import pytest
 from rich.console import Console
 
 from stoker.cli.tune import (
-    describe_study_event,
-    format_settings,
     parse_parallel,
     parse_seconds,
     render_study,
@@ -18,6 +16,7 @@ from stoker.cli.tune import (
 )
 from stoker.errors import BadJob
 from stoker.records.study import Parameter, StudyEvent, StudyResult, StudySettings, StudyTrial, TrialState
+from stoker.reporting.event_text import describe_study_event, format_settings
 from tests.flow.command import stoker_here
 
 SETTINGS = StudySettings(

@@ -42,6 +42,14 @@ def test_a_quantised_graph_is_noticed_and_left_alone(tmp_path: Path) -> None:
     assert names(kind) == []
 
 
+@pytest.mark.parametrize("operator", ["QGemm", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
+def test_what_an_import_knows_as_quantised_is_left_alone(operator: str) -> None:
+    """Operators of ONNX Runtime's own domain too: there is one table."""
+    kind = GraphKind({"Conv": 1, operator: 1})
+    assert kind.quantised == (operator,)
+    assert names(kind) == []
+
+
 def test_a_float_graph_is_not_taken_for_quantised(tmp_path: Path) -> None:
     """Products are counted, and candidates in 8 bits are tried."""
     path = tmp_path / "model.onnx"

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from stoker.compressing.contender import FEWEST_ROUNDS, MOST_ROUNDS, InterleavedTimes, speed_up, time_interleaved
+from stoker.compressing.contender import FEWEST_ROUNDS, MOST_ROUNDS, InterleavedTimes, gain_of, time_interleaved
 
 
 class Track:
@@ -61,7 +61,7 @@ def test_a_disturbed_round_does_not_move_the_ratio() -> None:
     """The median of paired ratios forgets the round in which something else took the core."""
     own, rival = [1.0] * 9, [2.0] * 9
     own[3], rival[3] = 30.0, 2.0
-    found = speed_up([InterleavedTimes({"own": tuple(own), "rival": tuple(rival)})], "own", "rival")
+    found = gain_of([InterleavedTimes({"own": tuple(own), "rival": tuple(rival)})], 0.95)
     assert found.value == found.low == pytest.approx(2.0)
 
 
@@ -69,7 +69,7 @@ def test_bounds_widen_with_the_spread_and_races_count_alike() -> None:
     """Over batch sizes the gain is the geometric mean; uncertain rounds make the lower bound fall."""
     steady = InterleavedTimes({"own": (1.0,) * 9, "rival": (4.0,) * 9})
     shaky = InterleavedTimes({"own": (1.0,) * 9, "rival": (0.5, 2.0, 1.0, 0.7, 1.4, 0.8, 1.2, 0.6, 1.9)})
-    found = speed_up([steady, shaky], "own", "rival")
+    found = gain_of([steady, shaky], 0.95)
     assert found.value == pytest.approx(2.0)
     assert found.low < 1.95
     assert found.high > 2.05

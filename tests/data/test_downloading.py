@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from stoker.data.http_download import fetch
+from stoker.data.idx_files import fetch
 
 
 class Answers(BaseHTTPRequestHandler):

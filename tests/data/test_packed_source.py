@@ -19,10 +19,10 @@ from PIL import Image
 
 from stoker import data
 from stoker.errors import BadJob
+from stoker.jobs.fields import Fields
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.fields import Fields
 from stoker.records import Plan, Position
 from stoker.testing import FaultyDisk
 from tests.data.packing import PROBES, Lines, Pictures, Random, packed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.devices.failure_rates import (
+from stoker.devices.hardware import (
     CHEAP_SHARE,
     LEAST_INTERVAL_S,
     MTBF_H,

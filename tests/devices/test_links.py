@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.devices.catalogue import builtin_catalogue
-from stoker.devices.interconnects import Wire, catalogue_links, ring_costs, unmeasured_links
+from stoker.devices.hardware import Wire, catalogue_links, ring_costs, unmeasured_links
 
 KNOWN = builtin_catalogue()
 

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from stoker.devices.nvidia import ask_nvidia_smi, describe_gpus, fast_dtypes_of_capability
+from stoker.devices.detection import ask_nvidia_smi, describe_gpus, fast_dtypes_of_capability
 
 TWO_H200 = """\
 0, GPU-91a535d7-4157-249a-65e5-73883afa626e, NVIDIA H200, 143771, 9.0, 580.95.05

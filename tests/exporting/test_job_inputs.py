@@ -31,11 +31,15 @@ A, B, Y = torch.arange(6.0).view(3, 2), torch.ones(3, 2), torch.zeros(3, dtype=t
 @pytest.mark.parametrize(
     ("data", "changes", "names"),
     [
-        ((A, B, Y), {"inputs": [0, 1]}, ("left", "right")),
-        ((Y, B, A), {"inputs": [2, 1], "target": 0}, ("left", "right")),
+        ((A, B, Y), {"fields": stoker.Fields(inputs=[0, 1])}, ("left", "right")),
+        ((Y, B, A), {"fields": stoker.Fields(inputs=[2, 1], target=0)}, ("left", "right")),
         ({"left": A, "right": B, "label": Y}, {}, ("left", "right")),
         ({"right": B, "left": A, "y": Y}, {}, ("right", "left")),
-        ({"left": A, "more": Y, "right": B, "y": Y}, {"inputs": ["left", "right"]}, ("left", "right")),
+        (
+            {"left": A, "more": Y, "right": B, "y": Y},
+            {"fields": stoker.Fields(inputs=["left", "right"])},
+            ("left", "right"),
+        ),
     ],
 )
 def test_inputs_are_found_where_the_job_says_they_lie(data: object, changes: dict, names: tuple[str, ...]) -> None:

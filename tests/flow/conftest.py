@@ -8,9 +8,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the test; runs are made in `runs` below it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("STOKER_RUNS", raising=False)
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+def _own_folder(place: Path) -> None:
+    """No test of a flow leaves anything elsewhere."""

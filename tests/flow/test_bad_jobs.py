@@ -119,7 +119,7 @@ CASES = {
         "settings.update(model=lambda: Net(6, 2))",
     ),
     "a model that takes more": Case(
-        ("missing 1 required positional argument: 'mask'", "Job(inputs=[0, 1])"),
+        ("missing 1 required positional argument: 'mask'", "stoker.Fields(inputs=[0, 1])"),
         changes="class Net(nn.Linear):\n    def forward(self, x, mask):\n        return super().forward(x)\n"
         "settings.update(model=lambda: Net(6, 2))",
     ),
@@ -267,7 +267,7 @@ class Huge(nn.Linear):
         if self.training and len(x) == 16:
             torch.empty(2**60)
         return super().forward(x)
-settings.update(model=lambda: Huge(6, 2), loss_scope={scope!r})
+settings.update(model=lambda: Huge(6, 2), loss=stoker.Objective("cross_entropy", scope={scope!r}))
 """
 
 

@@ -56,8 +56,9 @@ def carrying_job(**changes: object) -> stoker.Job:
         "target": in_rows(tokens[1:]),
     }  # fmt: skip
     settings = {
-        "model": Carrying, "data": data, "valid": data, "inputs": ["tokens", "is_first"], "batch": ROWS,
-        "sampling": stoker.sampling.in_order(), "loss_scope": "batch", "loss": "token_cross_entropy",
+        "model": Carrying, "data": data, "valid": data, "fields": stoker.Fields(inputs=["tokens", "is_first"]),
+        "batch": ROWS,
+        "sampling": stoker.sampling.in_order(), "loss": stoker.Objective("token_cross_entropy", scope="batch"),
         "optimizer": stoker.SGD(lr=0.5), "clip_norm": 0.25, "until": stoker.epochs(3),
     }  # fmt: skip
     return stoker.Job(**(settings | changes))
@@ -84,7 +85,7 @@ def by_hand(job: stoker.Job) -> dict[str, torch.Tensor]:
 
 def test_a_state_that_is_carried_is_that_of_a_loop_by_hand() -> None:
     """Weights after three epochs, evaluated in between; a batch goes on where the last one ended, and is never cut."""
-    job = carrying_job(select="last", evaluate_every=stoker.updates(5))
+    job = carrying_job(evaluation=stoker.Evaluation(select="last", every=stoker.updates(5)))
     run = stoker.train(job, plan=WHOLE, sink=Heard())
     expected = by_hand(job)
     weights = run.weights()
@@ -99,7 +100,7 @@ def test_a_state_that_is_carried_is_that_of_a_loop_by_hand() -> None:
 
 def test_a_state_that_is_carried_is_kept_with_a_checkpoint() -> None:
     """A run that was stopped within an epoch ends at the same bits."""
-    job = carrying_job(evaluate_every=stoker.updates(5), until=stoker.epochs(4))
+    job = carrying_job(evaluation=stoker.Evaluation(every=stoker.updates(5)), until=stoker.epochs(4))
 
     stopped = stoker.train(job, plan=WHOLE, sink=Stopping(60), run_dir="stopped")
     assert stopped.status == "unfinished"

@@ -31,9 +31,12 @@ def normed() -> nn.Module:
 
 HABITS: dict[str, dict[str, Any]] = {
     "plateau": {"schedule": schedules.plateau(factor=0.5, patience=stoker.epochs(1), min_delta=0.5)},
-    "swa": {"swa": stoker.SWA(start=0.4), "model": normed},
+    "swa": {"average": stoker.SWA(start=0.4), "model": normed},
     "schedule-free": {"optimizer": optimizers.ScheduleFreeAdamW(lr=0.05), "model": normed},
-    "early": {"stop": [stoker.EarlyStopping(patience=stoker.epochs(3), min_delta=0.5)], "select": "last"},
+    "early": {
+        "stop": [stoker.EarlyStopping(patience=stoker.epochs(3), min_delta=0.5)],
+        "evaluation": stoker.Evaluation(select="last"),
+    },
 }
 
 
@@ -78,7 +81,11 @@ def test_a_run_that_ends_early_is_finished_and_says_why() -> None:
 
 def test_a_target_ends_a_run() -> None:
     """As soon as an evaluation reaches it."""
-    job = blobs_job(until=stoker.epochs(30), stop=[stoker.Target("accuracy", 0.6)], evaluate_every=stoker.updates(1))
+    job = blobs_job(
+        until=stoker.epochs(30),
+        stop=[stoker.Target("accuracy", 0.6)],
+        evaluation=stoker.Evaluation(every=stoker.updates(1)),
+    )
     run, heard = trained(job)
     assert heard.of("evaluated", split="valid")[-1]["metrics"]["accuracy"] >= 0.6
     assert all(event["metrics"]["accuracy"] < 0.6 for event in heard.of("evaluated", split="valid")[:-1])
@@ -87,8 +94,8 @@ def test_a_target_ends_a_run() -> None:
 
 def test_the_mean_of_swa_is_that_of_the_weights_at_its_points() -> None:
     """Of epochs 3 and 4 of 4 where it starts at half: by hand, from runs that end there."""
-    job = {"until": stoker.epochs(4), "select": "last", "valid": None}
-    averaged, _ = trained(blobs_job(swa=stoker.SWA(start=0.6), **job))
+    job = {"until": stoker.epochs(4), "evaluation": stoker.Evaluation(select="last"), "valid": None}
+    averaged, _ = trained(blobs_job(average=stoker.SWA(start=0.6), **job))
     heard: list[dict[str, torch.Tensor]] = []
     for updates in (15, 20):
         # The rate is constant: a shorter run is the beginning of a longer one. 100 samples are 7 updates of 16.
@@ -104,8 +111,8 @@ def test_running_statistics_of_an_average_are_those_of_its_own_activations() -> 
 
     inputs, target = blobs(96)
     job = blobs_job(
-        data=(inputs, target), valid=None, test=None, model=normed, swa=stoker.SWA(start=0.0, statistics=3),
-        select="last",
+        data=(inputs, target), valid=None, test=None, model=normed, average=stoker.SWA(start=0.0, statistics=3),
+        evaluation=stoker.Evaluation(select="last"),
     )  # fmt: skip
     run, _ = trained(job)
     weights = run.weights()
@@ -159,13 +166,12 @@ def test_killed_again_and_again_a_run_with_all_of_it_ends_at_the_same_bits() -> 
     """SIGKILL at several moments: a plateau, SWA with batch norms, an end before its time, two sets, weights kept."""
     changes = """settings["model"] = lambda: nn.Sequential(
     nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 2))
-settings["swa"] = stoker.SWA(start=0.2, every=stoker.updates(3), statistics=4)
+settings["average"] = stoker.SWA(start=0.2, every=stoker.updates(3), statistics=4)
 settings["schedule"] = stoker.schedules.plateau(factor=0.7, patience=stoker.epochs(1), min_delta=0.01)
 settings["stop"] = [stoker.EarlyStopping("accuracy", patience=stoker.epochs(8), min_delta=0.01)]
-settings["select"] = "last"
 settings["valid"] = {"seen": stoker.holdout(0.2), "unseen": (inputs[:40] + 1.0, target[:40])}
 settings["optimizer"] = stoker.SGD(lr=lr, momentum=0.9, groups={lambda name, p: p.dim() >= 2: {"weight_decay": 1e-3}})
-settings["keep_every"] = stoker.updates(30) """
+settings["evaluation"] = stoker.Evaluation(select="last", keep_every=stoker.updates(30)) """
     path, plan = job_file(changes), plan_file()
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"checkpoint_every_s": 0.02}))
     arguments: list[str | Path] = ["train", path, "--set", "epochs=60", "--plan", plan]
@@ -202,10 +208,10 @@ def test_the_example_of_habits_shows_all_of_them() -> None:
 @pytest.mark.slow  # a minute on a busy machine
 def test_two_processes_decide_what_one_does() -> None:
     """The same end before time after the same evaluation, the same rates at plateaus, the same mean to rounding."""
-    changes = """settings["swa"] = stoker.SWA(start=0.1)
+    changes = """settings["average"] = stoker.SWA(start=0.1)
 settings["schedule"] = stoker.schedules.plateau(factor=0.5, patience=stoker.epochs(2), min_delta=0.2)
 settings["stop"] = [stoker.EarlyStopping(patience=stoker.epochs(5), min_delta=0.2)]
-settings["select"] = "last" """
+settings["evaluation"] = stoker.Evaluation(select="last") """
     path = job_file(changes)
     found = {}
     for name, layout in (("one", Layout()), ("two", Layout(replicas=2))):
@@ -255,7 +261,7 @@ def test_each_validation_set_is_evaluated_every_time_and_the_first_one_chooses()
 def test_a_set_that_is_named_chooses_lowers_the_rate_and_ends_the_run() -> None:
     """By the values of that set: `select`, `stop` and a plateau take `set/measure`."""
     named = {
-        "select": "valid/unseen/loss", "until": stoker.epochs(9),
+        "evaluation": stoker.Evaluation(select="valid/unseen/loss"), "until": stoker.epochs(9),
         "stop": [stoker.EarlyStopping("unseen/loss", patience=stoker.epochs(2), min_delta=0.9)],
         "schedule": schedules.plateau("valid/unseen/loss", factor=0.5, patience=stoker.epochs(1), min_delta=0.9),
     }  # fmt: skip
@@ -271,7 +277,8 @@ def test_a_set_that_is_named_chooses_lowers_the_rate_and_ends_the_run() -> None:
 
 def test_a_run_with_two_sets_that_was_stopped_goes_on_as_one_that_never_was() -> None:
     """To the same bits and metrics."""
-    job = two_sets(until=stoker.epochs(6), select="unseen/accuracy", keep_every=stoker.epochs(2))
+    evaluation = stoker.Evaluation(select="unseen/accuracy", keep_every=stoker.epochs(2))
+    job = two_sets(until=stoker.epochs(6), evaluation=evaluation)
     stopped_run(job, at_samples=240, run_dir="stopped")
     again, _ = trained(job, run_dir="stopped")
     whole, _ = trained(job, run_dir="whole")
@@ -290,10 +297,11 @@ def test_a_run_with_two_sets_that_was_stopped_goes_on_as_one_that_never_was() ->
         ({"valid": {"a": stoker.holdout(0.1), "b": stoker.holdout(0.2)}}, "2 sets are held out of the training data"),
         ({"valid": {}}, "valid has no samples"),
         ({"valid": {"a": blobs(8)}, "metrics": {"a/f": lambda output, target: output.sum()}}, "results of one name"),
-        ({"select": "unseen/accuracy"}, 'wanted "best" or "last", or a measure .loss, accuracy.'),
+        (
+            {"evaluation": stoker.Evaluation(select="unseen/accuracy")},
+            'wanted "best" or "last", or a measure .loss, accuracy.',
+        ),
         ({"stop": [stoker.Target("unseen/accuracy", 0.9)]}, "'unseen/accuracy' is none of this job's measures"),
-        ({"keep_every": stoker.seconds(3)}, "wanted epochs, samples or updates, got .*seconds"),
-        ({"keep_every": 5}, "wanted epochs, samples or updates, got 5"),
     ],
 )
 def test_sets_and_intervals_that_cannot_be_meant_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -305,7 +313,12 @@ def test_sets_and_intervals_that_cannot_be_meant_are_refused(changes: dict[str, 
 def test_a_dict_of_columns_stays_one_validation_set() -> None:
     """Arrays, or lists of numbers, are the entries of samples."""
     inputs, target = blobs(20)
-    job = blobs_job(data={"x": inputs, "y": target}, valid={"x": inputs, "y": target.tolist()}, target="y", test=None)
+    job = blobs_job(
+        data={"x": inputs, "y": target},
+        valid={"x": inputs, "y": target.tolist()},
+        fields=stoker.Fields(target="y"),
+        test=None,
+    )
     assert list(job.validation) == ["valid"]
 
 
@@ -316,9 +329,10 @@ def files_kept(run_dir: str) -> dict[str, bytes]:
 
 def test_weights_are_kept_at_intervals_and_loaded_again() -> None:
     """Those that are evaluated, an average's here, at the end of every second epoch, whatever checkpoints are left."""
-    run, _ = trained(blobs_job(until=stoker.epochs(5), keep_every=stoker.epochs(2), ema=0.9, select="last"))
+    kept = stoker.Evaluation(keep_every=stoker.epochs(2), select="last")
+    run, _ = trained(blobs_job(until=stoker.epochs(5), evaluation=kept, average=0.9))
     assert [(kept.epochs, kept.samples, kept.updates) for kept in run.kept()] == [(2.0, 160, 10), (4.0, 320, 20)]
-    early, _ = trained(blobs_job(until=stoker.epochs(2), ema=0.9, select="last"))
+    early, _ = trained(blobs_job(until=stoker.epochs(2), average=0.9, evaluation=stoker.Evaluation(select="last")))
     for at in (stoker.epochs(2), stoker.samples(160), stoker.updates(10)):
         kept = run.weights(at)
         assert all(torch.equal(kept[name], tensor) for name, tensor in early.weights().items())
@@ -333,9 +347,10 @@ def test_weights_are_kept_at_intervals_and_loaded_again() -> None:
 
 def test_weights_are_kept_at_points_that_are_not_evaluated() -> None:
     """A mean's batch norms have their statistics found first, as before an evaluation."""
-    habits = {"until": stoker.epochs(4), "swa": stoker.SWA(start=0.4), "model": normed, "select": "last"}
-    run, _ = trained(blobs_job(keep_every=stoker.epochs(3), evaluate_every=stoker.epochs(9), **habits))
-    other, _ = trained(blobs_job(keep_every=stoker.epochs(3), **habits))
+    habits = {"until": stoker.epochs(4), "average": stoker.SWA(start=0.4), "model": normed}
+    kept = stoker.Evaluation(select="last", keep_every=stoker.epochs(3))
+    run, _ = trained(blobs_job(evaluation=dataclasses.replace(kept, every=stoker.epochs(9)), **habits))
+    other, _ = trained(blobs_job(evaluation=kept, **habits))
     kept, expected = run.weights(stoker.epochs(3)), other.weights(stoker.epochs(3))
     assert len(run.kept()) == 1
     assert all(torch.equal(kept[name], tensor) for name, tensor in expected.items())
@@ -343,7 +358,7 @@ def test_weights_are_kept_at_points_that_are_not_evaluated() -> None:
 
 def test_weights_that_a_kill_cost_are_written_when_the_run_goes_on() -> None:
     """A kill may come after a checkpoint was written and before the weights of it were."""
-    job = blobs_job(until=stoker.epochs(6), keep_every=stoker.updates(1))
+    job = blobs_job(until=stoker.epochs(6), evaluation=stoker.Evaluation(keep_every=stoker.updates(1)))
     stopped_run(job, run_dir="stopped")
     newest = max(Path("stopped/weights").iterdir())
     newest.unlink()

@@ -166,7 +166,8 @@ def test_nothing_is_made_where_a_run_is_held_while_it_is_planned() -> None:
 def test_a_fork_under_a_longer_job_continues_where_its_parent_is() -> None:
     """Position, weights, optimiser and average are taken over: the fork is the longer run itself, bit for bit."""
     jobs = [
-        blobs_job(until=until, schedule=lambda _: 1.0, ema=0.95, select="last") for until in (stoker.epochs(3), LONGER)
+        blobs_job(until=until, schedule=lambda _: 1.0, average=0.95, evaluation=stoker.Evaluation(select="last"))
+        for until in (stoker.epochs(3), LONGER)
     ]
     parent = stoker.train(jobs[0], plan=PLAN)
     heard = Heard()
@@ -189,13 +190,13 @@ def contradicted() -> tuple[torch.Tensor, torch.Tensor]:
     "changes",
     [
         {"schedule": stoker.schedules.plateau("loss", factor=0.1, patience=stoker.updates(3)), "valid": contradicted()},
-        {"swa": stoker.SWA(start=0.0, every=stoker.updates(1))},
+        {"average": stoker.SWA(start=0.0, every=stoker.updates(1))},
     ],
     ids=["plateau", "average"],
 )
 def test_what_a_run_has_decided_and_averaged_so_far_is_taken_over_by_its_fork(changes: dict) -> None:
     """A lowered learning rate stays lowered, and an average goes on counting: the fork is the longer run itself."""
-    settings = {"evaluate_every": stoker.updates(3), "select": "last", **changes}
+    settings = {"evaluation": stoker.Evaluation(every=stoker.updates(3), select="last"), **changes}
     jobs = [blobs_job(until=until, **settings) for until in (stoker.epochs(3), LONGER)]
     parent = stoker.train(jobs[0], plan=PLAN)
     fork = stoker.train(jobs[1], plan=PLAN, fork=parent.name)
@@ -205,7 +206,9 @@ def test_what_a_run_has_decided_and_averaged_so_far_is_taken_over_by_its_fork(ch
 def test_a_fork_of_a_run_that_ended_before_its_time_trains_on() -> None:
     """It waits anew for an improvement; under its parent's verdict it would train nothing."""
     stop = [stoker.EarlyStopping("loss", patience=stoker.updates(3))]
-    job = blobs_job(until=LONGER, evaluate_every=stoker.updates(3), stop=stop, valid=contradicted())
+    job = blobs_job(
+        until=LONGER, evaluation=stoker.Evaluation(every=stoker.updates(3)), stop=stop, valid=contradicted()
+    )
     parent = stoker.train(job, plan=PLAN)
     fork = stoker.train(job, plan=PLAN, fork=parent.name)
     assert parent.record.updates == 6
@@ -240,14 +243,14 @@ def first_checkpoint(run: stoker.Run) -> dict[str, torch.Tensor]:
         {"seed": 1},
         {"optimizer": stoker.AdamW(lr=1e-9, weight_decay=0.0)},
         {"sampling": stoker.sampling.balanced(num_samples=40)},
-        {"seed": 1, "ema": None, "sync": stoker.DiLoCo(every=stoker.updates(1))},
+        {"seed": 1, "average": None, "sync": stoker.DiLoCo(every=stoker.updates(1))},
     ],
     ids=["data", "batch", "seed", "optimizer", "sampling", "sync"],
 )
 def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(changes: dict) -> None:
     """What the parent learned is there at the start; its position would mean something else here."""
-    parent = stoker.train(blobs_job(select="last"), plan=PLAN)
-    settings = {"optimizer": stoker.SGD(lr=1e-9), "until": stoker.updates(1), "ema": 0.9} | changes
+    parent = stoker.train(blobs_job(evaluation=stoker.Evaluation(select="last")), plan=PLAN)
+    settings = {"optimizer": stoker.SGD(lr=1e-9), "until": stoker.updates(1), "average": 0.9} | changes
     job = blobs_job(**settings)
     heard = Heard()
     plan = dataclasses.replace(PLAN, micro_batch=job.batch)
@@ -260,8 +263,10 @@ def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_count
 
 def test_a_fork_with_other_settings_of_its_optimiser_trains_with_them() -> None:
     """Not with those of its parent, whose state it goes on from."""
-    parent = stoker.train(blobs_job(select="last"), plan=PLAN)
-    job = blobs_job(until=LONGER, select="last", optimizer=stoker.SGD(lr=1e-9, momentum=0.0))
+    parent = stoker.train(blobs_job(evaluation=stoker.Evaluation(select="last")), plan=PLAN)
+    job = blobs_job(
+        until=LONGER, evaluation=stoker.Evaluation(select="last"), optimizer=stoker.SGD(lr=1e-9, momentum=0.0)
+    )
     fork = stoker.train(job, plan=PLAN, fork=parent.name)
     for name, tensor in fork.weights().items():
         assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
@@ -331,7 +336,7 @@ def test_a_plan_a_name_and_a_place_are_no_part_of_the_identity() -> None:
 
 def test_a_budget_of_seconds_is_turned_into_samples_once() -> None:
     """What is left after a stop is what was planned, however fast the machine is now."""
-    job = blobs_job(until=stoker.seconds(0.05), evaluate_every=stoker.updates(2))
+    job = blobs_job(until=stoker.seconds(0.05), evaluation=stoker.Evaluation(every=stoker.updates(2)))
     stopped = stopped_run(job, at_samples=32)
     decision = stopped.directory.read_decision()
     assert decision is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
-from stoker.planning.decision import decide_many
+from stoker.planning.decision import decide
 from stoker.planning.multi_device import LayoutCandidates, _in_order, links_between
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
@@ -39,6 +40,11 @@ def gpt_job(**changes: object) -> Job:
     """A GPT of two blocks with a head of an odd number of rows."""
     given = {"data": texts(40), "loss": "token_cross_entropy", "optimizer": AdamW(lr=1e-3), "clip_norm": 1.0}
     return make_job(lambda: GPT(layers=2, width=16, heads=2, context=8, vocab=13), **{**given, **changes})
+
+
+def lbfgs(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.LBFGS:
+    """Passes within a step, which several devices cannot share: here one, since each is traced."""
+    return torch.optim.LBFGS(parameters, max_iter=1)
 
 
 def two_on_this_cpu() -> Place:
@@ -72,7 +78,7 @@ def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> N
 def test_the_plan_for_processes_here_can_be_run() -> None:
     """Each on its share of the cores, on the CPU; the coupling is found once."""
     place = two_on_this_cpu()
-    decision, coupling = decide_many(resolve_job(gpt_job()), place)
+    decision, coupling = decide(resolve_job(gpt_job()), place)
     plan = decision.chosen.plan
     assert plan.layout.world_size == 2
     assert (plan.device, plan.threads, plan.captured, plan.loader) == ("cpu", place.cores_each, False, "memory")
@@ -87,23 +93,23 @@ def test_a_plan_that_was_given_is_taken() -> None:
     (place,) = planned_devices("2xcpu", attached_devices())
     prepared = resolve_job(gpt_job())
     given = Plan(device="cpu", micro_batch=4, layout=Layout(shards=2))
-    decision, _ = decide_many(prepared, place, given)
+    decision, _ = decide(prepared, place, given)
     assert decision.chosen.plan == given
     with pytest.raises(BadJob, match=r"4 processes \(4 replicas\), but --on 2xcpu means 2"):
-        decide_many(prepared, place, dataclasses.replace(given, layout=Layout(replicas=4)))
+        decide(prepared, place, dataclasses.replace(given, layout=Layout(replicas=4)))
     with pytest.raises(BadJob, match="3 stages need 3 blocks at least, but GPT has 2"):
-        decide_many(prepared, planned_devices("3xcpu", attached_devices())[0],
+        decide(prepared, planned_devices("3xcpu", attached_devices())[0],
                     dataclasses.replace(given, layout=Layout(stages=3)))  # fmt: skip
     with pytest.raises(BadJob, match="the plan is for cuda:0, but the job is to run on cpu"):
-        decide_many(prepared, place, dataclasses.replace(given, device="cuda:0"))
+        decide(prepared, place, dataclasses.replace(given, device="cuda:0"))
 
 
 @pytest.mark.parametrize(
     ("changes", "on", "says"),
     [
         ({"batch": 2}, "4xh100", "4 processes cannot take parts of a batch of 2 samples: at most 2 can"),
-        ({"optimizer": torch.optim.LBFGS}, "2xh100", "LBFGS computes the loss anew within its step"),
-        ({"loss_scope": "batch"}, "2xh100", "groups of 16 by the loss"),
+        ({"optimizer": torch.optim.LBFGS}, "2xh100", "LBFGS computes the loss again within its step"),
+        ({"loss": stoker.Objective("token_cross_entropy", scope="batch")}, "2xh100", "groups of 16 by the loss"),
     ],
 )
 def test_what_cannot_be_spread_says_why(changes: dict[str, object], on: str, says: str) -> None:
@@ -119,14 +125,14 @@ def test_what_cannot_be_spread_says_why(changes: dict[str, object], on: str, say
 
 def test_a_job_that_no_layout_takes_is_refused_once() -> None:
     """With the reasons."""
-    job = gpt_job(optimizer=torch.optim.LBFGS)
+    job = gpt_job(optimizer=lbfgs)
     with pytest.raises(BadJob, match="2 devices cannot share this job"):
         stoker.plan(job, on="2xh100")
 
 
 def test_beside_one_device_several_that_cannot_share_a_job_are_left_out() -> None:
     """The one is planned for, and a line says why the others are not."""
-    found = stoker.plan(gpt_job(optimizer=torch.optim.LBFGS), on="t4,2xt4")
+    found = stoker.plan(gpt_job(optimizer=lbfgs), on="t4,2xt4")
     assert [one.device for one in found.candidates] == ["t4"]
     assert any(line.startswith("2xt4 is left out: 2 devices cannot share this job") for line in found.explanation)
 

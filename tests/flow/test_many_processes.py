@@ -22,6 +22,7 @@ from stoker.records import Layout, dumps
 from stoker.training import train
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import Running, job_file, stoker_process
+from tests.forked import Forked
 
 TWO = Layout(replicas=2)
 
@@ -45,7 +46,8 @@ def test_two_processes_end_where_one_does() -> None:
     """The same metrics to rounding; every event told once, in order; nobody left over."""
     path = job_file()
     one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
-    two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json")
+    two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json",
+                         forks_workers=False)  # fmt: skip
     assert (one.code, two.code) == (0, 0), two.err
     alone, together = stoker.load("one"), stoker.load("two")
     for name, value in alone.metrics.items():
@@ -64,7 +66,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
     plan = plan_over(TWO)
     for number in (0, 1):
         name = f"killed{number}"
-        settings = ("--set", "epochs=250", "--on", "2xhere", "--plan", plan, "--run-dir", name)
+        settings = ("--set", "epochs=160", "--on", "2xhere", "--plan", plan, "--run-dir", name)
         with Running("train", path, *settings) as run:
             run.until("progress", 2)
             os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
@@ -74,7 +76,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
                    for one in ended.of("warned"))  # fmt: skip
         assert ended.of("recovered")
         record = stoker.load(name).record
-        assert (record.status, record.samples) == ("finished", 250 * 80)
+        assert (record.status, record.samples) == ("finished", 160 * 80)
         progress = [event["samples"] for event in ended.of("progress")]
         assert progress == sorted(progress)
 
@@ -127,18 +129,18 @@ def test_a_lost_site_does_not_send_the_others_back() -> None:
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     """One interrupt: all processes save and leave; then one process alone may go on from the checkpoint of two."""
     path, plan = job_file(LONG), plan_over(TWO)
-    settings = ("train", path, "--set", "epochs=300", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
+    settings = ("train", path, "--set", "epochs=200", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
     with Running(*settings) as run:
         run.until("progress", 2)
         ended = run.end(signal.SIGINT)
     assert ended.code == 130, ended.err
     stopped = stoker.load("run").record
     assert stopped.status == "unfinished"
-    assert 0 < stopped.samples < 300 * 80
+    assert 0 < stopped.samples < 200 * 80
     again = stoker_process(*settings, "--json")
     assert again.code == 0, again.err
     assert again.of("resumed")[0]["samples"] == stopped.samples
-    assert stoker.load("run").record.samples == 300 * 80
+    assert stoker.load("run").record.samples == 200 * 80
 
 
 NORMS = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
@@ -191,7 +193,7 @@ def test_a_job_without_a_file_is_refused_before_it_is_planned(monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise AssertionError("it was planned")
 
-    monkeypatch.setattr(train, "decide_many", refuse)
+    monkeypatch.setattr(train, "decide", refuse)
     with pytest.raises(BadJob, match="2 processes need the job in a file"):
         stoker.train(blobs_job(), on="2xCPU", sink=lambda _: None)
     assert not Path("runs").exists()
@@ -291,12 +293,13 @@ def test_different_job_files_under_a_launcher_are_refused_by_all() -> None:
     plan, processes = plan_over(TWO), []
     for rank in ("0", "1"):
         path = job_file(f"settings['seed'] = {rank}", name=f"blobs{rank}.py")
-        words = [sys.executable, "-m", "stoker", "train", path, "--plan", plan, "--run-dir", "run"]
-        processes.append(subprocess.Popen(
-            [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | where | {"RANK": rank, "LOCAL_RANK": rank},
-        ))  # fmt: skip
-    errors = [process.communicate(timeout=200)[1] for process in processes]
+        words = ["train", str(path), "--plan", str(plan), "--run-dir", "run"]
+        with Path(f"errors{rank}.txt").open("w", encoding="utf-8") as told:
+            env = os.environ | where | {"RANK": rank, "LOCAL_RANK": rank}
+            processes.append(Forked("stoker", words, stderr=told, env=env))
+    for process in processes:
+        process.communicate()
+    errors = [Path(f"errors{rank}.txt").read_text(encoding="utf-8") for rank in ("0", "1")]
     assert [process.returncode for process in processes] == [2, 2], errors
     assert sum("error:" in error for error in errors) == 1, errors
     assert "seed" in "".join(errors) or "job" in "".join(errors), errors

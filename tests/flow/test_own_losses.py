@@ -48,7 +48,7 @@ def towers_job(**changes: Any) -> stoker.Job:
     return blobs_job(**(settings | changes))
 
 
-@pytest.mark.parametrize("changes", [{}, {"swa": stoker.SWA(start=0.5)}], ids=["plain", "averaged"])
+@pytest.mark.parametrize("changes", [{}, {"average": stoker.SWA(start=0.5)}], ids=["plain", "averaged"])
 def test_a_loss_that_calls_the_model_its_own_way_comes_to_its_end(changes: dict[str, Any]) -> None:
     """With metrics and weights; what cannot be shown is told, and cost the run everything."""
     heard = Heard()
@@ -65,7 +65,9 @@ def test_a_loss_that_calls_the_model_its_own_way_comes_to_its_end(changes: dict[
 
 def test_with_its_inputs_named_it_has_examples() -> None:
     """As the warning says."""
-    run = stoker.train(towers_job(inputs=["first", "second"], model=Renamed), plan=PLAN, sink=Heard())
+    run = stoker.train(
+        towers_job(fields=stoker.Fields(inputs=["first", "second"]), model=Renamed), plan=PLAN, sink=Heard()
+    )
     assert [one.split for one in read_examples(run.directory)] == ["valid", "test"]
 
 
@@ -116,7 +118,7 @@ def slopes(output: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> t
 
 DIFFERENTIATING: dict[str, dict[str, Any]] = {
     "by the loss": {"loss": physics},
-    "by the model": {"loss": slopes, "model": Forces, "metrics": [], "swa": stoker.SWA(start=0.5)},
+    "by the model": {"loss": slopes, "model": Forces, "metrics": [], "average": stoker.SWA(start=0.5)},
     "of complex weights": {"model": lambda: Complex(6, 3)},
 }
 
@@ -166,7 +168,7 @@ def test_a_model_returns_its_own_loss_in_any_usual_form(form: str) -> None:
     metrics = [] if form == "loss" else ["token_accuracy"]
     settings: dict[str, Any] = {"loss": "own", "metrics": metrics, "model": lambda: Language(form)}
     for data in ((tokens[:, :-1], tokens[:, 1:]), {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}):
-        target = {"target": "targets"} if isinstance(data, dict) else {}
+        target = {"fields": stoker.Fields(target="targets")} if isinstance(data, dict) else {}
         heard = Heard()
         plan = dataclasses.replace(PLAN, micro_batch=5)
         job = blobs_job(**settings, **target, data=data, valid=data, test=None)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 import stoker
@@ -289,7 +288,13 @@ def test_nothing_is_tried_that_is_forecast_to_need_more_memory_than_is_allowed(m
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", free)
     monkeypatch.setattr(planner, "resident_bytes", lambda: 500 * 10**6)
-    job = blobs_job(model=wide_net, data=blobs(2**14), batch=2**14, loss_scope="batch", valid=None)
+    job = blobs_job(
+        model=wide_net,
+        data=blobs(2**14),
+        batch=2**14,
+        loss=stoker.Objective("cross_entropy", scope="batch"),
+        valid=None,
+    )
     known, [place] = planner.Planner(resolve_job(job)), planned_devices("cpu", (attached_cpu(),))
     forecasts, facts = known.forecasts(place), known.profile("cpu")
     least = least_demanding(facts, place.device, forecasts)
@@ -313,15 +318,10 @@ def test_a_limit_that_nothing_keeps_is_told_as_one() -> None:
 
 def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes() -> None:
     """The less memory may be used, the more blocks are computed twice; each plan keeps to its limit."""
-    tokens = torch.zeros((64, 257), dtype=torch.int64)
-    job = stoker.Job(
-        model=lambda: stoker.zoo.GPT(vocab=256, context=256, width=256, layers=4, heads=4),
-        data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), loss="token_cross_entropy",
-        optimizer=stoker.AdamW(lr=1e-3), batch=64, coupling_group=64, loss_scope="batch", until=stoker.epochs(1),
-    )  # fmt: skip
+    job = job_of("gpt_in_one_group")  # whose traces are kept from one call to the next
     counts = []
     for limit in ("1300MiB", "1000MiB"):
-        chosen = stoker.plan(job, on="l4", memory=limit).chosen
+        chosen = stoker.plan(**job, on="l4", memory=limit).chosen
         assert chosen.forecast.reserved_bytes is not None
         assert chosen.forecast.reserved_bytes.value <= parse_memory(limit)
         counts.append(chosen.plan.checkpointed_blocks)

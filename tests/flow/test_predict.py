@@ -29,7 +29,7 @@ from stoker.records import loads
 from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
 from stoker.store import RunLock
 from stoker.testing import FaultyDisk
-from stoker.testing.disk_faults import PowerCutAt, operations_of
+from stoker.testing.fakes import PowerCutAt, operations_of
 from stoker.testing.tiny_models import Kind, tiny_artifact
 from tests.predicting.builders import vectors, whole_model, write_csv, write_jsonl, write_lines, write_parquet
 

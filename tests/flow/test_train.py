@@ -147,7 +147,11 @@ smallness.lower_is_better = False
 def test_the_weights_kept_are_the_best_on_valid_or_the_last(select: str) -> None:
     """The metrics at the end are those of the weights kept, and say which evaluation they were."""
     heard = Heard()
-    job = blobs_job(metrics=[smallness, "accuracy"], select=select, optimizer=stoker.SGD(lr=0.5, momentum=0.9))
+    job = blobs_job(
+        metrics=[smallness, "accuracy"],
+        evaluation=stoker.Evaluation(select=select),
+        optimizer=stoker.SGD(lr=0.5, momentum=0.9),
+    )
     run = stoker.train(job, plan=PLAN, sink=heard)
     seen = [fields["metrics"]["smallness"] for fields in heard.of("evaluated", split="valid")]
     assert seen[0] == max(seen) > seen[-1]
@@ -168,12 +172,12 @@ def test_without_valid_the_last_weights_are_kept() -> None:
 
 def test_a_job_with_an_average_keeps_the_average() -> None:
     """It is what was evaluated, and what the run's model has."""
-    run = stoker.train(blobs_job(ema=0.9, select="last"), plan=PLAN)
+    run = stoker.train(blobs_job(average=0.9, evaluation=stoker.Evaluation(select="last")), plan=PLAN)
     found = CheckpointStore(run.directory.checkpoints).newest()
     assert found is not None
     assert "average" in found[1].skeleton
     assert_equal_tensors(run.weights(), kept_weights(*found))
-    plain = stoker.train(blobs_job(select="last"), plan=PLAN)
+    plain = stoker.train(blobs_job(evaluation=stoker.Evaluation(select="last")), plan=PLAN)
     assert not torch.equal(plain.weights()["0.weight"], run.weights()["0.weight"])
 
 
@@ -234,7 +238,8 @@ def of_the_right_class(model: nn.Module, batch: dict[str, torch.Tensor]) -> stok
 def test_dict_samples_with_a_collate_function_of_ones_own(loss: Any) -> None:
     """The model gets the input by name, the loss the target, or both get the batch; both ways learn the same."""
     job = blobs_job(
-        model=Bag, data=Sentences(64), test=Sentences(20), collate=padded, loss=loss, optimizer=stoker.Adam(lr=0.05),
+        model=Bag, data=Sentences(64), test=Sentences(20), fields=stoker.Fields(collate=padded), loss=loss,
+        optimizer=stoker.Adam(lr=0.05),
         until=stoker.epochs(6),
     )  # fmt: skip
     run = stoker.train(job, plan=Plan(device="cpu", micro_batch=16, loader="inline"))
@@ -245,7 +250,15 @@ def test_both_forms_of_a_loss_learn_the_same() -> None:
     """By name and as (model, batch): bit-equal weights under one plan."""
     plan = Plan(device="cpu", micro_batch=16, loader="inline")
     jobs = [
-        blobs_job(model=Bag, data=Sentences(64), test=None, collate=padded, loss=loss, metrics=(), select="last")
+        blobs_job(
+            model=Bag,
+            data=Sentences(64),
+            test=None,
+            fields=stoker.Fields(collate=padded),
+            loss=loss,
+            metrics=(),
+            evaluation=stoker.Evaluation(select="last"),
+        )
         for loss in ("cross_entropy", of_the_right_class)
     ]
     assert_equal_weights(*(stoker.train(job, plan=plan) for job in jobs))
@@ -267,9 +280,9 @@ def test_evaluating_does_not_influence_training() -> None:
     """With `valid`, evaluated after every update or every epoch, and without it: the last weights are bit-equal."""
     valid = blobs(20, seed=2)
     jobs = [
-        blobs_job(valid=valid, evaluate_every=stoker.updates(1), select="last"),
-        blobs_job(valid=valid, select="last"),
-        blobs_job(valid=None, select="last"),
+        blobs_job(valid=valid, evaluation=stoker.Evaluation(every=stoker.updates(1), select="last")),
+        blobs_job(valid=valid, evaluation=stoker.Evaluation(select="last")),
+        blobs_job(valid=None, evaluation=stoker.Evaluation(select="last")),
     ]
     runs = [stoker.train(job, plan=PLAN) for job in jobs]
     assert_equal_weights(runs[0], runs[2])
@@ -312,8 +325,8 @@ def test_evaluating_does_not_influence_what_a_model_draws() -> None:
     runs = [
         stoker.train(
             blobs_job(
-                model=lambda: Noisy(6, 2), data=NoisyItems(*blobs(80)), test=None, select="last", valid=valid,
-                evaluate_every=stoker.updates(1),
+                model=lambda: Noisy(6, 2), data=NoisyItems(*blobs(80)), test=None,
+                evaluation=stoker.Evaluation(select="last", every=stoker.updates(1)), valid=valid,
             ),
             plan=plan,
         )

@@ -274,7 +274,7 @@ def test_a_page_that_cannot_be_drawn_costs_no_study(monkeypatch: pytest.MonkeyPa
 def test_three_failures_alike_end_the_study_with_the_error() -> None:
     """What is wrong is the job; the page is written all the same."""
     failing = job_file('settings["loss"] = lambda output, target: {}["no such thing"]')
-    with pytest.raises(RunFailed, match="3 trials in a row failed alike"):
+    with pytest.raises(RunFailed, match="3 trials in a row failed with the same error"):
         tuned(failing, study="failing", trials=10)
     assert Path("runs/failing/study.html").is_file()
     assert [one.state for one in api.study("failing").trials] == ["failed"] * 3

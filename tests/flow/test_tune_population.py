@@ -31,7 +31,11 @@ EPOCHS, HALF = 4, 160
 
 def blobs(lr: float = 0.1, momentum: float = 0.9, **changes: Any) -> stoker.Job:
     """A job as a function of its settings, without a test set, as trials have none; it keeps its last weights."""
-    known: dict[str, Any] = {"until": stoker.epochs(EPOCHS), "test": None, "select": "last"}
+    known: dict[str, Any] = {
+        "until": stoker.epochs(EPOCHS),
+        "test": None,
+        "evaluation": stoker.Evaluation(select="last"),
+    }
     return blobs_job(**({"optimizer": stoker.SGD(lr=lr, momentum=momentum)} | known | changes))
 
 
@@ -190,7 +194,7 @@ JOBS: list[tuple[dict[str, Any], str]] = [
     ({"until": stoker.seconds(1)}, "counted in samples"),
     ({"stop": [stoker.EarlyStopping(patience=stoker.epochs(2))]}, "its patience would count"),
     ({"schedule": stoker.schedules.plateau("loss", patience=stoker.epochs(1))}, "it would count evaluations"),
-    ({"swa": stoker.SWA()}, "its average would be of several"),
+    ({"average": stoker.SWA()}, "its average would be of several"),
     ({"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}, "only Stoker's take new settings"),
 ]
 

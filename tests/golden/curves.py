@@ -18,6 +18,7 @@ from torch import nn
 
 from stoker import data, transforms
 from stoker.jobs import SGD, AdamW, Job
+from stoker.jobs.objective import Objective
 from stoker.jobs.schedules import one_cycle, warmup_cosine
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
@@ -69,8 +70,9 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def mlp() -> tuple[Job, Plan, Coupling]:
     """A perceptron on digits: AdamW, warm-up, label smoothing, an average; the micro-batch leaves a rest."""
     job = Job(
-        model=lambda: keyed(MLP(64, hidden=(32,), classes=10)), data=digits(), loss="cross_entropy", batch=60,
-        optimizer=AdamW(lr=1e-2), schedule=warmup_cosine(warmup=0.2), label_smoothing=0.1, ema=0.9,
+        model=lambda: keyed(MLP(64, hidden=(32,), classes=10)), data=digits(),
+        loss=Objective("cross_entropy", label_smoothing=0.1), batch=60,
+        optimizer=AdamW(lr=1e-2), schedule=warmup_cosine(warmup=0.2), average=0.9,
         until=updates(UPDATES),
     )  # fmt: skip
     return job, Plan(device="cpu", micro_batch=25), Coupling(kind="separable", group=None, causes=(), evidence="known")

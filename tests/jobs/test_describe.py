@@ -17,7 +17,10 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from stoker.jobs import SGD, Job
+from stoker.jobs.evaluation_settings import Evaluation
+from stoker.jobs.fields import Fields
 from stoker.jobs.job_description import describe, describe_settings
+from stoker.jobs.objective import Objective
 from stoker.loading.transforms import RandomShift
 from stoker.records import digest
 from stoker.units import epochs
@@ -284,9 +287,12 @@ def test_all_settings_but_model_and_data_are_described() -> None:
     "changes",
     [
         {"optimizer": SGD(lr=0.2)}, {"optimizer": SGD(lr=0.1, groups={"*.bias": {"lr": 1.0}})}, {"batch": 32},
-        {"until": epochs(2)}, {"loss": "l1"}, {"metrics": ["mse"]}, {"seed": 1}, {"ema": 0.9}, {"clip_norm": 1.0},
-        {"augment": [RandomShift(1)]}, {"inputs": 0}, {"evaluate_every": epochs(2)}, {"select": "last"},
-        {"penalty": lambda model: 0.0}, {"coupling_group": 8}, {"loss_scope": "batch"}, {"collate": list},
+        {"until": epochs(2)}, {"loss": "l1"}, {"metrics": ["mse"]}, {"seed": 1}, {"average": 0.9}, {"clip_norm": 1.0},
+        {"augment": [RandomShift(1)]}, {"fields": Fields(inputs=0)}, {"evaluation": Evaluation(every=epochs(2))},
+        {"evaluation": Evaluation(select="last")},
+        {"loss": Objective("mse", penalty=lambda model: 0.0)}, {"coupling_group": 8},
+        {"loss": Objective("mse", scope="batch")},
+        {"fields": Fields(collate=list)},
         {"on_non_finite": "skip"},
     ],
 )  # fmt: skip

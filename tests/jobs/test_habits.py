@@ -63,11 +63,10 @@ def job(**changed: Any) -> stoker.Job:
         ({"stop": [stoker.Target("a_metric", 1)], "metrics": [a_metric]}, "say of 'a_metric' which way is better"),
         ({"schedule": schedules.plateau("a_metric"), "metrics": [a_metric]}, r"Job\(schedule=….*which way is better"),
         ({"schedule": schedules.plateau(), "valid": None}, "measured on valid data"),
-        ({"swa": 0.75}, "wanted stoker.SWA"),
-        ({"swa": stoker.SWA(), "ema": 0.9}, "a run keeps one"),
-        ({"swa": stoker.SWA(), "sync": stoker.LocalSGD(every=stoker.updates(2))}, "one site's weights"),
+        ({"average": "swa"}, "wanted a decay, stoker.EMA.* or stoker.SWA"),
+        ({"average": stoker.SWA(), "sync": stoker.LocalSGD(every=stoker.updates(2))}, "one site's weights"),
         ({"optimizer": optimizers.ScheduleFreeSGD(lr=1), "schedule": schedules.one_cycle()}, "goes without one"),
-        ({"optimizer": optimizers.ScheduleFreeSGD(lr=1), "ema": 0.9}, "does not go with ScheduleFreeSGD"),
+        ({"optimizer": optimizers.ScheduleFreeSGD(lr=1), "average": 0.9}, "does not go with ScheduleFreeSGD"),
         ({"metrics": {"precision": "accuracy"}}, "is a name already"),
     ],
 )
@@ -101,7 +100,7 @@ def test_specs_of_jobs_without_these_settings_stay_as_they_were() -> None:
     assert not {"swa", "stop"} & set(plain)
     assert set(plain["optimizer"]) == {"type", "lr", "weight_decay", "groups", "betas", "eps"}
     assert "amsgrad" in describe_settings(job(optimizer=stoker.Adam(lr=1e-3, amsgrad=True)))["optimizer"]
-    stopping = describe_settings(job(swa=stoker.SWA(), stop=[stoker.Target("accuracy", 0.9)]))
+    stopping = describe_settings(job(average=stoker.SWA(), stop=[stoker.Target("accuracy", 0.9)]))
     assert stopping["stop"][0]["value"] == 0.9
     assert stopping["swa"]["start"] == 0.75
 

@@ -10,9 +10,12 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
+from stoker.jobs.evaluation_settings import Evaluation
+from stoker.jobs.fields import Fields
 from stoker.jobs.lengths import packed
 from stoker.jobs.metrics import probabilities
-from stoker.units import epochs, seconds, updates
+from stoker.jobs.objective import Objective
+from stoker.units import epochs, updates
 
 
 def job(**changes: Any) -> Job:
@@ -52,8 +55,7 @@ def loss(output, target):
         ({"batch": True}, "got True"),
         ({"batch": "64", "coupling_group": 8}, "Job(batch=…): wanted a positive whole number of samples, got '64'"),
         ({"until": 5}, "Job(until=…): wanted a duration such as stoker.epochs(5), got 5"),
-        ({"evaluate_every": seconds(5)}, "Job(evaluate_every=…): wanted epochs, samples or updates, got Duration"),
-        ({"evaluate_every": 1}, "Job(evaluate_every=…): wanted epochs, samples or updates, got 1"),
+        ({"evaluation": 3}, "Job(evaluation=…): wanted stoker.Evaluation(…), got 3"),
         ({"metrics": ["acuracy"]}, "Job(metrics=…): 'acuracy' is no metric. Did you mean 'accuracy'?"),
         ({"metrics": "accuracy"}, "Job(metrics=…): wanted a list of names and functions, got 'accuracy'"),
         ({"metrics": None}, "Job(metrics=…): wanted a list of names and functions, got None"),
@@ -64,28 +66,22 @@ def loss(output, target):
         ({"augment": max}, "Job(augment=…): wanted a list of transforms, got <built-in"),
         ({"augment": ["flip"]}, "Job(augment=…): wanted a list of transforms, got 'flip'"),
         ({"augment": "flip"}, "Job(augment=…): wanted a list of transforms, got 'flip'"),
-        ({"label_smoothing": 1.0}, "Job(label_smoothing=…): wanted a share in [0, 1), got 1.0"),
-        ({"label_smoothing": math.nan}, "got nan"),
-        ({"label_smoothing": "0.1"}, "got '0.1'"),
-        ({"label_smoothing": 0.1, "loss": "mse"}, "goes with the cross-entropies, not with loss='mse'"),
+        ({"loss": Objective("mse", label_smoothing=0.1)}, "goes with the cross-entropies, not with 'mse'"),
+        ({"loss": Objective("cross_entrpy")}, "Job(loss=…): 'cross_entrpy' is no loss. Did you mean 'cross_entropy'?"),
         ({"clip_norm": 0.0}, "Job(clip_norm=…): wanted a positive norm, got 0.0"),
         ({"clip_norm": "1"}, "got '1'"),
-        ({"penalty": 0.1}, "Job(penalty=…): wanted a function of the model, got a float"),
-        ({"collate": "pad"}, "Job(collate=…): wanted a function of samples, got a str"),
-        ({"collate": list, "lengths": packed(8)}, "Job(collate=…): packed rows are of one length, and stacked"),
-        ({"ema": 1.0}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
-        ({"ema": 1}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
-        ({"ema": True}, "Job(ema=…): wanted a decay or stoker.EMA(…), got True"),
-        ({"ema": "0.9"}, "Job(ema=…): wanted a decay or stoker.EMA(…), got '0.9'"),
+        ({"fields": "ids"}, "Job(fields=…): wanted stoker.Fields(…), got 'ids'"),
+        ({"fields": Fields(collate=list), "sampling": packed(8)}, "Fields(collate=…): packed rows are of one length"),
+        ({"average": 1.0}, "Job(average=…): the decay of an average lies between 0 and 1, got 1.0"),
+        ({"average": 1}, "Job(average=…): the decay of an average lies between 0 and 1, got 1.0"),
+        ({"average": True}, "Job(average=…): wanted a decay, stoker.EMA(…) or stoker.SWA(…), got True"),
+        ({"average": "0.9"}, "Job(average=…): wanted a decay, stoker.EMA(…) or stoker.SWA(…), got '0.9'"),
         ({"coupling_group": 65}, "Job(coupling_group=…): wanted a number of samples up to the batch of 64, got 65"),
         ({"coupling_group": 0}, "got 0"),
         ({"coupling_group": 8.0}, "got 8.0"),
         ({"on_non_finite": "go on"}, "Job(on_non_finite=…): wanted \"stop\", \"roll_back\" or \"skip\", got 'go on'"),
-        ({"loss_scope": "group"}, "Job(loss_scope=…): wanted \"sample\" or \"batch\", got 'group'"),
-        ({"select": "worst"}, "Job(select=…): wanted \"best\" or \"last\", or a measure (loss), got 'worst'"),
-        ({"inputs": []}, "Job(inputs=…): wanted a key or an index of an entry, or several, got []"),
-        ({"inputs": 1.5}, "got 1.5"),
-        ({"target": ["y"]}, "Job(target=…): wanted a key or an index of an entry, got ['y']"),
+        ({"evaluation": Evaluation(select="worst")},
+         "Job(evaluation=…): Evaluation(select=…): wanted \"best\" or \"last\", or a measure (loss), got 'worst'"),
         ({"seed": -1}, "Job(seed=…): wanted a whole number from 0 to 2^63 - 1, got -1"),
         ({"seed": 2**63}, f"got {2**63}"),
         ({"seed": 1.5}, "got 1.5"),
@@ -134,14 +130,20 @@ def loss_of_model(model, batch):
 
 def test_an_average_may_be_given_by_its_decay() -> None:
     """A number stands for EMA with that decay; without one there is no average."""
-    assert job(ema=0.99).ema == EMA(0.99)
-    assert job(ema=EMA(0.5)).ema == EMA(0.5)
-    assert job().ema is None
+    assert job(average=0.99).average == EMA(0.99)
+    assert job(average=EMA(0.5)).average == EMA(0.5)
+    assert job().average is None
 
 
 def test_settings_at_their_limits_are_accepted() -> None:
     """The borders belong to the ranges that the errors state."""
-    most = job(seed=2**63 - 1, coupling_group=64, label_smoothing=0.0, inputs=("a", 1), evaluate_every=updates(1))
+    most = job(
+        seed=2**63 - 1,
+        coupling_group=64,
+        loss=Objective("cross_entropy", label_smoothing=0.0),
+        fields=Fields(inputs=("a", 1)),
+        evaluation=Evaluation(every=updates(1)),
+    )
     assert most.coupling_group == most.batch
 
 

@@ -9,7 +9,9 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job
+from stoker.jobs.fields import Fields
 from stoker.jobs.job_description import describe_settings
+from stoker.jobs.objective import Objective
 from stoker.jobs.regularization import CutMix, Mixup, mixes_of
 from stoker.units import updates
 
@@ -42,8 +44,11 @@ def test_one_way_and_several_are_both_a_tuple() -> None:
     [
         ({"mix": "mixup"}, "Job(mix=…): wanted stoker.transforms.Mixup(…), CutMix(…) or a list of these, got 'mixup'"),
         ({"mix": []}, "Job(mix=…): wanted"),
-        ({"mix": Mixup(), "loss_scope": "batch"}, "a loss over the whole batch is no sum over samples"),
-        ({"mix": Mixup(), "inputs": ["a", "b"]}, "goes with one input, and this job has 2: 'a', 'b'"),
+        (
+            {"mix": Mixup(), "loss": Objective("mse", scope="batch")},
+            "a loss over the whole batch is no sum over samples",
+        ),
+        ({"mix": Mixup(), "fields": Fields(inputs=["a", "b"])}, "goes with one input, and this job has 2: 'a', 'b'"),
         ({"mix": Mixup(), "step": lambda model, optimizers, batch: None}, "a step of the job's own mixes its batches"),
         ({"mix": Mixup(), "loss": "own"}, 'a model with loss="own" does not give'),
     ],

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from stoker.errors import BadSetting
-from stoker.jobs import SGD, Adam, AdamW, Muon
-from stoker.jobs.optimizers import RMSprop, ScheduleFreeAdamW
+from stoker.jobs import SGD, Adam, AdamW, Muon, optimizers
+from stoker.jobs.optimizers import Optimizer, RMSprop, ScheduleFree, ScheduleFreeAdamW
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,19 @@ def test_a_key_of_a_group_is_a_pattern_or_a_function_of_name_and_parameter(key: 
     """Anything else is refused when the optimiser is stated, before a model is made."""
     with pytest.raises(BadSetting, match="a function of a name and its parameter, got"):
         SGD(lr=0.1, groups={key: {"lr": 1.0}})
+
+
+_SETTINGS = [
+    (made, setting.name)
+    for made in map(vars(optimizers).get, optimizers.__all__)
+    if isinstance(made, type) and issubclass(made, Optimizer) and made not in (Optimizer, ScheduleFree)
+    for setting in fields(made)
+]
+
+
+@pytest.mark.parametrize(("made", "name"), _SETTINGS, ids=[f"{made.__name__}-{name}" for made, name in _SETTINGS])
+def test_no_setting_goes_unchecked(made: type[Optimizer], name: str) -> None:
+    """What cannot be a setting is refused by every field of every optimiser, also by one that is added."""
+    needed: dict[str, Any] = {"lr": 0.1} | ({"rest": AdamW(lr=1e-3)} if made is Muon else {})
+    with pytest.raises(BadSetting):
+        made(**needed | {name: object()})

@@ -68,7 +68,7 @@ def test_another_outer_optimiser_is_refused() -> None:
         ({"sync": DiLoCo(every=samples(256), overlap=4)}, "goes on for 4 updates is not over when the next one begins"),
         ({"sync": DiLoCo(every=updates(9), overlap=4, early=(updates(4), updates(8)))}, "begins, after 4"),
         ({"sync": LocalSGD(every=updates(4), early=(updates(5), updates(9)))}, "early exchanges, every 5 updates, are"),
-        ({"sync": LocalSGD(every=updates(4)), "ema": 0.9}, "an average would be of one site's weights"),
+        ({"sync": LocalSGD(every=updates(4)), "average": 0.9}, "an average would be of one site's weights"),
         ({"sync": LocalSGD(every=updates(4)), "on_non_finite": "skip"}, 'sync goes with "stop"'),
         ({"sync": LocalSGD(every=updates(4)), "step": len}, "sync does not go with a step of the job's own"),
         ({"sync": DiLoCo(every=updates(4), rate="by_noise")}, 'rate="by_noise" is for Adam and its kin'),

@@ -37,9 +37,9 @@ def test_a_batch_is_a_whole_number_of_tokens(given: Any) -> None:
         ({"step": lambda model, optimizers, batch: 0.0}, "does not go with step"),
         ({"sync": stoker.LocalSGD(every=stoker.samples(80))}, "does not go with sync"),
         ({"coupling_group": 2}, "does not go with coupling_group"),
-        ({"loss_scope": "batch"}, "a loss over the whole batch"),
+        ({"loss": stoker.Objective("mse", scope="batch")}, "a loss over the whole batch"),
         (
-            {"batch": stoker.tokens(40, length_of=len), "lengths": stoker.lengths.bucketed(length_of=len)},
+            {"batch": stoker.tokens(40, length_of=len), "sampling": stoker.lengths.bucketed(length_of=len)},
             "leave out length_of",
         ),
     ],
@@ -54,7 +54,7 @@ def test_a_job_is_described_by_its_tokens_not_by_the_samples_they_came_to() -> N
     """The spec is known before the data are, and tells padding and lengths apart."""
     described = describe_settings(job_of())["batch"]
     assert described == {"tokens": 40, "padded": False, "length_of": None}
-    assert describe_settings(job_of(batch=stoker.tokens(40).of(7)))["batch"] == described
+    assert describe_settings(job_of(batch=TokenBatch(40, num_samples=7)))["batch"] == described
     others = [stoker.tokens(41), stoker.tokens(40, padded=True), stoker.tokens(40, length_of=[4] * 8),
               stoker.tokens(40, length_of=len)]  # fmt: skip
     found = [describe_settings(job_of(batch=one))["batch"] for one in others]
@@ -69,7 +69,18 @@ def test_a_number_of_samples_is_described_as_it_was() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])  # noqa: S301 - our own
 def test_a_batch_of_tokens_survives_being_copied(copied: Any) -> None:
     """Loader processes and tuners copy jobs."""
-    one = TokenBatch(7, 40, [1, 2], is_padded=True)
+    one = TokenBatch(40, [1, 2], is_padded=True, num_samples=7)
     found = copied(one)
-    assert (int(found), found.num_tokens, found.length_of, found.is_padded) == (7, 40, [1, 2], True)
-    assert (repr(found), f"{found}") == ("stoker.tokens(40, padded=True)", "7")
+    assert (found.num_samples, found.num_tokens, found.length_of, found.is_padded) == (7, 40, [1, 2], True)
+    assert repr(found) == "stoker.tokens(40, padded=True)"
+
+
+@pytest.mark.parametrize("batch", [stoker.tokens(40), stoker.auto(base=16)])
+def test_a_batch_without_a_known_number_of_samples_is_not_a_number(batch: Any) -> None:
+    """Nothing computes with tokens, or with the base, as if they were the samples of an update."""
+    assert not isinstance(batch, int)
+    job = job_of(batch=batch)
+    assert job.batch is batch
+    with pytest.raises(TypeError, match="known of a resolved job only"):
+        _ = job.batch_size
+    assert job_of(batch=TokenBatch(40, num_samples=7)).batch_size == 7

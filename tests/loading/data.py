@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from stoker.jobs.fields import Fields
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline
-from stoker.loading.fields import Fields
 from stoker.loading.samples import Samples
 from stoker.records import Plan, Position
 

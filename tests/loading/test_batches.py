@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
+from stoker.jobs.fields import Fields
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, InputPipeline, in_order
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.fields import Fields, map_tensors
+from stoker.loading.fields import map_tensors
 from stoker.loading.samples import hold_out
 from stoker.loading.transforms import Normalize, RandomFlip, RandomShift
 from stoker.records import Position

@@ -38,8 +38,8 @@ def job_of(sizes: list[int], **changes: Any) -> stoker.Job:
     """A job on words of these lengths, bucketed."""
     settings_: dict[str, Any] = {
         "model": lambda: nn.Linear(1, 1), "data": Words(sizes), "loss": "mse", "optimizer": stoker.SGD(lr=0.1),
-        "batch": 4, "until": stoker.epochs(1), "lengths": stoker.lengths.bucketed(window=3),
-        "collate": stoker.lengths.padded(-1),
+        "batch": 4, "until": stoker.epochs(1), "sampling": stoker.lengths.bucketed(window=3),
+        "fields": stoker.Fields(collate=stoker.lengths.padded(-1)),
     }  # fmt: skip
     return stoker.Job(**(settings_ | changes))
 
@@ -102,7 +102,7 @@ def test_less_is_padded_and_every_sample_is_whole() -> None:
     lengths = np.random.default_rng(0).integers(1, 61, 400).tolist()
     padding = {}
     for name, setting in (("plain", None), ("bucketed", stoker.lengths.bucketed(window=25))):
-        job = job_of(lengths, lengths=setting)
+        job = job_of(lengths, sampling=setting)
         data = datasets_of(job)
         batches = contents(source_of(data.train, 4), 0, 100)
         padding[name] = sum(int((inputs < 0).sum()) for inputs, _ in batches)
@@ -117,7 +117,7 @@ def test_lengths_are_those_of_the_samples_that_a_holdout_leaves() -> None:
     lengths = list(range(1, 41))
     for given_lengths in (None, lengths, lambda sample: len(sample[0])):
         setting = stoker.lengths.bucketed(length_of=given_lengths, window=100)
-        data = datasets_of(job_of(lengths, lengths=setting, valid=stoker.holdout(0.2)))
+        data = datasets_of(job_of(lengths, sampling=setting, valid=stoker.holdout(0.2)))
         order = data.train.order(0).indices(0, 0, 32)
         inputs = [data.train.items(np.array([index]), 0)[0][0] for index in order]
         found = np.array([len(one) for one in inputs]).reshape(8, 4)
@@ -137,7 +137,7 @@ def test_lengths_are_those_of_the_samples_that_a_holdout_leaves() -> None:
 def test_lengths_that_cannot_be_meant_are_said(length_of: Any, words: str) -> None:
     """Before training."""
     with pytest.raises(BadJob, match=words):
-        datasets_of(job_of([3, 4, 5], lengths=stoker.lengths.bucketed(length_of=length_of)))
+        datasets_of(job_of([3, 4, 5], sampling=stoker.lengths.bucketed(length_of=length_of)))
 
 
 def test_a_sample_without_a_length_is_said() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loading.fields import Fields, can_be_cut, cut, map_tensors
+from stoker.jobs.fields import Fields
+from stoker.loading.fields import can_be_cut, cut, map_tensors
 
 X, Y, MASK = torch.arange(12.0).view(4, 3), torch.arange(4), torch.ones(4, 2)
 Pair = namedtuple("Pair", ["image", "label"])  # noqa: PYI024 - what torch's collate makes of one
@@ -58,6 +59,21 @@ def test_inputs_and_target_are_found(fields: Fields, content: Any, called: Any, 
     """One input goes by position, several by position (tuple) or by name (dict); the target is the usual entry."""
     assert is_equal(fields.call(seen, content), called)
     assert is_equal(fields.target_of(content), target)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"inputs": []}, r"Fields\(inputs=…\): wanted a key or an index of an entry, or several, got \[\]"),
+        ({"inputs": 1.5}, "got 1.5"),
+        ({"target": ["y"]}, r"Fields\(target=…\): wanted a key or an index of an entry, got \['y'\]"),
+        ({"collate": "pad"}, r"Fields\(collate=…\): wanted a function of samples, got a str"),
+    ],
+)
+def test_what_names_no_entry_is_refused(given: dict[str, Any], problem: str) -> None:
+    """Where it is written, with its value."""
+    with pytest.raises(BadJob, match=problem):
+        Fields(**given)
 
 
 @pytest.mark.parametrize(

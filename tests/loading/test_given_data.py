@@ -86,5 +86,7 @@ def test_a_mapped_file_is_not_read_into_memory_to_be_widened(tmp_path: Path) -> 
 )
 def test_arrays_with_a_collate_function_are_refused(given: object) -> None:
     """Rows are taken all at once: it would never be called."""
-    with pytest.raises(BadJob, match=r"Job\(collate=…\) makes batches of single samples, and valid are arrays"):
+    with pytest.raises(
+        BadJob, match=r"stoker.Fields\(collate=…\) makes batches of single samples, and valid are arrays"
+    ):
         as_samples(given, what="valid", collate=list)

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.labels import Labels, held_out_by_class, labels_of, shares
+from stoker.loading.sampling import Labels, held_out_by_class, labels_of, shares
 from tests.loading.data import Squares
 
 X = torch.zeros(6, 2)
@@ -58,8 +58,11 @@ def found(data: Any, given_targets: Any = None, **changes: Any) -> Labels:
     [
         ((X, torch.tensor([1, 5, 1, 1, 5, 1])), {}),
         ({"x": X, "label": torch.tensor([1, 5, 1, 1, 5, 1])}, {}),
-        ((X, torch.tensor([1, 5, 1, 1, 5, 1]), torch.arange(6)), {"target": 1}),
-        ({"x": X, "kind": torch.tensor([1, 5, 1, 1, 5, 1]), "y": torch.arange(6)}, {"target": "kind"}),
+        ((X, torch.tensor([1, 5, 1, 1, 5, 1]), torch.arange(6)), {"fields": stoker.Fields(target=1)}),
+        (
+            {"x": X, "kind": torch.tensor([1, 5, 1, 1, 5, 1]), "y": torch.arange(6)},
+            {"fields": stoker.Fields(target="kind")},
+        ),
         ((X, torch.tensor([1.0, 5.0, 1.0, 1.0, 5.0, 1.0])), {}),
         (Folder(6), {}),
     ],

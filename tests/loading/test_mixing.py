@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
+from stoker.jobs.fields import Fields
 from stoker.jobs.regularization import CutMix, Mixup
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource, InputPipeline, Split, in_order
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.fields import Fields
 from stoker.loading.mixing import MixedTarget, pairing_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.records import Plan, Position

@@ -40,8 +40,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "held out": {},
     "drawn": {"sampling": stoker.sampling.weighted(np.arange(40) % 3)},
     "stratified": {"sampling": stoker.sampling.stratified(targets=np.arange(40) % 2)},
-    "bucketed": {"lengths": stoker.lengths.bucketed(length_of=np.arange(40) % 5 + 1)},
-    "packed": {"lengths": stoker.lengths.packed(12, length_of=np.full(40, 2))},
+    "bucketed": {"sampling": stoker.lengths.bucketed(length_of=np.arange(40) % 5 + 1)},
+    "packed": {"sampling": stoker.lengths.packed(12, length_of=np.full(40, 2))},
     "by tokens": {"batch": stoker.tokens(8, length_of=np.full(40, 2))},
 }
 

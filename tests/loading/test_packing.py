@@ -39,7 +39,7 @@ def job_of(data: Any, into: int = 12, **changes: Any) -> stoker.Job:
     settings_: dict[str, Any] = {
         "model": lambda: nn.Linear(1, 1), "data": data, "loss": "token_cross_entropy",
         "optimizer": stoker.SGD(lr=0.1), "batch": 3, "until": stoker.epochs(1),
-        "lengths": stoker.lengths.packed(into, pad=-1, ignored=-5),
+        "sampling": stoker.lengths.packed(into, pad=-1, ignored=-5),
     }  # fmt: skip
     return stoker.Job(**(settings_ | changes))
 
@@ -134,7 +134,7 @@ def test_what_fills_a_target_of_bytes_is_left_out_of_the_loss() -> None:
     tokens = torch.tensor([[7, 255], [8, 9]], dtype=torch.uint8)
     for into in (3, 4):
         lengths = stoker.lengths.packed(into, length_of=[2, 2])
-        (row, *_) = datasets_of(job_of((tokens, tokens), lengths=lengths)).train.items(np.array([0]), 0)
+        (row, *_) = datasets_of(job_of((tokens, tokens), sampling=lengths)).train.items(np.array([0]), 0)
         assert row[-1].dtype == torch.int64
         assert row[-1].tolist()[2:3] == ([-100] if into == 3 else row[0].tolist()[2:3])
 
@@ -144,7 +144,7 @@ def test_padded_arrays_are_cut_to_the_lengths_that_are_given() -> None:
     tokens = torch.arange(12).view(3, 4)
     data = {"x": tokens, "y": tokens + 50, "mask": torch.ones(3, 4, 2)}
     lengths = stoker.lengths.packed(8, length_of=[1, 4, 2])
-    (row,) = datasets_of(job_of(data, lengths=lengths)).train.items(np.array([0]), 0)
+    (row,) = datasets_of(job_of(data, sampling=lengths)).train.items(np.array([0]), 0)
     assert row["x"].tolist() == [4, 5, 6, 7, 8, 9, 0, 0]
     assert row["y"].tolist() == [54, 55, 56, 57, 58, 59, 50, -100]
     assert row["mask"].shape == (8, 2)
@@ -154,15 +154,15 @@ def test_lengths_of_padded_data_are_not_guessed_of_another_set() -> None:
     """Its padding would count as tokens, in every measure that chooses the best weights."""
     tokens = torch.arange(12).view(3, 4)
     listed = stoker.lengths.packed(8, length_of=[1, 4, 2])
-    with pytest.raises(BadJob, match="whose samples are padded beyond; of valid nobody says them"):
-        datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), lengths=listed))
+    with pytest.raises(BadJob, match="whose samples are padded beyond; those of valid are unknown"):
+        datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), sampling=listed))
     asked = stoker.lengths.packed(8, length_of=lambda sample: int((sample[0] % 3 != 0).sum()))
-    assert datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), lengths=asked)).valid is not None
+    assert datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), sampling=asked)).valid is not None
 
 
 def test_samples_longer_than_they_were_said_to_be_are_not_cut() -> None:
     """Samples of different lengths hold no padding, so that a length too short would lose tokens silently."""
-    train = datasets_of(job_of(Documents([5, 7, 6]), lengths=stoker.lengths.packed(12, length_of=[3, 3, 3]))).train
+    train = datasets_of(job_of(Documents([5, 7, 6]), sampling=stoker.lengths.packed(12, length_of=[3, 3, 3]))).train
     with pytest.raises(BadJob, match="long, and a length of 3"):
         train.items(np.array([0]), 0)
 
@@ -172,7 +172,7 @@ def test_the_holdout_and_the_test_set_are_packed_as_well() -> None:
     lengths = [1 + i % 7 for i in range(50)]
     given_lengths = stoker.lengths.packed(8, length_of=lengths)
     data = datasets_of(
-        job_of(Documents(lengths), valid=stoker.holdout(0.2), test=Documents([3, 5]), lengths=given_lengths)
+        job_of(Documents(lengths), valid=stoker.holdout(0.2), test=Documents([3, 5]), sampling=given_lengths)
     )
     assert all(isinstance(part, PackedSamples) for part in (data.train, data.valid, data.test))
     held = [
@@ -191,7 +191,10 @@ def test_the_holdout_and_the_test_set_are_packed_as_well() -> None:
         ({"data": [(torch.ones(3), 1), (torch.ones(2), 0)]}, "entry 1 of sample 0 is of shape"),
         ({"data": [(torch.ones(3),)]}, "a sample of .* is a tuple; what is packed"),
         ({"data": [{"x": torch.ones(3), "y": torch.ones(2)}]}, "entry 'y' of sample 0 is of shape"),
-        ({"data": Documents([3], as_dicts=False), "target": 1}, r"Job\(target=1\) with packed rows"),
+        (
+            {"data": Documents([3], as_dicts=False), "fields": stoker.Fields(target=1)},
+            r"Fields\(target=1\) with packed rows",
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_said(changes: dict[str, Any], words: str) -> None:

@@ -135,7 +135,12 @@ def test_batches_from_any_position_and_over_any_processes_are_those_of_the_whole
 
 def test_a_sample_drawn_twice_in_an_epoch_is_loaded_with_other_random_draws() -> None:
     """Else over-sampling a rare class would show the same augmented image again and again; the same on resume."""
-    job = job_of([0], data=Noisy(3), sampling=stoker.sampling.weighted([0, 1, 0], num_samples=6), target="label")
+    job = job_of(
+        [0],
+        data=Noisy(3),
+        sampling=stoker.sampling.weighted([0, 1, 0], num_samples=6),
+        fields=stoker.Fields(target="label"),
+    )
     train = datasets_of(job).train
     batch, again = (train.fetch(np.arange(6), 0)["x"] for _ in range(2))
     assert batch[:, 0].tolist() == [1.0] * 6
@@ -149,7 +154,7 @@ def test_a_sample_drawn_twice_in_an_epoch_is_loaded_with_other_random_draws() ->
         {"sampling": stoker.sampling.balanced()},
         {"sampling": stoker.sampling.weighted(range(30))},
         {"sampling": stoker.sampling.stratified()},
-        {"lengths": stoker.lengths.bucketed(length_of=range(1, 31))},
+        {"sampling": stoker.lengths.bucketed(length_of=range(1, 31))},
     ],
     ids=["balanced", "weighted", "stratified", "bucketed"],
 )

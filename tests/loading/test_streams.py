@@ -14,9 +14,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
+from stoker.jobs.fields import Fields
 from stoker.loading.batches import BatchSource, InputPipeline, Split, in_order
 from stoker.loading.datasets import datasets_of
-from stoker.loading.fields import Fields
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.records import Position
 from tests.loading.data import contents, source_of
@@ -310,7 +310,7 @@ def test_of_an_endless_stream_the_run_takes_what_it_needs(until: Any, length: in
         ({"data": Sized(0)}, "data has no samples"),
         ({"valid": stoker.holdout(0.5)}, "nothing can be held out of a stream"),
         ({"sampling": stoker.sampling.balanced()}, r"Job\(sampling=…\) chooses among all samples"),
-        ({"lengths": stoker.lengths.packed(8)}, r"Job\(lengths=…\) chooses among all samples"),
+        ({"sampling": stoker.lengths.packed(8)}, r"Job\(sampling=…\) chooses among all samples"),
         ({"batch": "auto"}, "measures on samples from all over the data"),
     ],
 )

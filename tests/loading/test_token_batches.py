@@ -14,10 +14,10 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.fields import Fields
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource, InputPipeline, Split
 from stoker.loading.datasets import datasets_of
-from stoker.loading.fields import Fields
 from stoker.loading.lengths import has_one_shape
 from stoker.loading.token_batches import (
     TokenBudget,
@@ -57,7 +57,7 @@ def job_of(sizes: list[int] | None = None, **changes: Any) -> stoker.Job:
     given: dict[str, Any] = {
         "model": lambda: nn.Linear(1, 1), "data": Words(SIZES if sizes is None else sizes), "loss": "mse",
         "optimizer": stoker.SGD(lr=0.1), "batch": stoker.tokens(50), "until": stoker.epochs(1),
-        "collate": stoker.lengths.padded(-1),
+        "fields": stoker.Fields(collate=stoker.lengths.padded(-1)),
     }  # fmt: skip
     return stoker.Job(**(given | changes))
 
@@ -122,7 +122,7 @@ def test_evaluations_are_those_of_a_plain_loop(extent: TokenExtent, every: Durat
 @pytest.mark.parametrize("lengths", [None, stoker.lengths.bucketed(window=2)])
 def test_a_run_takes_every_sample_once_an_epoch_within_its_tokens(lengths: Any) -> None:
     """As batches come out of the loader, two epochs of them."""
-    source = source_of(job_of(lengths=lengths))
+    source = source_of(job_of(sampling=lengths))
     per_epoch = source.extent.updates_per_epoch
     batches = list(source.batches(Position(), 2 * per_epoch))
     for epoch in (0, 1):
@@ -138,7 +138,7 @@ def test_a_run_takes_every_sample_once_an_epoch_within_its_tokens(lengths: Any) 
 @given(st.integers(0, 40), st.booleans())
 def test_from_any_position_on_batches_are_those_of_a_run_never_stopped(begin: int, is_bucketed: bool) -> None:
     """Resumed in another process, which has seen nothing of what came before."""
-    job = job_of(lengths=stoker.lengths.bucketed(window=2) if is_bucketed else None)
+    job = job_of(sampling=stoker.lengths.bucketed(window=2) if is_bucketed else None)
     straight = list(source_of(job).batches(Position(), begin + 6))[begin:]
     resumed = source_of(job)
     found = list(resumed.batches(resumed.extent.position(begin), begin + 6))
@@ -184,26 +184,32 @@ def test_a_sample_longer_than_a_batch_is_refused_by_its_number_in_the_data() -> 
 def kept_of(size: int, seed: int) -> list[int]:
     """What a holdout of a half leaves to train on."""
     arrays = (torch.zeros(size, 2), torch.zeros(size))
-    train = datasets_of(job_of(data=arrays, collate=None, batch=4, valid=stoker.holdout(0.5, seed=seed))).train
+    train = datasets_of(
+        job_of(data=arrays, fields=stoker.Fields(), batch=4, valid=stoker.holdout(0.5, seed=seed))
+    ).train
     return train.indices.tolist()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_arrays_say_their_lengths_or_are_told_them() -> None:
     """Of rectangles every sample is as long, unless lengths are given."""
     arrays = (torch.zeros(30, 10, dtype=torch.int64), torch.zeros(30))
-    job = job_of(data=arrays, collate=None)
+    job = job_of(data=arrays, fields=stoker.Fields())
     assert datasets_of(job).extent(job).updates_per_epoch == 6
-    job = job_of(data=arrays, collate=None, batch=stoker.tokens(50, length_of=[5] * 30))
+    job = job_of(data=arrays, fields=stoker.Fields(), batch=stoker.tokens(50, length_of=[5] * 30))
     assert datasets_of(job).extent(job).updates_per_epoch == 3
 
 
 def test_packed_rows_are_counted_in_tokens() -> None:
     """A batch has as many rows as hold that many; one that holds none is refused."""
-    job = job_of(data=PackedWords(), lengths=stoker.lengths.packed(25), batch=stoker.tokens(110), collate=None)
+    job = job_of(
+        data=PackedWords(), sampling=stoker.lengths.packed(25), batch=stoker.tokens(110), fields=stoker.Fields()
+    )
     extent = datasets_of(job).extent(job)
     assert type(extent) is Extent
     assert extent.batch == 4
-    short = job_of(data=PackedWords(), lengths=stoker.lengths.packed(25), batch=stoker.tokens(20), collate=None)
+    short = job_of(
+        data=PackedWords(), sampling=stoker.lengths.packed(25), batch=stoker.tokens(20), fields=stoker.Fields()
+    )
     with pytest.raises(BadJob, match="a batch of 20 tokens has no room for a row of 25"):
         datasets_of(short).extent(short)
 
@@ -238,7 +244,7 @@ def test_the_most_samples_of_a_batch_are_what_plans_go_by() -> None:
     ready = with_batch_in_samples(job, train)
     sizes = [batch.size for batch in source_of(job).batches(Position(), extent_of(train, job).updates_per_epoch)]
     assert isinstance(ready.batch, TokenBatch)
-    assert (int(ready.batch), ready.batch.num_tokens) == (max(sizes), 50)
+    assert (ready.batch_size, ready.batch.num_tokens) == (max(sizes), 50)
     assert extent_of(train, ready) == extent_of(train, job)
     assert mean_samples(ready, train) == sum(sizes) / len(sizes)
     assert with_batch_in_samples(job_of(batch=7), train).batch == 7
@@ -247,7 +253,7 @@ def test_the_most_samples_of_a_batch_are_what_plans_go_by() -> None:
 @pytest.mark.parametrize("micro_batch", [1, 2, 4, 100])
 def test_forecasts_look_at_samples_of_the_largest_micro_batch(micro_batch: int) -> None:
     """So many like the longest of them have at least as many tokens, padded, as any micro-batch of the run."""
-    job = job_of(lengths=stoker.lengths.bucketed(window=2))
+    job = job_of(sampling=stoker.lengths.bucketed(window=2))
     train = datasets_of(job).train
     most = min(micro_batch, extent_of(train, job).batch)
     longest = max(SIZES[index] for index in train.alike(2, most))
@@ -263,11 +269,18 @@ def test_forecasts_look_at_samples_of_the_largest_micro_batch(micro_batch: int) 
     [
         ({}, False),
         ({"batch": 4}, False),
-        ({"batch": 4, "collate": stoker.lengths.padded(to=30)}, True),
-        ({"batch": 4, "collate": stoker.lengths.padded(to=30), "lengths": stoker.lengths.bucketed()}, False),
-        ({"batch": 4, "data": (torch.zeros(8, 3), torch.zeros(8)), "collate": None}, True),
-        ({"batch": stoker.tokens(9), "data": (torch.zeros(8, 3), torch.zeros(8)), "collate": None}, False),
-        ({"data": PackedWords(), "lengths": stoker.lengths.packed(25), "collate": None}, True),
+        ({"batch": 4, "fields": stoker.Fields(collate=stoker.lengths.padded(to=30))}, True),
+        (
+            {
+                "batch": 4,
+                "fields": stoker.Fields(collate=stoker.lengths.padded(to=30)),
+                "sampling": stoker.lengths.bucketed(),
+            },
+            False,
+        ),
+        ({"batch": 4, "data": (torch.zeros(8, 3), torch.zeros(8)), "fields": stoker.Fields()}, True),
+        ({"batch": stoker.tokens(9), "data": (torch.zeros(8, 3), torch.zeros(8)), "fields": stoker.Fields()}, False),
+        ({"data": PackedWords(), "sampling": stoker.lengths.packed(25), "fields": stoker.Fields()}, True),
     ],
 )
 def test_whether_batches_are_of_one_shape_is_told_by_settings(changes: dict[str, Any], is_one: bool) -> None:
@@ -279,11 +292,11 @@ def test_whether_batches_are_of_one_shape_is_told_by_settings(changes: dict[str,
 def test_samples_that_influence_one_another_are_refused() -> None:
     """Batch norm over batches of different numbers of samples is none that is recorded."""
     job = job_of(
-        data=(torch.randn(40, 4), torch.randn(40, 1)), collate=None,
+        data=(torch.randn(40, 4), torch.randn(40, 1)), fields=stoker.Fields(),
         model=lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
     )  # fmt: skip
     train = datasets_of(job).train
     with pytest.raises(BadJob, match=r"batches of different numbers of samples, and those .* through 1 BatchNorm1d"):
         find_coupling(with_batch_in_samples(job, train), train)
-    plain = job_of(data=job.data, collate=None, model=lambda: nn.Linear(4, 1))
+    plain = job_of(data=job.data, fields=stoker.Fields(), model=lambda: nn.Linear(4, 1))
     assert find_coupling(with_batch_in_samples(plain, train), train).kind == "separable"

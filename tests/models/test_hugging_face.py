@@ -178,7 +178,7 @@ def test_functions_of_ones_own_get_what_the_model_returns() -> None:
 
 def test_tied_weights_are_one_parameter_trained_kept_and_loaded_once(tmp_path: Path) -> None:
     """Counted once, in the optimiser once, equal in what the run keeps."""
-    job = language(until=stoker.updates(3), evaluate_every=stoker.updates(3))
+    job = language(until=stoker.updates(3), evaluation=stoker.Evaluation(every=stoker.updates(3)))
     model: Any = build_model(job)
     assert model.lm_head.weight is model.transformer.wte.weight
     assert num_parameters(model) == sum(p.numel() for p in model.parameters())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace, TraceSettings
+from stoker.layouts import axes_of
+from stoker.layouts.base import DividedUpdate, Traffic
+from stoker.layouts.local_state import held_parts
+from stoker.records import Layout, Occurrence, Operation, Storage, TensorShape, Trace, TraceSettings
 from stoker.records.hardware import Collective, LinkCost, Links
 from stoker.records.profile import ModelParts, Parameter
 
@@ -32,6 +35,12 @@ PARTS = ModelParts(
     blocks=("blocks.0", "blocks.1"),
     divided={"blocks.0.up": "columns", "blocks.0.down": "rows", "blocks.1.up": "columns", "blocks.1.down": "rows"},
 )
+
+
+def messages(layout: Layout, passes: int = 1) -> tuple[Traffic, ...]:
+    """Of an update of PARTS over the processes of a layout, those of the loss left out."""
+    update = DividedUpdate(layout=layout, parts=PARTS, held=held_parts(PARTS, layout, 0), passes=passes, trace=trace)
+    return tuple(one for axis in axes_of(layout) for one in axis.traffic(update))
 
 
 def links(

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.model.communication import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    Traffic,
-    gradient_buckets,
-    group_of,
-    loss_traffic,
-    message_time,
-    num_meetings,
-    replicated_traffic,
-    sharded_traffic,
-    sharding_groups,
-    summed_after,
-    waited_for,
-)
+from stoker.layouts.base import BUCKET_BYTES, FIRST_BUCKET_BYTES, Traffic, gradient_buckets
+from stoker.layouts.replicas import replicated_traffic, summed_after
+from stoker.layouts.shards import sharding_groups
+from stoker.planning.model.communication import loss_traffic, message_time, num_meetings, waited_for
 from stoker.records import Layout
-from tests.planning.spreading import PARTS, links, parameter
+from tests.planning.spreading import PARTS, links, messages, parameter
 
 
 def seconds(
@@ -57,32 +46,32 @@ def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None
     """Root once, blocks twice; kept gathered, all of it once a pass, and gradients once an update."""
     whole = PARTS.trained_bytes
     root = 4 * (10 * 8 + 6 * 8)  # the head's five rows are padded to six
-    sizes = sharding_groups(PARTS, 2)
+    sizes = sharding_groups(PARTS, Layout(shards=2))
     assert sizes == (root, 4 * 256, 4 * 256)
-    gathered, again, scattered, _ = sharded_traffic(PARTS, Layout(shards=2), passes=3)
+    gathered, again, scattered, _ = messages(Layout(shards=2), 3)
     assert gathered.num_bytes == 3 * sum(sizes)
     assert again.num_bytes == 3 * 2 * 4 * 256
     assert scattered.num_bytes == 3 * sum(sizes)
     assert sum(sizes) == whole + 4 * 8
-    kept = sharded_traffic(PARTS, Layout(shards=2, reshard=False), passes=3)
+    kept = messages(Layout(shards=2, reshard=False), 3)
     assert [one.num_bytes for one in kept[:2]] == [3 * sum(sizes), sum(sizes)]
 
 
 def test_hybrid_shards_sum_their_parts_over_replicas() -> None:
     """A shard's part of the gradients, once an update."""
-    *_, summed = sharded_traffic(PARTS, Layout(replicas=2, shards=2), passes=1)
+    *_, summed = messages(Layout(replicas=2, shards=2), 1)
     assert (summed.collective, summed.axis) == ("all-reduce", "replicas")
-    assert summed.num_bytes == sum(sharding_groups(PARTS, 2)) // 2
+    assert summed.num_bytes == sum(sharding_groups(PARTS, Layout(shards=2))) // 2
 
 
 def test_groups_lie_as_far_apart_as_the_mesh_says() -> None:
     """The last axis is the closest together."""
     layout = Layout(stages=2, replicas=2, shards=2, tensor=4)
-    assert group_of(layout, "tensor") == (4, 1)
-    assert group_of(layout, "shards") == (2, 4)
-    assert group_of(layout, "replicas") == (2, 8)
-    assert group_of(layout, "data") == (4, 4)
-    assert group_of(layout, "stages") == (2, 16)
+    assert layout.group("tensor") == (4, 1)
+    assert layout.group("shards") == (2, 4)
+    assert layout.group("replicas") == (2, 8)
+    assert layout.group("data") == (4, 4)
+    assert layout.group("stages") == (2, 16)
 
 
 def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
@@ -111,7 +100,7 @@ def test_what_nothing_can_stand_beside_shows() -> None:
 
 def test_without_streams_nothing_passes_beside_blocks() -> None:
     """Gradients of replicas go in threads, and may still."""
-    gathered, *_ = waited_for(sharded_traffic(PARTS, Layout(shards=2), passes=1))
+    gathered, *_ = waited_for(messages(Layout(shards=2), 1))
     assert gathered.beside == "nothing"
     gradients, _ = waited_for(replicated_traffic(PARTS.parameters))
     assert gradients.beside == "backward"
@@ -121,6 +110,6 @@ def test_processes_meet_at_every_message_that_follows_arithmetic() -> None:
     """Replicas at the end of an update; shards at each of three gathers, two more backward, and three scatters too."""
     assert num_meetings((loss_traffic(), *replicated_traffic(PARTS.parameters))) == 1
     assert num_meetings((loss_traffic(), *summed_after(PARTS.parameters))) == 1
-    kinds = {(layout.reshard, passes): num_meetings(waited_for(sharded_traffic(PARTS, layout, passes)))
+    kinds = {(layout.reshard, passes): num_meetings(waited_for(messages(layout, passes)))
              for layout in (Layout(shards=2), Layout(shards=2, reshard=False)) for passes in (1, 3)}  # fmt: skip
     assert kinds == {(True, 1): 9, (True, 3): 25, (False, 1): 7, (False, 3): 13}

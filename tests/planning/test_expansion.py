@@ -71,7 +71,7 @@ GROUPS = {"*norm*": {"weight_decay": 0.0}}
     [
         pytest.param(gpt, {}, {}, id="gpt: an optimiser that goes from parameter to parameter"),
         pytest.param(gpt, {}, {"precision": "bf16", "checkpointed_blocks": 6, "parts": 2}, id="gpt: accumulated bf16"),
-        pytest.param(gpt, {"ema": 0.9}, {"optimizer_implementation": "fused"}, id="gpt: fused, averaged"),
+        pytest.param(gpt, {"average": 0.9}, {"optimizer_implementation": "fused"}, id="gpt: fused, averaged"),
         pytest.param(gpt, {"optimizer": stoker.AdamW(lr=1e-3, groups=GROUPS)}, CUDA, id="gpt: lists in two groups"),
         pytest.param(gpt, {"optimizer": stoker.SGD(lr=1e-3, momentum=0.9)}, CUDA, id="gpt: lists, SGD"),
         pytest.param(

@@ -54,7 +54,7 @@ def test_a_run_of_evaluations_says_so() -> None:
     """Where updates are not most of the time, a sixth line says what is, and how to have less of it."""
     lines = explained(lambda plan: measurement(plan, 0.001, evaluate_s_per_sample=5e-3, gradient_error=0.0))
     assert lines[5] == (
-        "of that: 5 evaluations 3 min 20 s; evaluate less often with evaluate_every=…, or fewer samples"
+        "of that: 5 evaluations 3 min 20 s; evaluate less often with stoker.Evaluation(every=…), or fewer samples"
     )
     lines = explained(lambda plan: measurement(plan, 0.1, evaluate_s_per_sample=5e-3, gradient_error=0.0))
     assert lines[5].startswith("of that: updates 52.7 s · 5 evaluations 3 min 20 s; evaluate less")

@@ -41,7 +41,7 @@ def test_layouts_of_eight_have_at_most_two_axes_and_all_eight_processes() -> Non
     found = list(layouts_of(8))
     assert len(found) == len(set(found))
     assert {one.world_size for one in found} == {8}
-    axes = [sum(size > 1 for size in (one.replicas, one.shards, one.tensor, one.stages)) for one in found]
+    axes = [len(one.divided) for one in found]
     assert axes == sorted(axes)
     assert max(axes) == 2
     assert Layout(replicas=4, stages=2) in found
@@ -76,7 +76,7 @@ def test_what_divides_is_legal() -> None:
 def test_the_job_may_object() -> None:
     """Optimisers with a closure need one process; sites, and optimisers of whole matrices, need whole models."""
     closure = rules({"optimizer": torch.optim.LBFGS})
-    assert closure.problem_with(Layout(replicas=2)) == "LBFGS computes the loss anew within its step"
+    assert closure.problem_with(Layout(replicas=2)) == "LBFGS computes the loss again within its step"
     assert closure.problem_with(Layout()) is None
     sites = rules({"sync": DiLoCo(every=updates(10))})
     assert sites.problem_with(Layout(replicas=2)) is None
@@ -84,4 +84,4 @@ def test_the_job_may_object() -> None:
     matrices = rules({"optimizer": Muon(lr=1e-3, rest=AdamW(lr=1e-3))})
     assert matrices.problem_with(Layout(replicas=2)) is None
     assert "needs whole matrices, and shards hold parts" in (matrices.problem_with(Layout(shards=2)) or "")
-    assert "1 samples for them" in (rules({"batch": 1}).problem_with(Layout(stages=2)) or "")
+    assert "1 samples for them" in (rules({"batch": 1}, batch=1).problem_with(Layout(stages=2)) or "")

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.planning.plan_history import describe_past_errors, typical_error
-from stoker.records import Calibration
-from stoker.records.estimate import Basis
+from stoker.records import Basis, Calibration
 from stoker.records.run import Quantity
 
 

@@ -105,13 +105,13 @@ def test_where_nothing_fits_the_least_demanding_plan_is_told() -> None:
 
 
 def test_a_device_far_too_small_is_known_after_few_questions() -> None:
-    """One for each way to execute: the smallest micro-batch with all that can be saved."""
+    """Two for each way to execute: the plan that saves nothing, and the least demanding one."""
     facts = profile(num_blocks=12)
     known = Known(GPU, facts, fixed=1e13)
     with pytest.raises(DoesNotFit):
         rank(facts, GPU, known, name="small")
-    assert len(known.asked) == 4  # two precisions, two formats
-    assert {plan.micro_batch for plan in known.asked} == {1}
+    assert len(known.asked) == 8  # two precisions, two formats
+    assert {plan.micro_batch for plan in known.asked} == {1, 512}
 
 
 def test_only_the_largest_sizes_are_forecast() -> None:
@@ -233,3 +233,12 @@ def test_capturing_has_to_pay_back_as_compiling_does() -> None:
     for once_s, is_captured in ((saved_s / 3, True), (30 * saved_s, False)):
         known.once_s = once_s
         assert any(c.plan.captured for c in rank(about, CPU, known, name="it")) is is_captured
+
+
+def test_with_memory_in_plenty_no_plan_that_saves_memory_is_asked_about() -> None:
+    """Each question may cost a trace: where the most demanding plan fits, so do all others."""
+    facts = profile(num_blocks=12)
+    known = Known(GPU, facts, fixed=1e6, per_sample=1e3)
+    rank(facts, GPU, known, name="large")
+    assert known.asked
+    assert all(plan.checkpointed_blocks == 0 and plan.micro_batch == 512 for plan in known.asked)

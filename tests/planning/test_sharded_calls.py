@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 import stoker
+from stoker.layouts.base import DividedUpdate
+from stoker.layouts.shards import AXIS
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
-from stoker.planning.model.communication import sharded_traffic
 from stoker.profiling.job_profile import model_parts
-from stoker.records import Coupling, Layout, Plan, Position
+from stoker.records import Coupling, Layout, Plan, Position, Trace
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
@@ -56,13 +57,19 @@ def _noted(name: str, call: Callable[..., Any], found: list[tuple[str, int]]) ->
     return noting
 
 
+def _untraced() -> Trace:
+    raise AssertionError("shards need no trace")
+
+
 @pytest.mark.parametrize("reshard", [True, False])
 def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool) -> None:
     """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not."""
     layout = Layout(shards=2, reshard=reshard)
     plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout)
     made, _ = on_ranks(layout, collectives, plan)
-    traffic = sharded_traffic(model_parts(MODEL()), layout, PASSES)
+    parts = model_parts(MODEL())
+    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced)
+    traffic = AXIS.traffic(update)
     expected = [(one.collective, size) for one in traffic if one.axis == "shards"
                 for size in one.sizes for _ in range(round(one.times))]  # fmt: skip
     assert sorted(made) == sorted(expected)

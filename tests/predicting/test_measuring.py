@@ -5,8 +5,9 @@ from typing import Any
 
 from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
-from stoker.predicting.batch_size import BatchAndPartSize, Bounds, choose_sizes
+from stoker.predicting.batch_size import BatchAndPartSize, choose_sizes
 from stoker.predicting.input_conversion import Filled, numbers
+from stoker.records import BATCH, DynamicDim
 from tests.predicting.builders import ASKED, summing, sums
 
 
@@ -36,10 +37,12 @@ class _Ticking:
 
 def _cut(ticking: _Ticking, rows: Any, most_rows: int | None = None, **asked: Any) -> BatchAndPartSize:
     model = summing()
+    if most_rows is not None:
+        dims = (*model.manifest.dims, DynamicDim(name=BATCH, high=most_rows))
+        model = dataclasses.replace(model, manifest=dataclasses.replace(model.manifest, dims=dims))
     filled = Filled({"ids": numbers(rows, model.inputs[0], allow_nan=False)}, {0: ("", "bad")} if rows == [[1]] else {})
     wanted = dataclasses.replace(ASKED, **asked)
-    bounds = Bounds(most_rows=most_rows, num_rows=1e6, instances=2)
-    return choose_sizes(filled, len(rows), model, ticking, ticking, wanted, bounds)
+    return choose_sizes(filled, len(rows), model, ticking, ticking, wanted, total_rows=1e6, instances=2)
 
 
 def test_the_batch_is_measured_on_a_row_of_middle_size() -> None:

@@ -113,9 +113,10 @@ def test_cells_of_csv_are_numbers_or_json_arrays() -> None:
 
 def test_numbers_and_texts_may_share_a_column() -> None:
     """As lines of JSON have them; a text that is no number, or nests without end, is a bad row and not the end."""
-    found = _read(["1", 2, None, "x", "[" * 100_000], vector("INT8", 1))
-    assert _lists(found) == [[1], [2], None, None, None]
+    found = _read(["1", 2, None, "x", "[" * 100_000, "[" * 300 + "]" * 300], vector("INT8", 1))
+    assert _lists(found) == [[1], [2], None, None, None, None]
     assert "no number and no JSON array" in found.bad[4]
+    assert "no number and no JSON array" in found.bad[5]
 
 
 def test_whole_numbers_in_text_keep_all_their_digits() -> None:

@@ -139,7 +139,7 @@ def test_a_file_without_objects_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A JSON array of a hundred gigabytes in one line is not read into memory."""
-    monkeypatch.setattr("stoker.data.reading.text_tables.LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr("stoker.data.reading.table_readers.LONGEST_LINE_BYTES", 100)
     with pytest.raises(BadJob, match=r"line of more than 100 B.*byte 9"):
         JsonlSource(write_lines(tmp_path / "x.jsonl", ['{"x": 1}', "[" + "1," * 100])).extent(10)
 

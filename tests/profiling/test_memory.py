@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from stoker.units import MIB
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' /proc")
 
 
-def touched(num_bytes: int) -> torch.Tensor:
-    """Memory that really is resident."""
-    return torch.ones(num_bytes, dtype=torch.uint8)
+def touched(num_bytes: int) -> mmap.mmap:
+    """Resident memory mapped from the system: malloc may retain what an earlier test of this process has freed."""
+    memory = mmap.mmap(-1, num_bytes)
+    for page in range(0, num_bytes, mmap.PAGESIZE):
+        memory[page] = 1
+    return memory
 
 
 @linux

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from stoker.profiling.job_profile import model_parts
-from stoker.stepping.layouts.tensor_plans import divided_dimensions
+from stoker.records import Layout
+from stoker.stepping.layouts import divided_parts
 from stoker.zoo import GPT
 
 
@@ -39,7 +40,7 @@ def test_what_a_tensor_group_divides_is_told_by_layer() -> None:
     """Columns, rows, and words of an embedding; each parameter with its dimension."""
     with torch.device("meta"):
         model = GPT(layers=2, width=8, heads=2, context=4, vocab=6)
-    parts = model_parts(model, divided_dimensions(model, 2))
+    parts = divided_parts(model_parts(model), model, Layout(tensor=2))
     assert parts.divided["blocks.1.mlp.into"] == "columns"
     assert parts.divided["blocks.1.mlp.out"] == "rows"
     assert parts.divided["tokens"] == "vocabulary"

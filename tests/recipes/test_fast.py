@@ -49,7 +49,8 @@ def test_what_is_left_open_is_set_and_recorded() -> None:
 def test_what_the_job_sets_stays() -> None:
     """A setting given by the user is the user's; batch, length and seed are never touched."""
     given = {
-        "optimizer": stoker.SGD(lr=0.1), "schedule": stoker.schedules.one_cycle(), "label_smoothing": 0.3,
+        "optimizer": stoker.SGD(lr=0.1), "schedule": stoker.schedules.one_cycle(),
+        "loss": stoker.Objective("cross_entropy", label_smoothing=0.3),
         "augment": [stoker.transforms.RandomShift(2)],
     }  # fmt: skip
     found = resolved(job_of(**given))

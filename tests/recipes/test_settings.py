@@ -14,16 +14,16 @@ def test_each_sets_one_thing() -> None:
     job = tiny_job()
     changed = {
         "schedule": recipes.one_cycle(job, warmup=0.3),
-        "label_smoothing": recipes.label_smoothing(job, 0.2),
-        "ema": recipes.ema(job, 0.99),
+        "loss": recipes.label_smoothing(job, 0.2),
+        "average": recipes.ema(job, 0.99),
         "optimizer": recipes.muon(job, 0.1),
     }
     for name, found in changed.items():
         others = set(vars(job)) - {name}
         assert all(getattr(found, other) is getattr(job, other) for other in others), name
     assert changed["schedule"].schedule == Ramp(0.3, 0.04, 0.0, "cosine")
-    assert changed["label_smoothing"].label_smoothing == 0.2
-    assert changed["ema"].ema == stoker.EMA(0.99)
+    assert changed["loss"].objective.label_smoothing == 0.2
+    assert changed["average"].average == stoker.EMA(0.99)
     assert changed["optimizer"].optimizer == stoker.Muon(lr=0.1, rest=job.optimizer)
 
 
@@ -41,8 +41,8 @@ def test_an_average_longer_than_the_run_is_refused() -> None:
     with pytest.raises(BadJob, match="spans 1000 updates; the run makes 100") as caught:
         recipes.ema(tiny_job(until=stoker.updates(100)))
     assert "at most 0.95" in str(caught.value.remedy)
-    assert recipes.ema(tiny_job(until=stoker.updates(100)), 0.95).ema is not None
-    assert recipes.ema(tiny_job(until=stoker.epochs(100))).ema is not None
+    assert recipes.ema(tiny_job(until=stoker.updates(100)), 0.95).average is not None
+    assert recipes.ema(tiny_job(until=stoker.epochs(100))).average is not None
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.5])

@@ -74,5 +74,5 @@ def test_a_clean_set_says_so() -> None:
 def test_the_page_loads_nothing() -> None:
     """Its policy forbids scripts and everything from elsewhere."""
     html = render_data_page(_check(), CLEAN, {})
-    assert "default-src &#x27;none&#x27;" in html
+    assert "default-src &#39;none&#39;" in html
     assert "<script" not in html

@@ -79,7 +79,7 @@ def test_a_page_shows_what_came_of_the_run() -> None:
 def test_a_page_needs_nothing_from_outside(whole: str) -> None:
     """No element refers anywhere, the policy forbids loading, and plotly.js is inside once."""
     assert Page(whole).references == []
-    assert "default-src 'none'" in whole.replace("&#x27;", "'")
+    assert "default-src 'none'" in whole.replace("&#39;", "'")
     assert whole.count("plotly.js v") == 1
 
 

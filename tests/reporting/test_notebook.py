@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker.records import Event
 from stoker.reporting.display import NotebookDisplay, choose_display, notebook_display, run_html
 from stoker.testing import FakeClock
 from tests.reporting import story
@@ -86,3 +87,14 @@ def test_a_run_on_several_processes_shows_how_far_they_paid() -> None:
     """The verdict about them, after what came of the run."""
     page = Page(run_html(with_ranks(pair())))
     assert "Processes do work of their own" in page.text
+
+
+def test_a_run_of_any_name_is_escaped() -> None:
+    """In the summary, and in what is shown while it trains."""
+    evil = "<script>alert(1)</script>"
+    shown: list[str] = []
+    display = NotebookDisplay(shown.append, clock=FakeClock())
+    display(Event(kind="planned", at=0.0, fields={"run": evil, "plan": evil}))
+    for made in (*shown, run_html(story.report([], name=evil))):
+        assert "&lt;script&gt;" in made
+        assert "<script" not in made

@@ -9,8 +9,7 @@ from rich.console import Console, RenderableType
 
 from stoker.records import Estimate, Event, Layout, to_json
 from stoker.reporting.event_text import describe_event
-from stoker.reporting.panel import Sparkline, closing, frame, permanent_lines, time_of_day
-from stoker.reporting.snapshot import RunSnapshot
+from stoker.reporting.panel import RunSnapshot, Sparkline, closing, frame, permanent_lines, time_of_day
 from tests.reporting import story
 
 

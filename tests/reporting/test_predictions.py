@@ -8,7 +8,7 @@ import json
 
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting.figures import confusion_chart
-from stoker.reporting.run_page import predictions, render_html
+from stoker.reporting.run_page import render_html
 from tests.reporting import story
 from tests.reporting.test_html import Page
 
@@ -18,6 +18,12 @@ SHOWN = ExampleSet(
     split="test", num_samples=30, worst=(WRONG,), first=(RIGHT,), confusion=((9, 1, 0), (4, 6, 0), (0, 0, 10)),
     classes=("cat", "<dog>", "owl"),
 )  # fmt: skip
+
+
+def predictions(sets: list[ExampleSet]) -> str:
+    """The page's section of samples."""
+    page = render_html(story.report([], has_plan=False), sets)
+    return page.partition("<h2>Samples</h2>")[2].partition("</section>")[0]
 
 
 def test_samples_are_shown_with_what_was_wanted_and_what_came_out() -> None:

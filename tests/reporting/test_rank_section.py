@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from stoker.records import Layout, RankTimes, Report
-from stoker.reporting.markup import COLOURS
-from stoker.reporting.rank_section import LANE_COLOURS, efficiency, lanes_picture, merged, rank_lines, shown_stretch
+from stoker.reporting.pages import COLOURS
+from stoker.reporting.rank_section import LANE_COLOURS, efficiency, lane_picture, merged, rank_lines, shown_stretch
 from tests.reporting import story
 from tests.reporting.test_html import page
 from tests.reporting.test_merged_ranks import noted, pair
@@ -103,10 +103,10 @@ def test_a_picture_has_a_few_lanes_and_always_the_slowest(size: int) -> None:
     ranks = [noted(rank, [0.07 if rank == slow else 0.05], [0.07], size=size) for rank in range(size)]
     found = merged(ranks)
     assert found is not None
-    drawn = lanes_picture("Update 1", found.updates)
-    assert drawn.count(">rank ") == min(size, 8)
-    assert f">rank {slow}<" in drawn
-    assert f"the others wait 20 ms for rank {slow}" in drawn
+    drawn = lane_picture("Update 1", found.updates)
+    assert len(drawn.lanes) == min(size, 8)
+    assert slow in dict(drawn.lanes)
+    assert f"the others wait 20 ms for rank {slow}" in drawn.words
 
 
 def test_lanes_have_colours_of_the_page() -> None:

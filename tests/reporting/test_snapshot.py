@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from stoker.records import Event
-from stoker.reporting.snapshot import RunSnapshot
+from stoker.reporting.panel import RunSnapshot
 from tests.reporting import story
 
 

@@ -12,17 +12,16 @@ import numpy as np
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import ArtifactSource, Datatype, DynamicDim, Manifest, TensorSpec, Tolerance
 from stoker.records.codec import JSON
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.metrics import Counters
 from stoker.serving.protocol import fit
 from stoker.serving.refusals import NotFound, Refusal, Unavailable
-from stoker.serving.service import (
-    BatchTotal,
-    InferenceRequest,
-    InferenceResponse,
-    ModelStatistics,
-    Parameter,
-    RepositoryEntry,
-    Total,
-)
+from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RepositoryEntry
+
+ONE_ROW = Executed(
+    instance=0, rows=1, requests=1, reason="idle", sizes=(), elements=1, padding=0, queue_s=(0.0,), input_s=0.0,
+    infer_s=1e-6, output_s=0.0, succeeded=True,
+)  # fmt: skip
 
 
 def manifest_of(
@@ -148,22 +147,15 @@ class FakeService:
             "dynamic_batching": {"max_queue_delay_microseconds": 0},
         }
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
-        names = [self._known(model, version).name] if model else list(self.manifests)
-        count = len(self.requests)
-        total = Total(count=count, ns=1000 * count)
-        return tuple(
-            ModelStatistics(
-                name=name,
-                version="1",
-                last_inference_ms=1_790_000_000_000,
-                inference_count=count,
-                execution_count=count,
-                success=total,
-                batches=(BatchTotal(batch_size=1, compute_infer=total),),
-            )
-            for name in names
-        )
+    def statistics(self, model: str = "", version: str = "") -> list[JSON]:
+        counts = []
+        for name in [self._known(model, version).name] if model else list(self.manifests):
+            counters = Counters(name, "1", wall_clock=lambda: 1_790_000_000.0)
+            for _ in self.requests:
+                counters.add_request(1e-6, succeeded=True)
+                counters.add_batch(ONE_ROW)
+            counts.append(counters.document())
+        return counts
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         entries = (

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from stoker.artifacts import Golden, publish
 from stoker.records import ArtifactSource, EngineName, FileDigest, Manifest, TensorSpec, Tolerance, dumps
-from stoker.serving.grpc.messages import message as message_of
+from stoker.serving.grpc import inference_pb2
 from stoker.serving.server import BackgroundServer
 from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, infer, metric, question, running, tensor
@@ -127,7 +127,7 @@ def test_what_is_not_finite_is_refused_in_binary_as_in_json(plain: BackgroundSer
         assert (status, "has NaN or infinities" in answer["error"]) == (400, True)
     body, header = binary(np.full((1, 8), 3e38, np.float32))  # whose squares are infinite, and no matter
     assert ask(url, body, **header)[0] == 200
-    message = message_of("ModelInferRequest")(model_name="digits", raw_input_contents=[values[-1:].tobytes()])
+    message = inference_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[values[-1:].tobytes()])
     message.inputs.add(name="x", datatype="FP32", shape=[1, 8])
     with pytest.raises(grpc.RpcError) as refused:
         call(plain, message)
@@ -149,8 +149,8 @@ def call(up: BackgroundServer, message: Any) -> Any:
     with grpc.insecure_channel(up.started.grpc) as channel:
         method = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=message_of("ModelInferRequest").SerializeToString,
-            response_deserializer=message_of("ModelInferResponse").FromString,
+            request_serializer=inference_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=inference_pb2.ModelInferResponse.FromString,
         )
         return method(message, timeout=20)
 
@@ -169,7 +169,7 @@ def test_strings_that_are_not_utf8_are_the_clients_fault(tmp_path: Path) -> None
         whole, header = binary(struct.pack("<I", 5) + "grün".encode(), datatype="BYTES")
         assert ask(f"{up.started.http}/v2/models/words/infer", whole, **header)[0] == 200
         for typed in (False, True):
-            message = message_of("ModelInferRequest")(model_name="words")
+            message = inference_pb2.ModelInferRequest(model_name="words")
             described = message.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
             if typed:
                 described.contents.bytes_contents.append(b"\xff")

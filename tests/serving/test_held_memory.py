@@ -18,7 +18,7 @@ import grpc
 import orjson
 import pytest
 
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2
 from stoker.serving.service import InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService
 from tests.serving.held import BODY_BYTES, BUDGET_BYTES, MIB
@@ -292,7 +292,7 @@ def test_half_messages_of_grpc_are_bounded(server: Attacked, method: bytes) -> N
     assert grown < ALLOWED_BYTES, f"{grown / MIB:.0f} MiB"
     with grpc.insecure_channel(server.grpc) as channel:
         live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-        assert live(b"", timeout=20) == messages.message("ServerLiveResponse")(live=True).SerializeToString()
+        assert live(b"", timeout=20) == inference_pb2.ServerLiveResponse(live=True).SerializeToString()
     client.close()
     assert server.is_alive()
 
@@ -303,7 +303,7 @@ def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on() -> None:
     The client reads the socket, but never lets the server send more than the first window.
     """
     num = 100_000
-    asked = messages.message("ModelInferRequest")(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
+    asked = inference_pb2.ModelInferRequest(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
     asked.inputs.add(name="x", datatype="FP32", shape=[1, num])
     raw = asked.SerializeToString()
     limits = RequestLimits(body_bytes=BODY_BYTES, body_s=1.0, least_bytes_per_s=10**9)

@@ -128,7 +128,8 @@ def test_answers_and_refusals_are_counted_apart(tell) -> None:
         assert count(metrics, "stoker_rejected_total", model="digits", reason="queue_full") == 1
         assert count(metrics, "stoker_rejected_total", model="digits", reason="cancelled") == 0
         (told,) = models.statistics("digits")
-        assert (told.success.count, told.success.ns, told.fail.count) == (1, 10_000_000, 3)
+        stats = told["inference_stats"]
+        assert (stats["success"], stats["fail"]["count"]) == ({"count": 1, "ns": 10_000_000}, 3)
 
     tell(story)
 

@@ -14,7 +14,7 @@ from tests.stepping.models import make_job, mlp
 @pytest.mark.parametrize("decay", [0.5, 0.999])
 def test_average_follows_its_law(decay: float) -> None:
     """From the initial weights, update t moves it by 1 - min(decay, (1 + t) / (10 + t)) towards the model's."""
-    job = make_job(mlp, ema=decay)
+    job = make_job(mlp, average=decay)
     step = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64)
     assert step.average is not None
     expected = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
@@ -25,6 +25,19 @@ def test_average_follows_its_law(decay: float) -> None:
             expected[name] = share * expected[name] + (1 - share) * tensor
     for name, tensor in step.average.weights.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-15)
+
+
+def test_an_average_begins_at_weights_that_were_loaded() -> None:
+    """A fork that takes over weights alone begins its average at them, not at the initial ones."""
+    step = Step(make_job(mlp, average=0.9), plan_of(16), SEPARABLE)
+    with torch.no_grad():
+        for parameter in step.model.parameters():
+            parameter.add_(1.0)
+    assert step.average is not None
+    assert not torch.equal(step.average.weights["0.weight"], step.model.state_dict()["0.weight"])
+    step.begin_at_weights()
+    for name, tensor in step.model.state_dict().items():
+        assert torch.equal(step.average.weights[name], tensor)
 
 
 def test_buffers_and_whole_numbers_are_copied() -> None:

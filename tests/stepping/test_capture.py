@@ -30,6 +30,10 @@ def _convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
 
 
+def _squares(model: nn.Module) -> torch.Tensor:
+    return sum(parameter.square().sum() for parameter in model.parameters())
+
+
 def _job(model=_mlp, **settings) -> stoker.Job:
     generator = torch.Generator().manual_seed(0)
     data = (torch.rand((36, 1, 4, 4), generator=generator), torch.randint(0, 3, (36,), generator=generator))
@@ -57,9 +61,9 @@ def _states_differ(one: Step, other: Step) -> list[str]:
 @pytest.mark.parametrize("job", [
     _job(),
     _job(_convolutional),
-    _job(clip_norm=0.1, penalty=lambda model: sum(p.square().sum() for p in model.parameters())),
+    _job(clip_norm=0.1, loss=stoker.Objective("cross_entropy", penalty=_squares)),
     _job(loss="mse", data=(torch.rand(36, 1, 4, 4), torch.rand(36, 3))),
-    _job(optimizer=stoker.AdamW(lr=1e-2), label_smoothing=0.1, ema=0.9),
+    _job(optimizer=stoker.AdamW(lr=1e-2), loss=stoker.Objective("cross_entropy", label_smoothing=0.1), average=0.9),
 ], ids=["dropout", "batch norm", "clipped", "regression", "adam"])  # fmt: skip
 def test_weights_and_buffers_are_those_of_ordinary_passes(job, settings) -> None:
     """Over two epochs with a smaller last batch, draws inside the model and running statistics: the same bits."""
@@ -213,7 +217,7 @@ def test_plain_values_of_a_batch_are_part_of_its_form() -> None:
         total = nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
         return stoker.Loss(total * batch["weight"], len(batch["y"]))
 
-    job = _job(lambda: nn.Linear(16, 3), data=items, loss=loss, collate=collate)
+    job = _job(lambda: nn.Linear(16, 3), data=items, loss=loss, fields=stoker.Fields(collate=collate))
     ours, plain = (_trained(job, 10, captured=captured, loader="inline") for captured in (True, False))
     assert not _states_differ(ours, plain)
 
@@ -222,6 +226,18 @@ def test_draws_of_an_augmentation_and_of_the_model_follow_each_other() -> None:
     """As uncaptured: the model's masks are not the augmentation's numbers once more."""
     job = _job(augment=[lambda x, _draw: x + 0.1 * torch.rand(x.shape)])
     assert not _states_differ(_trained(job, 10, captured=True), _trained(job, 10))
+
+
+def test_no_more_than_a_micro_batch_is_captured() -> None:
+    """A larger batch goes through the model in micro-batches, also in the pass that would be recorded."""
+    job = _job()
+    plan, data = Plan(device="cpu", micro_batch=BATCH // 2, captured=True), datasets_of(job)
+    step, sizes = Step(job, plan, SEPARABLE), set[int]()
+    step.model.register_forward_hook(lambda _module, inputs, _output: sizes.add(len(inputs[0])))
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan)
+    for update, batch in enumerate(source.batches(Position(), 2)):
+        step.update(batch, update, 0.0)
+    assert sizes == {BATCH // 2}
 
 
 def test_a_captured_plan_neither_compiles_nor_checkpoints() -> None:

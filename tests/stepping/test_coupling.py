@@ -9,6 +9,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
+from stoker.jobs.objective import Objective
 from stoker.records import Coupling
 from stoker.stepping.coupling import coupling_by_types, find_coupling
 from stoker.stepping.model import meta_model
@@ -120,7 +121,7 @@ COUPLED = {
     "capacity 2.0": (lambda: text_job(lambda: moe(2.0)), "MixtureOfExperts '1'"),
     "capacity 3.0, which only copies of a sample exceed": (lambda: text_job(lambda: moe(3.0)), "MixtureOfExperts '1'"),
     "InfoNCE": (lambda: make_job(mlp, loss=models.info_nce), "the loss: its scalar is not a mean over samples"),
-    "declared": (lambda: make_job(mlp, loss=models.info_nce, loss_scope="batch"), "the loss"),
+    "declared": (lambda: make_job(mlp, loss=Objective(models.info_nce, scope="batch")), "the loss"),
     "weighted by the batch's mean": (lambda: make_job(mlp, loss=models.weighted_by_batch), "the loss"),
     "weighted in its gradient alone": (
         lambda: make_job(mlp, loss=models.gradient_weighted_by_batch), "the gradient of the model or of the loss",
@@ -465,7 +466,7 @@ def test_without_a_probe_other_models_are_taken_to_be_separable() -> None:
 
 def test_without_a_probe_a_declared_coupling_counts() -> None:
     """A loss over the batch couples, whatever the modules are."""
-    found = by_types(make_job(mlp, loss_scope="batch"))
+    found = by_types(make_job(mlp, loss=Objective("cross_entropy", scope="batch")))
     assert (found.kind, found.causes) == ("whole_group", ("the loss",))
 
 

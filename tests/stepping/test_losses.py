@@ -9,6 +9,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
+from stoker.jobs.objective import Objective
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.losses import TrainingObjective
 from tests.stepping.models import make_job, mlp, samples_of
@@ -49,7 +50,7 @@ def test_cross_entropy_of_probabilities_counts_samples() -> None:
 def test_token_cross_entropy_has_classes_last() -> None:
     """Tokens count one by one, with their classes in the last dimension."""
     output = LOGITS.expand(2, 3, 3)
-    loss = of(LABELS.expand(2, 3), output, loss="token_cross_entropy", label_smoothing=0.1)["loss"]
+    loss = of(LABELS.expand(2, 3), output, loss=Objective("token_cross_entropy", label_smoothing=0.1))["loss"]
     torch.testing.assert_close(loss.sum, 2 * F.cross_entropy(LOGITS, LABELS, reduction="sum", label_smoothing=0.1))
     assert int(loss.count) == 6
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
+from stoker.jobs.objective import Objective
 from stoker.loading.mixing import MixedTarget
 from stoker.loading.transforms import CutMix, Mixup
 from stoker.records import Layout, Plan
@@ -32,7 +33,8 @@ def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 JOBS = {
-    "mixup": {"model": mlp, "data": vectors(150), "mix": Mixup(0.4), "label_smoothing": 0.1},
+    "mixup": {"model": mlp, "data": vectors(150), "mix": Mixup(0.4),
+              "loss": Objective("cross_entropy", label_smoothing=0.1)},
     "cutmix": {"model": cnn, "data": images(150), "mix": CutMix()},
     "either": {"model": cnn, "data": images(150), "mix": EITHER, "clip_norm": 0.2},
     "some labels ignored": {"model": cnn, "data": (images(150)[0], IGNORED), "mix": Mixup(1.0)},

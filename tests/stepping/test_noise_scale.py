@@ -15,8 +15,7 @@ from stoker.errors import RunFailed
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.records import Position
-from stoker.records.hyperparameters import NoiseScale
-from stoker.stepping.noise_scale import BLOCKS, NoiseMeter, measure_noise
+from stoker.stepping.noise_scale import BLOCKS, NoiseMeter, NoiseScale, measure_noise
 from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, plan_of
 
@@ -167,7 +166,9 @@ def test_the_noise_does_not_depend_on_the_size_of_groups() -> None:
 
 def test_no_more_samples_are_taken_than_are_needed() -> None:
     """A strong signal is measured with the fewest samples, a weak one with as many as are allowed."""
-    strong = noise_of(mean_job(penalty=lambda model: 100 * model.w.sum()))
+    plain = mean_job()
+    objective = stoker.Objective(plain.objective.loss, penalty=lambda model: 100 * model.w.sum())
+    strong = noise_of(mean_job(loss=objective))
     assert strong.num_samples == 512
     assert noise_of(mean_job(), most=4096).num_samples > 512
 

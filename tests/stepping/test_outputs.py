@@ -12,7 +12,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
-from stoker.loading.fields import Fields
+from stoker.jobs.fields import Fields
 from stoker.stepping.foreign_models import (
     OwnLoss,
     adopt_model,

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import BadJob
 from stoker.loading.datasets import datasets_of
 from stoker.stepping.coupling import find_coupling
-from stoker.stepping.own_step import CombinedOptimizer
+from stoker.stepping.own_step import CombinedOptimizer, OwnStep
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
 from tests.stepping.driving import plan_of, source_of, train
@@ -73,13 +73,13 @@ def test_an_update_is_the_users_step_and_nothing_else() -> None:
     model, optimizers = by_hand.model, by_hand.optimizer.given  # type: ignore[attr-defined]
     for update, batch in enumerate(source_of(job, by_hand).batches(datasets_of(job).extent(job).position(0), 4)):
         by_hand.set_rates(update / 30)
-        by_hand._seed(update, 0)
-        _both(model, optimizers, batch.cut(0, batch.size))  # type: ignore[arg-type]
+        _both(model, optimizers, by_hand.loss_pass.ordinary.whole(batch, update))  # type: ignore[arg-type]
         model.zero_grad()
     losses = train(job, ours, 4)
     assert torch.equal(_weights(ours), _weights(by_hand))
     assert losses[-1] < losses[0]
-    assert set(ours.own.values) == {"critic", "actor"}  # type: ignore[union-attr]
+    assert isinstance(ours.rule, OwnStep)
+    assert set(ours.rule.values) == {"critic", "actor"}
 
 
 def test_it_is_never_cut() -> None:
@@ -259,7 +259,7 @@ def test_optimisers_that_are_none_are_refused(optimizer: Any, words: str) -> Non
     ("changes", "words"),
     [
         ({"clip_norm": 1.0}, r"clip_norm=…\): a step of the job's own does that itself"),
-        ({"penalty": lambda _model: 0}, "penalty"),
+        ({"loss": stoker.Objective("cross_entropy", penalty=lambda _model: 0)}, "penalty"),
         ({"coupling_group": 4}, "coupling_group"),
         ({"on_non_finite": "skip"}, "on_non_finite"),
         ({"recipe": "fast"}, "recipe"),

@@ -45,7 +45,7 @@ class Attention(nn.Module):
 def job(into: int) -> stoker.Job:
     """All 23 sentences in one update."""
     return stoker.Job(
-        model=Attention, data=Sentences(), lengths=stoker.lengths.packed(into), loss="token_cross_entropy",
+        model=Attention, data=Sentences(), sampling=stoker.lengths.packed(into), loss="token_cross_entropy",
         optimizer=stoker.SGD(lr=0.1), batch=23, until=stoker.epochs(1),
     )  # fmt: skip
 

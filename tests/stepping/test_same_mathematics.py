@@ -14,6 +14,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Adam, AdamW, Loss
+from stoker.jobs.objective import Objective
 from stoker.jobs.schedules import one_cycle, warmup_linear
 from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, trained, whole_stream
@@ -53,13 +54,17 @@ def masked_sum(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Lo
 
 WHOLE_BATCH = {
     "cross entropy, momentum": {"optimizer": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)},
-    "label smoothing, clipped": {"label_smoothing": 0.1, "clip_norm": 0.2},
+    "label smoothing, clipped": {"loss": Objective("cross_entropy", label_smoothing=0.1), "clip_norm": 0.2},
     "squares of every entry": {"loss": "mse", "data": (vectors(150)[0], vectors(150, seed=5)[0][:, :4])},
-    "penalty and average": {"penalty": squares, "ema": 0.9, "schedule": one_cycle()},
+    "penalty and average": {
+        "loss": Objective("cross_entropy", penalty=squares),
+        "average": 0.9,
+        "schedule": one_cycle(),
+    },
     "AdamW with groups": {"optimizer": AdamW(lr=1e-2, groups={"*.bias": {"weight_decay": 0.0, "lr": 1e-3}})},
     "masked tokens": {"model": tokens_model, "data": texts(150, masked=0.6), "loss": "token_cross_entropy"},
     "a gradient penalty": {"loss": gradient_penalty},
-    "complex weights": {"model": ComplexNet, "optimizer": AdamW(lr=1e-2), "clip_norm": 0.2, "ema": 0.9},
+    "complex weights": {"model": ComplexNet, "optimizer": AdamW(lr=1e-2), "clip_norm": 0.2, "average": 0.9},
     "counts from the user": {"model": tokens_model, "data": texts(150, masked=0.6), "loss": masked_sum},
 }
 
@@ -105,7 +110,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
     batch = draw(st.integers(2, count))
     chosen = {
         "labels": {"model": mlp, "data": vectors(count), "loss": "cross_entropy"},
-        "smooth": {"model": mlp, "data": vectors(count), "loss": "cross_entropy", "label_smoothing": 0.2},
+        "smooth": {"model": mlp, "data": vectors(count), "loss": "cross_entropy", "smoothing": 0.2},
         "vectors": {"model": lambda: nn.Linear(6, 6), "data": (vectors(count)[0], vectors(count, 3)[0]), "loss": "l1"},
         "tokens": {"model": tokens_model, "data": texts(count, masked=0.5), "loss": "token_cross_entropy"},
         "scalar": {
@@ -117,15 +122,16 @@ def all_settings(draw: st.DrawFn) -> Settings:
     chosen |= {
         "optimizer": draw(OPTIMIZERS),
         "clip_norm": draw(st.sampled_from([None, 0.05, 1.0])),
-        "ema": draw(st.sampled_from([None, 0.9])),
-        "penalty": draw(st.sampled_from([None, squares])),
+        "average": draw(st.sampled_from([None, 0.9])),
         "schedule": draw(st.sampled_from([one_cycle(), warmup_linear()])),
         "seed": draw(st.integers(0, 3)),
     }
+    smoothing, penalty = chosen.pop("smoothing", 0.0), draw(st.sampled_from([None, squares]))
+    chosen["loss"] = Objective(chosen["loss"], label_smoothing=smoothing, penalty=penalty)
     return Settings(count, batch, draw(st.integers(1, batch)), {**chosen, "batch": batch})
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(all_settings())
 def test_any_cut_is_the_whole(example: Settings) -> None:
     """For any sizes, loss, optimiser, clipping, average, penalty and schedule: 30 updates equal to 1e-9."""
@@ -173,7 +179,7 @@ CLOSURES = {
 def test_closure_optimisers_run_all_micro_batches_inside(name: str, micro_batch: int) -> None:
     """L-BFGS, which asks for the loss several times an update, takes the steps of a loop written by hand."""
     make, penalty = CLOSURES[name]
-    job = make_job(mlp, data=vectors(20), optimizer=make, batch=16, penalty=penalty)
+    job = make_job(mlp, data=vectors(20), optimizer=make, batch=16, loss=Objective("cross_entropy", penalty=penalty))
     model = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64).model
     optimizer = make(list(model.parameters()))
     step = Step(job, plan_of(micro_batch), SEPARABLE, dtype=torch.float64)

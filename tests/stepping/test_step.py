@@ -117,7 +117,7 @@ def test_augmentation_outside_its_keys_is_at_least_seeded() -> None:
     assert are_equal(one, two)
 
 
-@pytest.mark.parametrize("changed", [{}, {"ema": 0.9}], ids=["weights", "average"])
+@pytest.mark.parametrize("changed", [{}, {"average": 0.9}], ids=["weights", "average"])
 def test_evaluation_does_not_move_training(changed: dict[str, Any]) -> None:
     """With dropout and batch norm, a run that evaluates after every update is bit-equal to one that never does."""
     job = make_job(lambda: mlp(norm=nn.BatchNorm1d, dropout=0.3), **changed)
@@ -133,9 +133,29 @@ def test_evaluation_does_not_move_training(changed: dict[str, Any]) -> None:
     assert are_equal(evaluated, left_alone)
 
 
+class ClosureSGD(torch.optim.SGD):
+    """SGD that needs a closure, as L-BFGS does, and keeps the norm of each gradient that its closure leaves."""
+
+    def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        """Call the closure once, and step."""
+        loss = closure()
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.norms = [*getattr(self, "norms", []), float(torch.stack([g.norm() for g in gradients]).norm())]
+        super().step()
+        return loss
+
+
+def test_a_closure_leaves_clipped_gradients() -> None:
+    """An optimiser that computes the loss itself gets its gradients clipped too."""
+    step = Step(make_job(mlp, optimizer=lambda p: ClosureSGD(p, lr=0.1), clip_norm=0.05), plan_of(5), SEPARABLE)
+    train(step.job, step, 3)
+    assert isinstance(step.optimizer, ClosureSGD)
+    assert step.optimizer.norms == pytest.approx([0.05] * 3, rel=1e-3)
+
+
 def test_evaluation_uses_the_average() -> None:
     """Where weights are averaged, it is the average that is measured, and the model's own weights come back."""
-    job = make_job(mlp, ema=0.9)
+    job = make_job(mlp, average=0.9)
     step = Step(job, plan_of(16), SEPARABLE)
     train(job, step, 5)
     assert step.average is not None

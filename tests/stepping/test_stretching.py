@@ -11,6 +11,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
+from stoker.jobs.objective import Objective
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.losses import TrainingObjective, require_by_sample
 from tests.stepping.models import FEATURES, make_job, samples_of, vectors
@@ -29,7 +30,7 @@ def of_pairs(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.relu(1 - (output - output.T) * (target[:, None] - target[None]).sign())
 
 
-def regression(loss: Callable[..., Any], **changed: Any) -> Job:
+def regression(loss: Callable[..., Any] | Objective, **changed: Any) -> Job:
     """One output a sample, [B, 1], for targets [B]."""
     return make_job(lambda: nn.Linear(FEATURES, 1), **({"data": (INPUTS, SUMS), "loss": loss} | changed))
 
@@ -42,7 +43,7 @@ def test_values_of_all_pairs_are_refused_before_training(loss: Callable[..., Any
     with pytest.raises(BadJob, match=r"loss gave \[16, 16\] values for 16 samples: an output \[16, 1\]") as told:
         find_coupling(job, samples_of(job))
     assert "output.squeeze(1)" in str(told.value.remedy)
-    assert 'loss_scope="batch"' in str(told.value.remedy)
+    assert 'scope="batch"' in str(told.value.remedy)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -79,7 +80,7 @@ def test_a_loss_of_pairs_says_so() -> None:
     """By the scope of the loss; its mean is known for what it is."""
     with pytest.raises(BadJob, match="compares every sample with every target"):
         find_coupling(regression(of_pairs), samples_of(regression(of_pairs)))
-    declared = regression(of_pairs, loss_scope="batch")
+    declared = regression(Objective(of_pairs, scope="batch"))
     assert find_coupling(declared, samples_of(declared)).kind == "whole_group"
     mean = regression(lambda o, t: of_pairs(o, t).mean())
     assert find_coupling(mean, samples_of(mean)).kind == "whole_group"

@@ -72,7 +72,7 @@ def test_a_finished_run_starts_anew_next_to_it(tmp_path: Path) -> None:
     make_run(tmp_path / DEFAULT, status="finished")
     choice = choose(tmp_path)
     assert told(choice) == (f"{DEFAULT}-2", False)
-    assert choice.because == f"{DEFAULT} is finished; {DEFAULT}-2 starts anew."
+    assert choice.because == f"{DEFAULT} is finished; {DEFAULT}-2 is a new run."
     make_run(tmp_path / f"{DEFAULT}-2", status="finished")
     assert told(choose(tmp_path)) == (f"{DEFAULT}-3", False)
 
@@ -138,7 +138,7 @@ def test_a_given_directory_is_continued_or_gets_a_sibling(tmp_path: Path) -> Non
     make_run(mine, status="finished")
     choice = choose(tmp_path, run_dir=mine)
     assert told(choice) == ("mine-2", False)
-    assert choice.because == "mine is finished; mine-2 starts anew."
+    assert choice.because == "mine is finished; mine-2 is a new run."
     make_run(tmp_path / "mine-2")
     assert told(choose(tmp_path, run_dir=mine)) == ("mine-2", True)
 

@@ -19,7 +19,7 @@ from stoker.records.trace import (
     Widened,
 )
 from stoker.store import trace_cache
-from stoker.store.trace_format import packed, unpacked
+from stoker.store.record_caches import packed_trace, unpacked_trace
 
 X = TensorShape(shape=(4, 8), dtype="bf16")
 W = TensorShape(shape=(8, 8), dtype="fp32")
@@ -63,7 +63,7 @@ def test_what_is_read_is_what_was_written(tmp_path, trace):
 
 def test_the_layout_is_columns(tmp_path):
     """What a file holds, spelled out: a change of it needs another number of the layout."""
-    content = json.loads(gzip.decompress(packed(TRACE)))
+    content = json.loads(gzip.decompress(packed_trace(TRACE)))
     assert content["layout"] == 1
     assert content["shapes"] == [["bf16", [4, 8]], ["fp32", [8, 8]]]
     assert content["operations"][0] == ["mm", [0, 1], [0], 512, 320, 64, [["stride", [2, 2]], ["transpose_a", False]]]
@@ -77,7 +77,7 @@ def test_the_layout_is_columns(tmp_path):
 
 def test_the_same_trace_gives_the_same_bytes():
     """Nothing in a file depends on when it is written."""
-    assert packed(TRACE) == packed(TRACE)
+    assert packed_trace(TRACE) == packed_trace(TRACE)
 
 
 def test_another_key_has_another_trace(tmp_path):
@@ -91,7 +91,7 @@ def test_another_key_has_another_trace(tmp_path):
 
 def test_damaged_files_are_passed_over(tmp_path):
     """A file cut anywhere, of another version or of something else is as good as none."""
-    whole = packed(TRACE)
+    whole = packed_trace(TRACE)
     content = json.loads(gzip.decompress(whole))
     damaged = [whole[:cut] for cut in range(0, len(whole), 23)]
     damaged += [
@@ -109,7 +109,7 @@ def test_damaged_files_are_passed_over(tmp_path):
         path.write_bytes(data)
         assert cache.read("job") is None
         with pytest.raises(ValueError):  # noqa: PT011 - what is wrong depends on where the damage is
-            unpacked(data)
+            unpacked_trace(data)
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path):

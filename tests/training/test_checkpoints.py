@@ -79,7 +79,7 @@ def there_and_back(job: stoker.Job, folder: Path, plan: Plan = PLAN) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimiser_goes_on_bit_equal_after_a_checkpoint(tmp_path: Path, name: str) -> None:
     """Weights, optimiser state in its own dtypes, and the average: equal when restored, equal when trained on."""
-    there_and_back(tiny_job(optimizer=OPTIMIZERS[name], ema=0.9, clip_norm=1.0), tmp_path)
+    there_and_back(tiny_job(optimizer=OPTIMIZERS[name], average=0.9, clip_norm=1.0), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW in groups"])
@@ -149,14 +149,14 @@ def test_an_average_that_was_not_saved_begins_at_the_weights(tmp_path: Path) -> 
     """A fork that adds an average does not average the initial weights in."""
     before = step_of(tiny_job())
     advance(before, 0, 3)
-    after = step_of(tiny_job(ema=0.99))
+    after = step_of(tiny_job(average=0.99))
     restore(after, *saved(before, tmp_path, 3))
     assert_bit_equal(after.kept_weights(), before.model.state_dict())
 
 
 def test_kept_weights_are_the_averages_where_there_is_one(tmp_path: Path) -> None:
     """What is evaluated is what is kept; the weights trained on stay readable."""
-    step = step_of(tiny_job(ema=0.99))
+    step = step_of(tiny_job(average=0.99))
     advance(step, 0, 5)
     found = saved(step, tmp_path, 5)
     assert_bit_equal(kept_weights(*found), step.average.weights)

@@ -61,7 +61,7 @@ def test_a_metric_per_sample_is_averaged_over_samples() -> None:
 
 def test_evaluating_changes_nothing_that_training_goes_on_from() -> None:
     """Weights, mode and generators are as before; dropout is off meanwhile, so that two evaluations agree."""
-    step = step_of(tiny_job(ema=0.9))
+    step = step_of(tiny_job(average=0.9))
     advance(step, 0, 4)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ def test_evaluating_changes_nothing_that_training_goes_on_from() -> None:
 
 def test_the_average_is_what_is_evaluated() -> None:
     """With an average, the loss is that of the averaged weights."""
-    step = step_of(tiny_job(ema=0.95))
+    step = step_of(tiny_job(average=0.95))
     advance(step, 0, 6)
     found = evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 37)
     model = net().eval()

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from stoker.jobs.fields import Fields
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.fields import Fields
 from stoker.records.run import ExampleSet
 from stoker.stepping.world import ALONE
 from stoker.training.evaluation import evaluate
@@ -188,14 +188,14 @@ def test_a_loss_that_calls_the_model_itself_is_evaluated_as_if_nobody_looked_on(
     assert evaluate(step, samples, 10, watcher=watcher) == evaluate(step, samples, 10)
     assert watcher.problem is not None
     assert "TypeError: TwoTowers.forward() missing 1 required positional argument: 'b'" in watcher.problem
-    assert "Job(inputs=…)" in watcher.problem
+    assert "stoker.Fields(inputs=…)" in watcher.problem
     assert collect_examples([watcher], ALONE) == ()
 
 
 def test_with_its_inputs_named_such_a_job_has_examples() -> None:
     """The remedy that the warning gives."""
     data = (INPUTS, INPUTS.flip(0), TARGETS)
-    step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[], inputs=[0, 1]))
+    step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[], fields=Fields(inputs=[0, 1])))
     assert shown(step, data, 10).num_samples == 37
 
 

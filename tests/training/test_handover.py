@@ -57,7 +57,7 @@ def test_tensors_go_in_messages_of_a_limited_size(sizes: dict[str, int]) -> None
 
 def test_a_snapshot_goes_on_bit_equal() -> None:
     """Into a step that has made no update, and is changed no more by the one it was taken of."""
-    job = tiny_job(ema=0.9)
+    job = tiny_job(average=0.9)
     whole = step_of(job)
     advance(whole, 0, 3)
     snapshot = snapshot_of(whole)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.devices.failure_rates import checkpoint_interval_s
+from stoker.devices.hardware import checkpoint_interval_s
 from stoker.errors import RunFailed
 from stoker.jobs.run_length import Extent
 from stoker.loading.datasets import datasets_of
@@ -22,6 +22,7 @@ from stoker.testing import FakeClock
 from stoker.training.checkpoints import Checkpointer, Written, restore
 from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
 from stoker.training.loop import Best, Loop, evaluation_is_due
+from stoker.training.recovery import Recovery
 from stoker.training.signals import StopRequest
 from stoker.training.telemetry import Telemetry
 from stoker.units import Duration
@@ -37,16 +38,15 @@ class Training:
         data = datasets_of(job)
         step = step_of(job, plan or Plan(device="cpu", micro_batch=16, checkpoint_every_s=1e9))
         extent = data.extent(job)
+        telemetry = Telemetry(
+            self.events.append, total_samples=extent.position(extent.updates_in(job.until)).samples,
+            total_updates=extent.updates_in(job.until), evaluate_s=0.0, evaluations_left=0, clock=FakeClock(tick_s=1.0),
+        )  # fmt: skip
         self.loop = Loop(
             step=step, source=source_of(step, data), extent=extent, total_updates=extent.updates_in(job.until),
-            held_out=data.held_out, evaluate_every=job.evaluate_every, best=Best("loss"),
+            held_out=data.held_out, evaluate_every=job.evaluation.every, best=Best("loss"),
             checkpointer=Checkpointer(self.store, spec_digest="s", version="0"),
-            telemetry=Telemetry(
-                self.events.append, total_samples=extent.position(extent.updates_in(job.until)).samples,
-                total_updates=extent.updates_in(job.until), evaluate_s=0.0, evaluations_left=0,
-                clock=FakeClock(tick_s=1.0),
-            ),
-            stop=StopRequest(),
+            telemetry=telemetry, stop=StopRequest(), recovery=Recovery(step, tell=telemetry.emit),
         )  # fmt: skip
 
     def of(self, kind: str, field: str = "samples") -> list:

@@ -37,11 +37,11 @@ def test_a_metric_without_an_output_is_told_by_its_name(metrics) -> None:
     name = next(iter(metrics))
     metrics = {"kept": of_classes.MulticlassAccuracy(2)} if name == "kept" else metrics
     data = (INPUTS, INPUTS, TARGETS)
-    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, inputs=[0, 1]))
-    words = rf"metric {name} is given the model's output, and .* raised TypeError: .*\n.*Job\(inputs=\[0, 1\]\)"
+    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, fields=stoker.Fields(inputs=[0, 1])))
+    words = rf"metric {name} is given the model's output, and .* raised TypeError: .*\n.*Fields\(inputs=\[0, 1\]\)"
     with step.evaluation() as measure, pytest.raises(BadJob, match=words):
         measure(data, 37)
-    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, inputs=0))
+    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, fields=stoker.Fields(inputs=0)))
     assert name in evaluate(step, as_samples(data, what="valid"), 10)
 
 

@@ -17,7 +17,8 @@ import stoker
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.records import Coupling, Plan, Position
 from stoker.stepping.step import Step
-from stoker.training.recovery import MOST_SKIPPED, Recovery, Replanned, RollBack
+from stoker.training.plan_in_force import Replanned
+from stoker.training.recovery import MOST_SKIPPED, Recovery, RollBack
 from tests.training.builders import assert_bit_equal, everything_of, source_of, tiny_job
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
@@ -183,9 +184,11 @@ def test_no_size_is_small_enough() -> None:
 def test_batches_that_cannot_be_cut_say_so_with_the_reason() -> None:
     """Out of memory is the reason; that the batch has no rows is why it ends."""
     inputs = [{"x": torch.randn(6, dtype=torch.float64), "y": index % 2} for index in range(32)]
+    fields = stoker.Fields(
+        inputs="x", target="y", collate=lambda items: {key: Rows([item[key] for item in items]) for key in ("x", "y")}
+    )
     job = job_of(
-        Cramped(8), data=Items(inputs), inputs="x", target="y", coupling_group=None,
-        collate=lambda items: {"x": Rows([item["x"] for item in items]), "y": Rows([item["y"] for item in items])},
+        Cramped(8), data=Items(inputs), fields=fields, coupling_group=None,
         loss=lambda model, batch: stoker.Loss(model(batch["x"].all()).sum(), 16),
     )  # fmt: skip
     with pytest.raises(DoesNotFit, match=r"ran out of memory at update 1 .*cannot be cut"):

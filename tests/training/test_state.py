@@ -69,7 +69,8 @@ def assert_same(one: Any, other: Any) -> None:
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        flat = [tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor for tensor in (one, other)]
+        plain = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in (one, other)]
+        flat = [tensor.view(torch.uint8) if tensor.numel() else tensor for tensor in plain]
         assert torch.equal(*flat)
     elif isinstance(one, dict):
         assert list(one) == list(other)

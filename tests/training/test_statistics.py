@@ -58,7 +58,7 @@ def test_weights_are_taken_where_an_interval_ends_and_at_the_end(settings: SWA, 
 
 def test_a_mean_is_of_all_weights_that_were_taken() -> None:
     """Each counts alike; until the first the model's own weights are what is kept."""
-    step = step_with(swa=SWA())
+    step = step_with(average=SWA())
     average = step.average
     assert isinstance(average, EqualAverage)
     taken = []
@@ -75,7 +75,7 @@ def test_a_mean_is_of_all_weights_that_were_taken() -> None:
 def test_statistics_are_means_over_whole_groups_whatever_the_plan(kind: str) -> None:
     """In one micro-batch of several groups as in one of each; training is left as it was."""
     changed: dict[str, Any] = {"batch": 40, "coupling_group": 20, "model": without_dropout}
-    changed |= {"swa": SWA(statistics=2)} if kind == "swa" else {"optimizer": optimizers.ScheduleFreeSGD(lr=0.1)}
+    changed |= {"average": SWA(statistics=2)} if kind == "swa" else {"optimizer": optimizers.ScheduleFreeSGD(lr=0.1)}
     coupling = Coupling(kind="batch_norm", group=20, causes=("BatchNorm1d",), evidence="known")
     found = []
     for micro_batch in (20, 40):
@@ -121,7 +121,7 @@ def loss_of_parts(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Te
 def test_statistics_are_found_by_the_passes_that_the_loss_makes() -> None:
     """A model that is not called with a batch's first entry alone failed in the middle of the run."""
     inputs, labels = blobs()
-    job = tiny_job(model=OfParts, data=(inputs, inputs * 2, labels), loss=loss_of_parts, metrics=[], swa=SWA())
+    job = tiny_job(model=OfParts, data=(inputs, inputs * 2, labels), loss=loss_of_parts, metrics=[], average=SWA())
     step = Step(job, PLAN, COUPLED)
     advance(step, 0, 3)
     assert isinstance(step.average, EqualAverage)
@@ -136,7 +136,9 @@ def test_statistics_are_found_by_the_passes_that_the_loss_makes() -> None:
 @pytest.mark.parametrize("kind", ["swa", "schedule-free"])
 def test_what_is_kept_comes_back_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     """Bit for bit: the mean and its statistics, also where nothing is evaluated any more."""
-    changed: dict[str, Any] = {"swa": SWA()} if kind == "swa" else {"optimizer": optimizers.ScheduleFreeAdamW(lr=0.1)}
+    changed: dict[str, Any] = (
+        {"average": SWA()} if kind == "swa" else {"optimizer": optimizers.ScheduleFreeAdamW(lr=0.1)}
+    )
     step = step_with(**changed)
     advance(step, 0, 3)
     if isinstance(step.average, EqualAverage):
@@ -154,7 +156,7 @@ def test_what_is_kept_comes_back_from_a_checkpoint(kind: str, tmp_path: Path) ->
 
 def test_a_model_without_batch_norms_needs_none() -> None:
     """Nor do other averages, or none."""
-    for changed in ({"swa": SWA(), "model": lambda: nn.Linear(6, 2)}, {"ema": 0.9}, {}):
+    for changed in ({"average": SWA(), "model": lambda: nn.Linear(6, 2)}, {"average": 0.9}, {}):
         step = step_with(coupling=Coupling(kind="separable", group=None, causes=(), evidence="known"), **changed)
         before = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
         renew_statistics(step, source_of(step))
@@ -163,7 +165,7 @@ def test_a_model_without_batch_norms_needs_none() -> None:
 
 def test_statistics_of_a_stream_are_refused_before_training() -> None:
     """A stream is read once; the error says what would do."""
-    step = step_with(swa=SWA())
+    step = step_with(average=SWA())
     source = source_of(step)
     require_renewable(step, source)
     source.samples.data_class = "stream"

@@ -170,7 +170,7 @@ def test_three_failures_alike_in_a_row_end_the_study() -> None:
     """Numbers may differ; what is wrong is told, and what is done is kept."""
     found = conducted(None, settings(), run_trial=failing("failed", "no file part-{}.npy"), trials=10)
     assert isinstance(found.problem, RunFailed)
-    assert "3 trials in a row failed alike: no file part-2.npy" in found.problem.message
+    assert "3 trials in a row failed with the same error: no file part-2.npy" in found.problem.message
     assert [one.state for one in trials_of(found)] == ["failed"] * 3
 
 

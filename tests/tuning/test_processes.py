@@ -111,7 +111,7 @@ def test_a_process_that_the_system_killed_for_memory_is_out_of_memory(
 ) -> None:
     """The kernel counts what it kills: SIGKILL while the count rose is want of memory."""
     counts = iter([3, 4])
-    monkeypatch.setattr("stoker.tuning.processes._kills_for_memory", lambda: next(counts))
+    monkeypatch.setattr("stoker.store.child_process._kills_for_memory", lambda: next(counts))
     plain = Plain(tmp_path, [{"how": "killed"}])
     Processes(children.misbehave, [TrialSlot()]).run(plain)
     assert plain.endings[0].kind == "out of memory"

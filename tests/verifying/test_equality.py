@@ -67,7 +67,7 @@ def test_plans_that_come_apart_to_no_numbers_are_not_equal(monkeypatch: pytest.M
 
 def test_separable_job_is_equal_under_every_micro_batch() -> None:
     """Thirty updates in float64 under the plan and another micro-batch, ragged batches included, dropout silenced."""
-    job = make_job(lambda: mlp(dropout=0.3), data=vectors(50), optimizer=AdamW(lr=1e-2), ema=0.9)
+    job = make_job(lambda: mlp(dropout=0.3), data=vectors(50), optimizer=AdamW(lr=1e-2), average=0.9)
     verdict = check_equality(subject_of(job, 8, optimizer_implementation="fused"), ample_time())
     assert (verdict.passed, verdict.level) == (True, "same mathematics"), verdict.answer
     assert "30 updates of 16 samples, the ragged batch among them, in float64" in verdict.evidence

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.verifying.separability import check_order
+from stoker.verifying.exactness_contract import check_order
 from tests.stepping.models import cnn, images, make_job, mlp, vectors
 from tests.verifying.examining import ample_time, no_time, subject_of
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stoker.jobs import Job
+from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.records import Verdict, dumps, loads
 from stoker.stepping.coupling import find_coupling
@@ -120,7 +121,8 @@ SEPARABILITY: dict[str, tuple[Any, int, str]] = {
         "No: coupled by MixtureOfExperts '1'. Every group of 16 samples",
     ),
     "declared": (
-        lambda: make_job(mlp, loss=models.info_nce, loss_scope="batch"), 16, "No: coupled by the loss. Every group",
+        lambda: make_job(mlp, loss=Objective(models.info_nce, scope="batch")), 16,
+        "No: coupled by the loss. Every group",
     ),
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ class CountingLoss:
 
 EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cnn with batch norm, augmentation and average": (
-        {"model": lambda: cnn(nn.BatchNorm2d), "data": images(50), "ema": 0.9, "optimizer": AdamW(lr=1e-2),
+        {"model": lambda: cnn(nn.BatchNorm2d), "data": images(50), "average": 0.9, "optimizer": AdamW(lr=1e-2),
          "augment": [lambda x, draw: x + draw.uniform().view(-1, 1, 1, 1)]},
         {"micro_batch": 16, "coupling": grouped(16)},
     ),
@@ -147,7 +147,7 @@ def test_checkpoint_that_cannot_be_written_is_a_verdict() -> None:
 
 def test_every_part_of_the_state_is_compared() -> None:
     """A difference of one bit in a weight, a buffer, the optimiser's state or the average is found and named."""
-    job = make_job(lambda: mlp(norm=nn.BatchNorm1d), optimizer=AdamW(lr=1e-2), ema=0.9)
+    job = make_job(lambda: mlp(norm=nn.BatchNorm1d), optimizer=AdamW(lr=1e-2), average=0.9)
     step = Step(job, plan_of(16), SEPARABLE)
     train(job, step, 1)
     before = {name: tensor.clone() for name, tensor in state_of(step).items()}

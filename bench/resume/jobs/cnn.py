@@ -42,7 +42,8 @@ def job(epochs: float = 40) -> stoker.Job:
     train, test = stoker.data.digits()
     return stoker.Job(
         model=net, data=NoisyItems(train), valid=stoker.holdout(0.1), test=test, loss="cross_entropy",
-        metrics=["accuracy"], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), ema=0.99, batch=100,
-        schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs), evaluate_every=stoker.epochs(5),
+        metrics=["accuracy"], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), average=0.99, batch=100,
+        schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs),
+        evaluation=stoker.Evaluation(every=stoker.epochs(5)),
         augment=[stoker.transforms.RandomShift(1)], clip_norm=1.0,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def job(kind: str, root: str, epochs: float = 8) -> stoker.Job:
             nn.Flatten(), nn.Linear(inputs.numel(), 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2),
             nn.Linear(32, 3),
         ),
-        data=source, valid=stoker.holdout(0.1), loss="cross_entropy", metrics=["accuracy"], ema=0.9,
+        data=source, valid=stoker.holdout(0.1), loss="cross_entropy", metrics=["accuracy"], average=0.9,
         optimizer=stoker.SGD(lr=0.05, momentum=0.9), batch=20, until=stoker.epochs(epochs),
         augment=[stoker.transforms.RandomShift(1)] if inputs.dim() == 3 else [],
     )  # fmt: skip

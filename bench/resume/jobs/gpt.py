@@ -10,6 +10,7 @@ def job(updates: int = 300) -> stoker.Job:
         model=lambda: stoker.zoo.GPT(layers=2, width=64, heads=2, context=64, dropout=0.1), data=train,
         valid=stoker.holdout(0.02), test=test, loss="token_cross_entropy", metrics=["token_accuracy"],
         optimizer=stoker.AdamW(lr=1e-3, groups={"*bias": {"weight_decay": 0.0}}), batch=32,
-        schedule=stoker.schedules.warmup_cosine(), until=stoker.updates(updates), evaluate_every=stoker.updates(100),
+        schedule=stoker.schedules.warmup_cosine(), until=stoker.updates(updates),
+        evaluation=stoker.Evaluation(every=stoker.updates(100)),
         clip_norm=1.0,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Stoker on a GPU with PyTorch and NumPy alone installed: its planner chooses, its Step and BatchSource train.
 
 `stoker.train` needs packages that a bare machine with a GPU may lack (the report's, the checkpoints'). This is the same
-planning and the same update, driven as `training.Loop` drives it: no evaluation, no checkpoint, no events.
+planning and the same update, driven as `training.loop` drives it: no evaluation, no checkpoint, no events.
 """
 
 from __future__ import annotations

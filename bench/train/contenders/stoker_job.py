@@ -24,7 +24,7 @@ def the_job(material: Material, *, seed: int = 0) -> stoker.Job:
         optimizer=stoker.AdamW(lr=case.lr, weight_decay=WEIGHT_DECAY),
         batch=case.batch,
         until=stoker.epochs(case.epochs),
-        select="last",
+        evaluation=stoker.Evaluation(select="last"),
         seed=seed,
         name=case.name,
     )

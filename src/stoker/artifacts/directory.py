@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from stoker.artifacts.golden import Golden, read_golden
 from stoker.errors import BadArtifact
 from stoker.records import BATCH, FileDigest, Manifest, ServiceSettings, digest, dumps, from_json, loads
+from stoker.records.codec import parsed
 from stoker.store import disk_errors, files, sha256_file, write_atomic, write_file
 from stoker.store.files import aside_path, disk, is_aside, make_directories, remove_tree, sync_file
 
@@ -355,7 +355,7 @@ def _sha256_of_regular(path: Path) -> str:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
 
 
@@ -375,13 +375,13 @@ def read_settings(model: Path) -> ServiceSettings:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-        document = json.loads(text)
+        document = parsed(text)
         if isinstance(document, dict) and not {"record", "schema"} & document.keys():  # written by hand
             document |= {"record": ServiceSettings.__name__, "schema": ServiceSettings.schema}
         return from_json(document, ServiceSettings)
     except FileNotFoundError:
         return ServiceSettings()
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         remedy = 'Mend or delete it; `{"versions": [1]}` is a whole one, and `stoker bench-serve` writes one.'
         raise BadArtifact(f"{path} cannot be read: {error}", remedy=remedy) from error
 

@@ -1,7 +1,8 @@
-"""Element types: the Open Inference Protocol's names and NumPy's dtypes."""
+"""Element types: the Open Inference Protocol's names, NumPy's dtypes, and a tensor's bytes on the wire."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,9 @@ from stoker.records import Datatype
 
 Arrays = dict[str, NDArray[Any]]
 """Tensors by name."""
+Buffer = bytes | bytearray | memoryview
+STRING_LENGTH = struct.Struct("<I")
+"""Length [bytes] that stands before each string of a BYTES tensor."""
 
 _DTYPES: dict[Datatype, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -47,3 +51,15 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     if known is not None:
         return known
     return "BYTES" if dtype.kind in "SUO" else _DATATYPES[dtype.newbyteorder("<")]
+
+
+def to_raw(array: NDArray[Any]) -> Buffer:
+    """The bytes of a little-endian tensor: a view if it is row-major, else a copy; each string after its length."""
+    if array.dtype.kind in "OSU":
+        parts: list[bytes] = []
+        for value in array.reshape(-1).tolist():
+            element = value if isinstance(value, bytes) else str(value).encode()
+            parts += (STRING_LENGTH.pack(len(element)), element)
+        return b"".join(parts)
+    flat = array.reshape(-1)
+    return np.ascontiguousarray(flat).view(np.uint8).data

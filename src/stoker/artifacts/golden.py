@@ -129,26 +129,26 @@ _FILLED, _FAR = 1e4, 100.0
 """Least size of a filled-in value, and its least ratio to all other values."""
 
 
-def excess(found: Arrays, wanted: Arrays, tolerance: Tolerance) -> float:
+def excess(found: Arrays, expected: Arrays, tolerance: Tolerance) -> float:
     """Largest difference of any element as a ratio to its tolerance [1]; answers are equal up to 1.
 
     Infinite if an output is missing, has another shape, differs in a string or a whole number (which names a class or a
     token), or is NaN on one side only.
 
-    >>> wanted = {"y": np.array([1.0, 2.0])}
-    >>> round(excess({"y": np.array([1.0, 2.1])}, wanted, Tolerance(absolute=0.1, relative=0.05)), 6)
+    >>> expected = {"y": np.array([1.0, 2.0])}
+    >>> round(excess({"y": np.array([1.0, 2.1])}, expected, Tolerance(absolute=0.1, relative=0.05)), 6)
     0.5
     """
     return max(
         (
             math.inf if difference is None else _largest(difference, tolerance.absolute + tolerance.relative * size)
-            for difference, size in _differences(found, wanted)
+            for difference, size in _differences(found, expected)
         ),
         default=0.0,
     )
 
 
-def difference(found: Arrays, wanted: Arrays) -> float:
+def difference(found: Arrays, expected: Arrays) -> float:
     """Largest difference of any element, as a ratio to its output's largest value [1]; infinite as for `excess`.
 
     Values that a model fills in, such as -1e9 for masked classes, are excluded from the scale.
@@ -157,7 +157,7 @@ def difference(found: Arrays, wanted: Arrays) -> float:
     0.25
     """
     worst = 0.0
-    for errors, size in _differences(found, wanted):
+    for errors, size in _differences(found, expected):
         if errors is None:
             return math.inf
         scale = _scale(size)
@@ -189,22 +189,30 @@ def has_nan(outputs: Arrays) -> bool:
     return any(bool(np.isnan(_numbers(array)).any()) for array in outputs.values() if not array.dtype.hasobject)
 
 
-def _differences(found: Arrays, wanted: Arrays) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
-    """|found - wanted| and |wanted| of each output; the former is None if no number measures the difference."""
-    for name, right in wanted.items():
+def _differences(found: Arrays, expected: Arrays) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
+    """|found - expected| and |expected| of each output; the former is None if no number measures the difference."""
+    for name, right in expected.items():
         left, nothing = found.get(name), np.zeros(0)
         if left is None or left.shape != right.shape or left.dtype != right.dtype:
             yield None, nothing
         elif right.dtype.hasobject or right.dtype.kind in "biu":
             yield (nothing if bool((left == right).all()) else None), nothing
         else:
-            a, b = _numbers(left), _numbers(right)
-            same = (a == b) | (np.isnan(a) & np.isnan(b))
-            is_finite = np.isfinite(a) & np.isfinite(b)
-            if not bool((same | is_finite).all()):
-                yield None, nothing
-                continue
-            yield np.abs(np.subtract(a, b, where=is_finite, out=np.zeros_like(a))), np.abs(np.where(is_finite, b, 0))
+            errors, size = absolute_differences(left, right), np.abs(_numbers(right))
+            yield (None, nothing) if np.isinf(errors).any() else (errors, np.where(np.isfinite(size), size, 0))
+
+
+def absolute_differences(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+    """|one - other| of each number; 0 where both are NaN or the same infinity, infinite where only one is.
+
+    >>> absolute_differences(np.array([1.0, np.nan, np.inf]), np.array([1.5, np.nan, 2.0])).tolist()
+    [0.5, 0.0, inf]
+    """
+    a, b = _numbers(one), _numbers(other)
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.abs(a - b)
+    errors = np.where(np.isnan(errors), np.inf, errors)  # `where`: of scalars too it gives an array
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, errors)
 
 
 def _scale(sizes: NDArray[Any]) -> float:

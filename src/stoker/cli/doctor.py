@@ -174,12 +174,12 @@ def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
     found = []
     for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
         value = environment.get(name, "")
-        wanted = int(value) if value.isdigit() else 0
-        if name == _THREAD_LIMIT and 0 < wanted < cores:
+        threads = int(value) if value.isdigit() else 0
+        if name == _THREAD_LIMIT and 0 < threads < cores:
             found.append(f"{name}={value} keeps PyTorch on {value} of {cores} cores, whatever the plan says. Unset it.")
-        elif name != _THREAD_LIMIT and wanted > cores:
+        elif name != _THREAD_LIMIT and threads > cores:
             found.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
-        elif name != _THREAD_LIMIT and 0 < wanted < cores:
+        elif name != _THREAD_LIMIT and 0 < threads < cores:
             whom = "plans and other libraries" if name == "OMP_NUM_THREADS" else "other libraries"
             remedy = "`--threads` is stronger." if name == "OMP_NUM_THREADS" else "Unset it."
             found.append(f"{name}={value} keeps {whom} on {value} of {cores} cores. {remedy}")

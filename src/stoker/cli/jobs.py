@@ -38,7 +38,7 @@ from stoker.records import Verdict, to_json
 from stoker.units import format_seconds, seconds
 
 if TYPE_CHECKING:
-    from stoker.records.hyperparameters import LrRange
+    from stoker.tuning.lr_range_test import LrRange
 
 
 def plan(

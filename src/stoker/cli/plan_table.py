@@ -66,7 +66,8 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     table = _table()
     table.add_column("", width=1, no_wrap=True)
     is_spread = any(c.plan.layout.world_size > 1 for c in decision.candidates)
-    table.add_column("layout" if is_spread else "device", no_wrap=not is_spread, min_width=14 if is_spread else None)
+    least = 14 if is_wide else 10  # in 80 columns wider ones would cut off the last column
+    table.add_column("layout" if is_spread else "device", no_wrap=not is_spread, min_width=least if is_spread else None)
     if is_wide:
         table.add_column("plan", ratio=1)
     is_priced = any(not c.is_here for c in decision.candidates)
@@ -82,7 +83,7 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
         words = plan_in_brief(candidate.plan)
         mark, why = (Text("▸", EMBER), Text(candidate.why, EMBER)) if is_chosen else ("", Text(candidate.why, "dim"))
         style = "bold" if is_chosen else ""
-        where = _where(candidate)
+        where = _where(candidate, decision)
         if is_wide:
             table.add_row(mark, where, words, *figures, why, style=style)
         else:
@@ -90,15 +91,18 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     if not is_wide:
         devices: dict[str, list[str]] = {}
         for candidate in decision.candidates:
-            devices.setdefault(plan_in_brief(candidate.plan), []).append(_where(candidate))
+            devices.setdefault(plan_in_brief(candidate.plan), []).append(_where(candidate, decision))
         table.caption = "\n".join(f"{', '.join(names)}: {words}" for words, names in devices.items())
         table.caption_justify, table.caption_style = "left", "dim"
     return table
 
 
-def _where(candidate: Candidate) -> str:
-    """The device, or, of several, the layout over them."""
-    return candidate.plan.layout.in_words() or candidate.device
+def _where(candidate: Candidate, decision: Decision) -> str:
+    """The device; of several, the layout over them, with the device where candidates differ in it."""
+    layout = candidate.plan.layout.in_words()
+    if not layout:
+        return candidate.device
+    return f"{candidate.device}: {layout}" if len({one.device for one in decision.candidates}) > 1 else layout
 
 
 def plan_in_brief(plan: Plan) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,10 +15,10 @@ from rich.text import Text
 from stoker import api
 from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported, setting_pairs
 from stoker.errors import BadJob
-from stoker.records import Estimate, from_json, to_json
+from stoker.records import to_json
 from stoker.records.codec import JSON
-from stoker.records.study import PlannedTrial, StudyEvent, StudyResult, StudyTrial
-from stoker.units import format_bytes, format_count, format_seconds, parse_duration
+from stoker.records.study import StudyResult, StudyTrial
+from stoker.units import format_seconds, parse_duration
 
 
 def tune(
@@ -92,14 +89,14 @@ def tune(
         }  # fmt: skip
         with (
             output(for_json=as_json) as stdout,
-            study_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+            api.choose_display(
+                subject="study", as_json=as_json, stdout=stdout, console=Console(stderr=True)
+            ) as display,
         ):
             done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
         if not (as_json or dry_run):
             render_study(done.result, Console())
 
-
-Sink = Callable[[StudyEvent], None]
 
 _MOST_ROWS = 20
 _STYLES = {"finished": "", "handed on": "dim", "pruned": "dim", "running": "yellow", "failed": "red"}
@@ -131,57 +128,6 @@ def parse_parallel(text: str) -> int | None:
         raise BadJob(f"--parallel {text}: wanted auto, or a number of trials") from None
 
 
-@contextmanager
-def study_display(*, as_json: bool, stdout: TextIO, console: Console) -> Iterator[Sink]:
-    """A sink that shows a study: one JSON object a line on `stdout` if asked for, else lines on `console`."""
-    if as_json:
-        yield lambda event: print(json.dumps(to_json({"event": event.kind, "at": event.at, **event.fields})),
-                                  file=stdout, flush=True)  # fmt: skip
-        return
-
-    def show(event: StudyEvent) -> None:
-        for line in describe_study_event(event):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    yield show
-
-
-def describe_study_event(event: StudyEvent) -> list[str]:
-    """A study's event as lines of text."""
-    fields = event.fields
-    match event.kind:
-        case "looking":
-            return [f"looking at {fields['job']} …"]
-        case "forecast":
-            return _forecast_lines(fields)
-        case "packed":
-            return [fields["why"]]
-        case "began" | "resumed":
-            verb = "begins" if event.kind == "began" else "goes on"
-            place = ""
-            if fields.get("member") is not None:  # of a population
-                after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
-                place = f" (member {fields['member']}, interval {fields['interval']}{after})"
-            return [f"trial {fields['trial']} {verb}{place}: {format_settings(fields['parameters'])}"]
-        case "ended":
-            value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
-            reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
-            best = fields["best"]
-            record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
-            end = f"after {fields['samples']:,} samples{reason}{record}"
-            return [f"trial {fields['number']} {fields['state']}{value} {end}"]
-        case "warned":
-            return [f"warning: {fields['message']}"]
-        case "done":
-            return [f"{fields['trials']} trials, {fields['samples']:,} samples in all; page: {fields['page']}"]
-
-
-def format_settings(parameters: dict[str, JSON]) -> str:
-    """Settings on one line: `lr=0.012 width=32`."""
-    texts = {name: f"{value:.4g}" if isinstance(value, float) else _exact(value) for name, value in parameters.items()}
-    return " ".join(f"{name}={text}" for name, text in texts.items())
-
-
 def render_study(result: StudyResult, console: Console) -> None:
     """Print a study's trials, best first, what mattered, and the command that trains the best settings."""
     console.print(_table(result))
@@ -200,7 +146,7 @@ def render_study(result: StudyResult, console: Console) -> None:
         settings = {**result.settings.fixed, **best.parameters}
         arguments = [result.settings.job]
         for name, value in settings.items():
-            arguments += ["--set", f"{name}={_exact(value)}"]
+            arguments += ["--set", f"{name}={api.exact_setting(value)}"]
         command = f"stoker train {shlex.join(arguments)}"
         console.print(Text.assemble(("train the best: ", "bold"), command), soft_wrap=True)
 
@@ -208,7 +154,7 @@ def render_study(result: StudyResult, console: Console) -> None:
 def describe_lineage(result: StudyResult, trial: StudyTrial) -> list[str]:
     """What led to a trial of a population: settings, how far training went under them, and in which trials."""
     return [
-        f"{format_settings(same[0].parameters)} up to {same[-1].curve[-1][0]:,} samples "
+        f"{api.format_settings(same[0].parameters)} up to {same[-1].curve[-1][0]:,} samples "
         f"(trial{'s' * (len(same) > 1)} {', '.join(str(trial.number) for trial in same)})"
         for _, group in itertools.groupby(result.lineage(trial.number), key=lambda trial: trial.parameters)
         if (same := list(group))
@@ -225,29 +171,6 @@ def study_document(result: StudyResult) -> dict[str, JSON]:
         "best": None if best is None else to_json(best),
         "samples": result.samples,
     }
-
-
-def _forecast_lines(fields: dict[str, Any]) -> list[str]:
-    total, pruned = (_estimate(fields[name]) for name in ("total_s", "pruned_s"))
-    lines = [f"{fields['trials']} trials, {fields['parallel']} at once"]
-    if total is not None:
-        low, high = format_seconds(total.low), format_seconds(total.high)
-        lines[0] += f": about {format_seconds(total.value)} ({low} to {high}) if each is trained to its end"
-    if pruned is not None and total is not None and pruned.value < total.value:
-        lines.append(f"  about {format_seconds(pruned.value)} with pruning")
-    for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
-        if (estimate := _estimate(fields[name])) is not None:
-            lines.append(f"  {what}: about {format_count(float(f'{estimate.value:.2g}'))} {estimate.unit}")
-    lines += [f"  {_planned(from_json(one, PlannedTrial))}" for one in fields["planned"]]
-    return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
-
-
-def _planned(plan: PlannedTrial) -> str:
-    settings = format_settings(plan.parameters)
-    if plan.problem or plan.total_s is None:
-        return f"{settings}: {plan.problem.splitlines()[0] if plan.problem else 'not planned'}"
-    memory = f", {format_bytes(plan.peak_bytes.value)}" if plan.peak_bytes is not None else ""
-    return f"{settings}: {format_seconds(plan.total_s.value)}{memory}"
 
 
 def _table(result: StudyResult) -> Table:
@@ -270,14 +193,6 @@ def _table(result: StudyResult) -> Table:
             cells.append(f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if took_over else ""))
         end = "" if trial.state == "finished" else trial.state
         reason = trial.reason.strip().partition("\n")[0]
-        cells += [Text(format_settings(trial.parameters)), Text(": ".join(filter(None, (end, reason))))]
+        cells += [Text(api.format_settings(trial.parameters)), Text(": ".join(filter(None, (end, reason))))]
         table.add_row(*cells, style=_STYLES[trial.state])
     return table
-
-
-def _exact(value: JSON) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _estimate(value: JSON) -> Estimate | None:
-    return None if value is None else from_json(value, Estimate)

@@ -7,17 +7,22 @@ choice of candidates depends on it.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import io
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from stoker.artifacts import Artifact
 from stoker.artifacts.dtypes import Arrays
 from stoker.compressing.rows import EvaluationRows, batches
 from stoker.errors import BadArtifact, StokerError, first_line
+from stoker.exporting.onnx_file import QUANTISED_OPERATORS
 from stoker.records import EngineName, ServingPrecision
 
 
@@ -101,6 +106,29 @@ def explained(what: str) -> Iterator[None]:
         raise CannotBuild(f"{what} raised {type(error).__name__}: {first_line(error)}") from error
 
 
+def library(name: str) -> Any:
+    """A library of the extra `compress`, which is loaded where it is used.
+
+    Raises:
+        CannotBuild: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CannotBuild(f"{name} is not installed", remedy="pip install 'stoker[compress]'") from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silence the advice and the progress bars that quantisers log and print."""
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @dataclass(frozen=True)
 class PrunedGraph:
     """A pruned network's graph; `record` is the file that describes its pruning, and is kept with it."""
@@ -136,10 +164,6 @@ def forms_of(
         )
 
 
-_QUANTISED = frozenset({
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
-    "MatMulInteger", "FakeQuantize",
-})  # fmt: skip
 _HEAVY = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Convolution"})
 
 
@@ -152,7 +176,7 @@ class GraphKind:
     @property
     def quantised(self) -> tuple[str, ...]:
         """Types of operators that only a quantised graph has, sorted."""
-        return tuple(sorted(_QUANTISED & set(self.operators)))
+        return tuple(sorted(QUANTISED_OPERATORS & set(self.operators)))
 
     @property
     def heavy(self) -> int:
@@ -181,11 +205,7 @@ def kind_of(path: Path) -> GraphKind:
             tree = ET.parse(path)  # noqa: S314 - a graph of our own, or of an artifact that was verified
             types = [layer.get("type", "") for layer in tree.iterfind("layers/layer")]
         else:
-            import onnx  # noqa: PLC0415 - an extra, which is loaded where it is used
-
-            types = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    except ImportError as error:
-        raise BadArtifact("onnx is not installed", remedy="pip install 'stoker[compress]'") from error
+            types = [node.op_type for node in library("onnx").load(path, load_external_data=False).graph.node]
     except Exception as error:
         raise BadArtifact(f"{path} cannot be read: {first_line(error)}", remedy="Export the model again.") from error
     return GraphKind(dict(Counter(types)))

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from stoker.artifacts.golden import difference
-from stoker.engines.torch_module import as_array
 from stoker.errors import StokerError, first_line
+from stoker.exporting.torch_export import as_array
 from stoker.records.compression import Cut, KeptChannels, LayerSizes
 from stoker.training.pruned_network import rebuild_pruned, silenced
 

@@ -139,11 +139,6 @@ class Examination:
         return cut_to(chosen.inputs, self.source.manifest, longest)
 
 
-def gain_of(races: tuple[InterleavedTimes, ...], confidence: float) -> Interval:
-    """Speed-up of `own` over `rival`, with bounds."""
-    return speed_up(races, "own", "rival", confidence=confidence)
-
-
 def latencies(races: tuple[InterleavedTimes, ...], sizes: tuple[int, ...]) -> dict[str, float]:
     """Median seconds of `own` by rows of a batch."""
     return {str(size): race.latency("own") for size, race in zip(sizes, races, strict=True)}
@@ -243,21 +238,19 @@ def time_interleaved(
     return InterleavedTimes({name: tuple(own) for name, own in times.items()})
 
 
-def speed_up(
-    races: Sequence[InterleavedTimes], name: str, against: str, *, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Speed-up of `name` over `against`: the geometric mean over races of the median ratio, with bounds.
+def gain_of(races: Sequence[InterleavedTimes], confidence: float) -> Interval:
+    """Speed-up [1] of `own` over `rival`: the geometric mean over races of the median ratio, with bounds.
 
     Races differ in batch size, for example; each bound holds with `confidence` on its own.
     """
-    logs = [np.log(race.ratios(name, against)) for race in races]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     resampled = np.zeros(RESAMPLES)
-    for rounds in logs:
+    for race in races:
+        rounds = np.log(race.ratios("own", "rival"))
         draws = generator.integers(0, len(rounds), size=(RESAMPLES, len(rounds)))
         resampled += np.median(rounds[draws], axis=1)
-    value = float(np.exp(np.mean(np.log([race.ratio(name, against) for race in races]))))
-    low, high = np.exp(np.quantile(resampled / len(logs), [1 - confidence, confidence]))
+    value = float(np.exp(np.mean(np.log([race.ratio("own", "rival") for race in races]))))
+    low, high = np.exp(np.quantile(resampled / len(races), [1 - confidence, confidence]))
     return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
 
 

@@ -27,7 +27,7 @@ from torch import nn
 from stoker import records
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job, Loss, schedules
-from stoker.loading.fields import Content, Fields
+from stoker.loading.fields import Content
 from stoker.planning.resolved_job import resolve_job
 from stoker.records.compression import Pruning
 from stoker.stepping.foreign_models import in_full_precision, scores
@@ -68,11 +68,11 @@ class Distillation(nn.Module):
         super().__init__()
         require_output(job)
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(requires_grad=False)
-        self.loss: Any = job.loss
-        self.label_smoothing = job.label_smoothing
-        self.inputs, self.target = job.inputs, job.target
+        self.loss: Any = job.objective.loss
+        self.label_smoothing = job.objective.label_smoothing
+        self.inputs, self.target = job.fields.inputs, job.fields.target
         self.temperature, self.share = temperature, share
-        self._fields = Fields(job.inputs, job.target)
+        self._fields = job.fields
 
     def forward(self, model: Callable[..., Any], batch: Content) -> Loss:
         """Summed loss of a batch, with the count of the job's own loss."""
@@ -119,13 +119,13 @@ def require_output(job: Job) -> None:
     Raises:
         BadJob: its loss is not of single samples by their output and target.
     """
-    function = job.loss.forward if isinstance(job.loss, nn.Module) else job.loss
-    if job.step is not None or job.loss in (None, "own") or (callable(function) and takes_model(function)):
+    function = job.objective.loss.forward if isinstance(job.objective.loss, nn.Module) else job.objective.loss
+    if job.step is not None or job.objective.loss in (None, "own") or (callable(function) and takes_model(function)):
         raise BadJob(
             "a teacher needs the model's output, and this job's loss or step keeps it to itself",
             remedy="Pruning goes with losses by name, or of the form loss(output, target).",
         )
-    if job.loss_scope == "batch":
+    if job.objective.scope == "batch":
         raise BadJob("pruning takes losses of single samples, and this job's is of a whole batch")
 
 
@@ -168,10 +168,11 @@ def tuning_job(job: Job, module: nn.Module, teacher: nn.Module, until: Duration,
     Raises:
         BadJob: the loss or step does not go with a teacher.
     """
+    objective = dataclasses.replace(job.objective, loss=Distillation(teacher, job), label_smoothing=0.0)
     return dataclasses.replace(
-        job, model=module, loss=Distillation(teacher, job), label_smoothing=0.0, until=until, name=name,
-        schedule=Reduced(RATE, schedules.warmup_cosine()), select="last", stop=(), test=None, recipe=None, mix=None,
-        ema=None, swa=None, sync=None, init=None, freeze=None,
+        job, model=module, loss=objective, until=until, name=name,
+        schedule=Reduced(RATE, schedules.warmup_cosine()), stop=(), test=None, recipe=None, mix=None, average=None,
+        evaluation=dataclasses.replace(job.evaluation, select="last"), sync=None, init=None, freeze=None,
     )  # fmt: skip
 
 

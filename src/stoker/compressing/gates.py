@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import Arrays
-from stoker.artifacts.golden import is_filled_in
+from stoker.artifacts.golden import absolute_differences, is_filled_in
 from stoker.compressing.candidates import BuildContext, BuiltGraph, CompressionCandidate
 from stoker.compressing.contender import (
     Contender,
@@ -296,11 +294,13 @@ CEILING = 0.05
 
 @dataclass(frozen=True)
 class BatchInvariance:
-    """Largest deviation of an answer in a batch from the answer alone, and the outputs' scale, by output."""
+    """Largest deviation of an answer in a batch from the answer alone, and the outputs' scale, by output.
+
+    The deviation of an output with answers that are not finite is infinite.
+    """
 
     deviation: dict[str, float]
     scale: dict[str, float]
-    is_finite: bool
 
     @property
     def share(self) -> float:
@@ -316,10 +316,11 @@ class BatchInvariance:
 
     def gates(self) -> tuple[Gate, ...]:
         """The gates of finite answers and of the largest deviation."""
-        infinite = 0.0 if self.is_finite else 1.0
+        is_finite = all(map(math.isfinite, self.deviation.values()))
+        infinite = 0.0 if is_finite else 1.0
         what = "an answer in a batch from the answer alone, of the outputs' root mean square"
         return (
-            Gate(what="answers that are not finite", passed=self.is_finite, found=infinite, limit=0.0),
+            Gate(what="answers that are not finite", passed=is_finite, found=infinite, limit=0.0),
             Gate(what=what, passed=self.share <= CEILING, found=self.share, limit=CEILING),
         )
 
@@ -336,7 +337,7 @@ def batch_invariance(engine: Engine, rows: EvaluationRows, manifest: Manifest, s
     Raises:
         ServiceError: the engine could not answer.
     """
-    few = rows.take(np.arange(min(ROWS, len(rows))))
+    few = rows.first(ROWS)
     alone = []
     for row in range(len(few)):
         single = few.take(np.array([row]))
@@ -351,20 +352,13 @@ def batch_invariance(engine: Engine, rows: EvaluationRows, manifest: Manifest, s
             for name, own in alone[row % len(few)].items():
                 region = (slice(row, row + 1), *(slice(0, length) for length in own.shape[1:]))
                 for form in forms:
-                    deviation[name] = max(deviation[name], _max_difference(form[name][region], own))
+                    largest = float(absolute_differences(form[name][region], own).max(initial=0.0))
+                    deviation[name] = max(deviation[name], largest)
     scale: dict[str, float] = {}
-    is_finite = all(map(math.isfinite, deviation.values()))
     for name in deviation:
         values = np.concatenate([outputs[name].ravel() for outputs in alone]).astype(np.float64)
-        is_finite = is_finite and bool(np.isfinite(values).all())
+        if not np.isfinite(values).all():
+            deviation[name] = math.inf
         values = values[~is_filled_in(np.abs(values))]
         scale[name] = float(np.sqrt(np.mean(np.square(values)))) if len(values) else 0.0
-    return BatchInvariance(deviation, scale, is_finite)
-
-
-def _max_difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Largest absolute difference; infinite where only one of them is finite."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        differences = np.where(a == b, 0.0, np.abs(a - b))
-    return float(np.max(np.nan_to_num(differences, nan=np.inf), initial=0.0))
+    return BatchInvariance(deviation, scale)

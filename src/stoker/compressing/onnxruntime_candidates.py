@@ -11,24 +11,19 @@ Source: ONNX Runtime's documentation, "Quantize ONNX models".
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.compressing.candidates import BuildContext, BuiltGraph, CannotBuild, explained
+from stoker.compressing.candidates import BuildContext, BuiltGraph, explained, library, quietly
 
 CalibrationMethod = Literal["MinMax", "Percentile", "Entropy"]
 
 
 def as_it_is(context: BuildContext, directory: Path) -> BuiltGraph:
     """The graph as it is."""
-    try:
-        import onnx  # noqa: PLC0415 - an extra, which is loaded where it is used
-    except ImportError as error:
-        raise CannotBuild("onnx is not installed", remedy="pip install 'stoker[compress]'") from error
+    onnx = library("onnx")
     with explained("ONNX"):
         path = directory / "model.onnx"
         onnx.save(onnx.load(context.graph_path), path)
@@ -37,18 +32,20 @@ def as_it_is(context: BuildContext, directory: Path) -> BuiltGraph:
 
 def dynamic(context: BuildContext, directory: Path) -> BuiltGraph:
     """Weights in int8, activations quantised by their extremes in each batch."""
-    tools = _tools()
+    tools = library("onnxruntime.quantization")
     path = directory / "model.onnx"
-    with explained("ONNX Runtime's quantiser"), _quietly(), _prepared(context) as graph:
-        tools.quantize_dynamic(graph, path, per_channel=True, weight_type=tools.QuantType.QInt8)
+    with explained("ONNX Runtime's quantiser"), quietly(), _prepared(context) as graph:
+        tools.quantize_dynamic(
+            graph, path, per_channel=True, weight_type=tools.QuantType.QInt8, reduce_range=not context.sums_fit
+        )
     return BuiltGraph(path, (path,))
 
 
 def static(context: BuildContext, directory: Path, calibration: CalibrationMethod) -> BuiltGraph:
     """Weights and activations in int8, scales as calibrated."""
-    tools = _tools()
+    tools = library("onnxruntime.quantization")
     path = directory / "model.onnx"
-    with explained("ONNX Runtime's quantiser"), _quietly(), _prepared(context) as graph:
+    with explained("ONNX Runtime's quantiser"), quietly(), _prepared(context) as graph:
         tools.quantize_static(
             graph,
             path,
@@ -57,6 +54,7 @@ def static(context: BuildContext, directory: Path, calibration: CalibrationMetho
             per_channel=True,
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
+            reduce_range=not context.sums_fit,
             calibrate_method=tools.CalibrationMethod[calibration],
         )
     return BuiltGraph(path, (path,))
@@ -79,31 +77,24 @@ class _Reader:
         return next(self._rows)
 
 
-def _tools() -> Any:
-    try:
-        from onnxruntime import quantization  # noqa: PLC0415 - an extra, which is loaded where it is used
-    except ImportError as error:
-        raise CannotBuild(
-            "onnxruntime's quantiser is not installed", remedy="pip install 'stoker[compress]'"
-        ) from error
-    return quantization
-
-
 @contextlib.contextmanager
 def _prepared(context: BuildContext) -> Iterator[Path]:
     """The graph optimised and with inferred shapes, as the quantisers need it."""
     with tempfile.TemporaryDirectory() as aside:
         path = Path(aside) / "prepared.onnx"
-        _tools().quant_pre_process(str(context.graph_path), str(path), skip_symbolic_shape=True)
+        library("onnxruntime.quantization").quant_pre_process(
+            str(context.graph_path), str(path), skip_symbolic_shape=True
+        )
+        _forget_shapes_of_weights(path)
         yield path
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the advice that the quantiser logs and prints."""
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+def _forget_shapes_of_weights(path: Path) -> None:
+    """Remove the shapes noted of weights: the quantiser of dynamic graphs transposes weights and leaves the notes."""
+    onnx = library("onnx")
+    model = onnx.load(path)
+    weights = {weight.name for weight in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    onnx.save(model, path)

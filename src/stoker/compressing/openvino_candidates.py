@@ -17,16 +17,13 @@ for each; the ranking by answers and the doubling are ours.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
-from stoker.compressing.candidates import BuildContext, BuiltGraph, CannotBuild, explained
-from stoker.engines import openvino_process
+from stoker.compressing.candidates import BuildContext, BuiltGraph, explained, library, quietly
+from stoker.engines.openvino import signal_stack_kept, withhold_telemetry
 
 Style = Literal["mixed", "plain", "percentile", "min-max", "smooth"]
 """How scales are found: extremes, with a zero point for activations of either sign; the same without bias correction;
@@ -48,7 +45,7 @@ def halved(context: BuildContext, directory: Path) -> BuiltGraph:
 def quantised(context: BuildContext, directory: Path, style: Style) -> BuiltGraph:
     """The graph in int8."""
     with explained("NNCF"):
-        nncf = _nncf()
+        nncf = _loaded("nncf")
         presets = nncf.QuantizationPreset
         advanced: dict[str, Any] = {"disable_bias_correction": style == "plain"}
         if context.sums_fit:
@@ -57,7 +54,7 @@ def quantised(context: BuildContext, directory: Path, style: Style) -> BuiltGrap
             sets = nncf.quantization.range_estimator.RangeEstimatorParametersSet
             advanced["activations_range_estimator_params"] = sets.MEAN_NO_OUTLIERS_MINMAX
         rows = list(context.calibration_inputs())
-        with _quietly(), openvino_process.signal_stack_kept():
+        with quietly(), signal_stack_kept():
             model = nncf.quantize(
                 read(context.graph_path),
                 nncf.Dataset(rows),
@@ -69,58 +66,27 @@ def quantised(context: BuildContext, directory: Path, style: Style) -> BuiltGrap
         return saved(model, directory)
 
 
-def _nncf() -> Any:
-    openvino_process.withhold_telemetry()
-    try:
-        with _quietly():
-            import nncf  # noqa: PLC0415 - an extra, which is loaded where it is used
-    except ImportError as error:
-        raise CannotBuild("nncf is not installed", remedy="pip install 'stoker[compress]'") from error
-    return nncf
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence NNCF's progress bars and notes."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def openvino() -> Any:
-    """The library.
-
-    Raises:
-        CannotBuild: it is not installed.
-    """
-    openvino_process.withhold_telemetry()
-    try:
-        import openvino as library  # noqa: PLC0415 - an extra, which is loaded where it is used
-        import openvino.passes  # noqa: PLC0415 - likewise; not loaded with the rest
-    except ImportError as error:
-        raise CannotBuild("openvino is not installed", remedy="pip install 'stoker[compress]'") from error
-    return library
+def _loaded(name: str) -> Any:
+    """OpenVINO, or NNCF, which uses it; neither sends reports of their use."""
+    withhold_telemetry()
+    with quietly():
+        return library(name)
 
 
 def read(path: Path) -> Any:
     """A graph in memory, with constants folded."""
-    library = openvino()
-    model = library.Core().read_model(path)
-    passes = library.passes.Manager()
-    passes.register_pass(library.passes.ConstantFolding())
-    passes.run_passes(model)
+    model = _loaded("openvino").Core().read_model(path)
+    passes = _loaded("openvino.passes")  # not loaded with the rest
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())
+    manager.run_passes(model)
     return model
 
 
 def saved(model: Any, directory: Path, *, halve: bool = False) -> BuiltGraph:
     """Write `model.xml` and `model.bin`, with weights in fp16 if `halve`."""
     path = directory / "model.xml"
-    openvino().save_model(model, path, compress_to_fp16=halve)
+    _loaded("openvino").save_model(model, path, compress_to_fp16=halve)
     ends = {name for port in (*model.inputs, *model.outputs) for name in port.get_names()}
     path.write_text(slimmed(path.read_text(encoding="utf-8"), ends), encoding="utf-8")
     return BuiltGraph(path, (path, path.with_suffix(".bin")))
@@ -160,14 +126,14 @@ LayerGroup = tuple[str, ...]
 def points_of(graph: Path) -> tuple[str, ...]:
     """The points at which an int8 graph rounds activations, in the order of its layers."""
     with explained("OpenVINO"):
-        model = openvino().Core().read_model(graph)
+        model = _loaded("openvino").Core().read_model(graph)
         return tuple(op.get_friendly_name() for op in model.get_ordered_ops() if _is_point(op))
 
 
 def undone(graph: Path, directory: Path, points: Collection[str]) -> BuiltGraph:
     """The graph without rounding at these points, written to `directory`."""
     with explained("OpenVINO"):
-        model = openvino().Core().read_model(graph)
+        model = _loaded("openvino").Core().read_model(graph)
         for op in model.get_ordered_ops():
             if _is_point(op) and op.get_friendly_name() in points:
                 for reader in list(op.output(0).get_target_inputs()):

@@ -43,7 +43,7 @@ from stoker.compressing.gates import (
 )
 from stoker.compressing.openvino_candidates import LayerGroup, grouped, points_of, shares, undone
 from stoker.compressing.rows import EvaluationRows
-from stoker.compressing.scores import Scores, are_own_answers, largest_loss, likeness_of, rows_needed
+from stoker.compressing.scores import Scores, are_own_answers, corrected, largest_loss, likeness_of, rows_needed
 from stoker.errors import BadArtifact, BadJob, StokerError
 from stoker.records import EngineName, ServingPrecision
 from stoker.records.compression import CompressionTrial
@@ -185,16 +185,17 @@ class CompressionSearch:
 
     def repair(self, broken: CompressionCandidate) -> None:
         """Put back layers of a candidate that loses too much, or likely does; else do nothing."""
-        if broken.name not in self.graphs or not self._may_be_repaired(broken.name) or self.left_s <= 0:
+        graph = self.graphs.get(broken.name)
+        if graph is None or not self._may_be_repaired(broken.name) or self.left_s <= 0:
             return
         self.tell(f"ranking the layers of {broken.name}")
         until = self.course.clock() + _RANKING_SHARE * self.left_s
         try:
-            ranking = rank(self.course, broken, self.graphs[broken.name], until=until)
+            ranking = rank(self.course, broken, graph, until=until)
         except StokerError as error:
             self.tell(f"{broken.name} cannot be repaired: {error.message}")
             return
-        for candidate in repaired(broken, ranking):
+        for candidate in repaired(broken, graph, ranking):
             self.consider(candidate)
             if not self._may_be_repaired(candidate.name):
                 return
@@ -325,7 +326,7 @@ def begin_search(course: Examination, directory: Path, tell: Tell, *, sums_fit: 
     in_time = terms.seconds / (latency_s[largest] / int(largest))  # rows that the original answers in all the time
     _require_other_targets(few, original)
     allowed = course.metric.allowed(terms.max_drop, course.metric.value(original.scores))
-    confidence = 1 - (1 - terms.confidence) / MOST_FINALISTS
+    confidence = corrected(terms.confidence, MOST_FINALISTS)
     needed = rows_needed(allowed, largest_loss(original.scores, original.scores), confidence)
     material = course.material.limited(
         selection=max(FEWEST_ROWS, int(SELECTION_SHARE * in_time)),
@@ -396,23 +397,15 @@ ROWS = 16
 MOST_GROUPS = 24
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Groups of points of a graph, the most harmful first."""
-
-    graph: Path
-    groups: tuple[LayerGroup, ...]
-
-
-def rank(course: Examination, broken: CompressionCandidate, graph: Path, *, until: float) -> Ranking:
-    """Undo each group of points alone, and sort the groups by the distance of the answers from the original's.
+def rank(course: Examination, broken: CompressionCandidate, graph: Path, *, until: float) -> tuple[LayerGroup, ...]:
+    """Undo each group of points alone, and sort the groups, the most harmful first, by the distance of the answers.
 
     Groups that there was no time for, by the clock's `until` [s], come last in the graph's order.
 
     Raises:
         StokerError: the graph cannot be read.
     """
-    rows = course.material.calibration.take(np.arange(min(ROWS, len(course.material.calibration))))
+    rows = course.material.calibration.first(ROWS)
     engine = course.engine_of(course.source.manifest, course.source.graph_path)
     original = course.answers(engine, rows)
     engine.close()
@@ -424,18 +417,20 @@ def rank(course: Examination, broken: CompressionCandidate, graph: Path, *, unti
         with tempfile.TemporaryDirectory() as directory:
             errors[group] = _error(course, broken, undone(graph, Path(directory), group), rows, original)
     ranked = sorted(errors, key=errors.__getitem__)
-    return Ranking(graph, (*ranked, *(group for group in groups if group not in errors)))
+    return (*ranked, *(group for group in groups if group not in errors))
 
 
-def repaired(broken: CompressionCandidate, ranking: Ranking) -> Iterator[CompressionCandidate]:
+def repaired(
+    broken: CompressionCandidate, graph: Path, ranking: Sequence[LayerGroup]
+) -> Iterator[CompressionCandidate]:
     """Candidates with more and more of the worst groups put back."""
-    for count in shares(ranking.groups):
-        points = tuple(point for group in ranking.groups[:count] for point in group)
+    for count in shares(ranking):
+        points = tuple(point for group in ranking[:count] for point in group)
 
         def make(_context: BuildContext, directory: Path, points: tuple[str, ...] = points) -> BuiltGraph:
-            return undone(ranking.graph, directory, points)
+            return undone(graph, directory, points)
 
-        total = sum(map(len, ranking.groups))
+        total = sum(map(len, ranking))
         how = f"{broken.how}; activations of the {len(points)} worst of {total} points not quantised"
         yield dataclasses.replace(broken, name=f"{broken.name}, {len(points)} put back", how=how, make=make)
 

@@ -20,9 +20,9 @@ from stoker.compressing.contender import Examination
 from stoker.compressing.distillation import require_output
 from stoker.compressing.rows import EvaluationRows
 from stoker.compressing.scores import NAMES, Metric, named
-from stoker.engines.torch_module import as_array, as_tensor
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
+from stoker.exporting.torch_export import as_array, as_tensor
 from stoker.jobs import Job
 from stoker.loading.datasets import datasets_of
 from stoker.loading.order import KeyedPermutation, RandomStream, key_of
@@ -88,7 +88,7 @@ def metric_of_job(job: Job) -> Metric:
     Raises:
         BadJob: it has no metric that gives a value for each row.
     """
-    first = next(iter(job.metrics), job.loss)
+    first = next(iter(job.metrics), job.objective.loss)
     if isinstance(first, str) and first in NAMES:
         return named(first)
     if first is None or isinstance(first, str):

@@ -12,27 +12,25 @@ if TYPE_CHECKING:
     from stoker.data.arrays import ArraySource, Field
     from stoker.data.files.huggingface import huggingface
     from stoker.data.files.image_files import image_folder
-    from stoker.data.files.source import IndexedSource, Splits
+    from stoker.data.files.source import IndexedSource, Splits, StreamSource, shuffled, stream
     from stoker.data.files.tables import csv, jsonl, parquet
     from stoker.data.files.tfrecord import tfrecord
     from stoker.data.files.webdataset import webdataset
     from stoker.data.image_datasets import digits, fashion_mnist, images
     from stoker.data.packed_source import PackedSource, packed
     from stoker.data.stdlib_text import python_source
-    from stoker.data.streams import StreamSource, shuffled, stream
 
 _HOMES = {
     "arrays": ("ArraySource", "Field"),
     "files.huggingface": ("huggingface",),
     "files.image_files": ("image_folder",),
-    "files.source": ("IndexedSource", "Splits"),
+    "files.source": ("IndexedSource", "Splits", "StreamSource", "shuffled", "stream"),
     "files.tables": ("csv", "jsonl", "parquet"),
     "files.tfrecord": ("tfrecord",),
     "files.webdataset": ("webdataset",),
     "image_datasets": ("digits", "fashion_mnist", "images"),
     "packed_source": ("PackedSource", "packed"),
     "stdlib_text": ("python_source",),
-    "streams": ("StreamSource", "shuffled", "stream"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

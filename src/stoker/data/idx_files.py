@@ -15,6 +15,7 @@ import io
 import math
 import os
 import struct
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import BadJob
 from stoker.store import cache_root, write_atomic
+from stoker.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -154,8 +156,6 @@ class DatasetFolders:
         """
         for file in files:
             if _present(self.cache, file.name) is None:
-                from stoker.data.http_download import fetch  # what it imports takes longer than all the rest here
-
                 url = f"{self.home}/{file.name}.gz"
                 at_most = file.num_bytes + _TOLERANCE_BYTES
                 try:
@@ -206,3 +206,45 @@ def _present(folder: Path, name: str) -> Path | None:
         return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     except OSError:  # a folder one may not look into holds nothing for us
         return None
+
+
+_CHUNK_BYTES = 2**18
+
+
+def fetch(url: str, *, at_most_bytes: int, silence_s: float, total_s: float) -> bytes:
+    """The content of `url`, over HTTP. The operating system's host name lookup may outlast `silence_s`.
+
+    Args:
+        url: where the file is; a scheme that urllib knows.
+        at_most_bytes: more than this is an error.
+        silence_s: longest pause of the server [s].
+        total_s: longest duration of the whole [s].
+
+    Raises:
+        OSError: the file is missing, the server does not answer, sends too much, or is too slow; the text says which.
+    """
+    import http.client  # these take longer to import than all the rest here
+    import urllib.error
+    import urllib.request
+
+    try:
+        deadline_s = time.monotonic() + total_s
+        content = bytearray()
+        with urllib.request.urlopen(url, timeout=silence_s) as response:  # noqa: S310 - the URL is written in Stoker
+            while chunk := response.read1(_CHUNK_BYTES):
+                content += chunk
+                if len(content) > at_most_bytes:
+                    raise OSError(f"more than {format_bytes(at_most_bytes)}, which is more than the file has")
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"only {format_bytes(len(content))} within {total_s:g} s")
+        announced = response.headers.get("Content-Length")  # `read1` does not report an early end
+        if announced is not None and announced.isdigit() and int(announced) != len(content):
+            raise OSError(f"{len(content):,} of {int(announced):,} bytes, then broke off")
+        return bytes(content)
+    except urllib.error.HTTPError as problem:
+        problem.close()
+        raise OSError(f"HTTP status {problem.code} ({problem.reason})") from problem
+    except urllib.error.URLError as problem:
+        raise OSError(f"no answer ({problem.reason})") from problem
+    except http.client.HTTPException as problem:
+        raise OSError(f"an answer broken off ({problem})") from problem

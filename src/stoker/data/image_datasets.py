@@ -200,7 +200,7 @@ def split_digits(labels: list[int]) -> tuple[list[int], list[int]]:
 
 def _digit_rows(stored: bytes) -> list[list[int]]:
     """64 pixels and the label of each image. Raises BadJob if the embedded file is damaged."""
-    remedy = "Install Stoker anew: this file came with it."
+    remedy = "Install Stoker again: this file came with it."
     try:
         content = gzip.decompress(stored)
     except (OSError, EOFError, zlib.error) as problem:

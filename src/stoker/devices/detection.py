@@ -1,16 +1,26 @@
-"""The devices attached to this machine, best first; and the installed PyTorch, found without importing it."""
+"""The devices attached to this machine, best first; and the installed PyTorch, found without importing it.
+
+NVIDIA GPUs are found by one call of `nvidia-smi`. Assumed and not checked: `nvidia-smi` numbers GPUs by PCI bus, CUDA
+by default fastest first; the two agree if all GPUs are of one model, or if CUDA_DEVICE_ORDER=PCI_BUS_ID. Slices of a
+GPU (MIG) are not distinguished.
+"""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker.devices.catalogue import Catalogue, catalogue
 from stoker.devices.cpu import attached_cpu
-from stoker.devices.nvidia import attached_gpus
 from stoker.records import Device
+from stoker.units import MIB
 
 
 @dataclass(frozen=True)
@@ -89,3 +99,119 @@ def rank(cpu: Device, gpus: Sequence[Device], torch: TorchBuild | None, problem:
         problems += (f"PyTorch {torch} cannot use {seen}: install a CUDA build of PyTorch.",)
         return DeviceSurvey((cpu, *gpus), problems)
     return DeviceSurvey((*gpus, cpu), problems)
+
+
+_FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "driver_version")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+"""The command. `compute_cap` needs a driver of 2021 or later, as does every CUDA build of PyTorch >= 2.11."""
+
+TIMEOUT_S = 10.0
+
+_DTYPES_FROM_CAPABILITY: tuple[tuple[tuple[int, int], str], ...] = (
+    ((8, 0), "tf32"),
+    ((8, 0), "bf16"),
+    ((7, 0), "fp16"),
+    ((8, 9), "fp8"),
+    ((7, 2), "int8"),
+)
+"""The compute capability from which matrix units multiply a dtype. Source: CUDA C++ Programming Guide, "Compute
+Capabilities", table of data types supported by tensor cores."""
+
+
+@dataclass(frozen=True)
+class GpuAnswer:
+    """The output of `nvidia-smi`: its table, or the problem; neither if the program is absent."""
+
+    table: str = ""
+    problem: str | None = None
+
+
+def ask_nvidia_smi(command: Sequence[str] = QUERY, timeout_s: float = TIMEOUT_S) -> GpuAnswer:
+    """Run `nvidia-smi` once; a machine without the program has no GPUs, which is not a problem."""
+    if shutil.which(command[0]) is None:
+        return GpuAnswer()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return GpuAnswer(problem=f"nvidia-smi did not answer within {timeout_s:g} s: GPUs are left out.")
+    except OSError as problem:
+        return GpuAnswer(problem=f"nvidia-smi could not be started ({problem}): GPUs are left out.")
+    if done.returncode != 0:
+        said = " ".join((done.stdout + done.stderr).split()) or "no message"
+        return GpuAnswer(problem=f"nvidia-smi failed with exit code {done.returncode}: {said}. GPUs are left out.")
+    return GpuAnswer(table=done.stdout)
+
+
+def describe_gpus(table: str, visible: str | None = None, known: Catalogue | None = None) -> tuple[Device, ...]:
+    """The GPUs of a table of `QUERY`, as CUDA will number them in this process.
+
+    Args:
+        table: lines of `index, uuid, name, memory [MiB], compute capability, driver`; a line that does not begin
+            with a number is a message and not a GPU.
+        visible: value of CUDA_VISIBLE_DEVICES; None if not set.
+        known: catalogue with the number of multiprocessors; the user's if None.
+
+    Returns:
+        Devices in CUDA's order. `cores` counts multiprocessors, 0 if the catalogue does not have the model;
+        `memory_bytes` is 0 if the driver does not say.
+    """
+    known = catalogue() if known is None else known
+    gpus = [
+        _describe_gpu([cell.strip() for cell in row], known)
+        for row in csv.reader(table.splitlines(), skipinitialspace=True)
+        if len(row) == len(_FIELDS) and row[0].strip().isdigit()
+    ]
+    chosen = _visible(gpus, visible)
+    return tuple(replace(device, name=f"cuda:{i}", index=i) for i, device in enumerate(chosen))
+
+
+def attached_gpus() -> tuple[tuple[Device, ...], str | None]:
+    """The NVIDIA GPUs of this machine that CUDA shows to this process, and the problem, if any."""
+    answer = ask_nvidia_smi()
+    return describe_gpus(answer.table, os.environ.get("CUDA_VISIBLE_DEVICES")), answer.problem
+
+
+def fast_dtypes_of_capability(capability: str) -> tuple[str, ...]:
+    """The dtypes that GPUs of a compute capability such as `9.0` multiply in matrix units, and fp32.
+
+    >>> fast_dtypes_of_capability("7.5")
+    ('fp32', 'fp16', 'int8')
+    """
+    major, _, minor = capability.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        return ("fp32",)
+    has = (int(major), int(minor))
+    return ("fp32", *(dtype for needs, dtype in _DTYPES_FROM_CAPABILITY if has >= needs))
+
+
+def _describe_gpu(row: list[str], known: Catalogue) -> tuple[str, Device]:
+    """One row as (UUID, device)."""
+    index, uuid, model, memory_mib, capability, driver = row
+    device = Device(
+        name=f"cuda:{index}",
+        kind="cuda",
+        index=int(index),
+        model=model,
+        cores=0,
+        memory_bytes=int(memory_mib) * MIB if memory_mib.isdigit() else 0,
+        fast_dtypes=fast_dtypes_of_capability(capability),
+        driver=driver,
+    )
+    entry = known.describing(device)
+    return uuid, device if entry is None else replace(device, cores=entry.multiprocessors or 0)
+
+
+def _visible(gpus: list[tuple[str, Device]], visible: str | None) -> list[Device]:
+    """The GPUs that CUDA shows, in its order; as in CUDA, the list ends at the first entry that names no GPU.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    if visible is None:
+        return [device for _, device in gpus]
+    shown: list[Device] = []
+    for word in (part.strip() for part in visible.split(",")):
+        named = [g for uuid, g in gpus if (word == str(g.index)) or (word.startswith("GPU-") and uuid.startswith(word))]
+        if len(named) != 1 or named[0] in shown:
+            break
+        shown.append(named[0])
+    return shown

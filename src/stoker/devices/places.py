@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.devices.catalogue import Catalogue, CatalogueEntry, catalogue, normalized_name
-from stoker.devices.hardware import device_of, hardware_of
-from stoker.devices.interconnects import NODE_DEVICES
+from stoker.devices.hardware import NODE_DEVICES, device_of, hardware_of
 from stoker.errors import NoDevice
 from stoker.records import Device, Hardware
 from stoker.units import format_bytes

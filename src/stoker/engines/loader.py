@@ -33,7 +33,7 @@ def engine_records() -> tuple[EngineRecord, ...]:
 @functools.cache
 def _records_in(package: str, paths: tuple[str, ...]) -> tuple[EngineRecord, ...]:
     files = [file for path in paths for file in Path(path).glob("*.py")]
-    # By its text, since other files, such as `torch_module`, need libraries that a server goes without.
+    # By its text, since other files may need libraries that a server goes without.
     names = [file.stem for file in files if _RECORD in file.read_text(encoding="utf-8")]
     records: list[EngineRecord] = [importlib.import_module(f"{package}.{name}").ENGINE for name in names]
     return tuple(sorted(records, key=lambda record: (record.export_rank, record.name)))

@@ -1,16 +1,24 @@
 """OpenVINO on the CPU: reads ONNX and its own IR (`model.xml`); the fastest engine measured on x86.
 
 One compiled model serves all instances: one stream for each instance, one copy of the weights.
+
+What it does to the process is undone. OpenVINO 2026.4 gives the calling thread a stack for signal handlers when its CPU
+plug-in is loaded, and restores the previous one when the plug-in is unloaded. Two plug-ins that are not unloaded in
+reverse order restore a stack that was freed: the next signal ends the process. That was seen with SIGTERM after a few
+models were loaded and unloaded. OpenVINO and NNCF send usage reports to their makers; Stoker prevents it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from stoker.artifacts.dtypes import Arrays, dtype_of
-from stoker.engines import openvino_process
 from stoker.engines.base import BadInput, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
@@ -126,6 +134,32 @@ class OpenVino:
         return True
 
 
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux, see sigaltstack(2)."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("num_bytes", ctypes.c_size_t))
+
+
+@contextmanager
+def signal_stack_kept() -> Iterator[None]:
+    """Restore this thread's signal stack, or its absence, after the block."""
+    if sys.platform != "linux":
+        yield
+        return
+    library, before = ctypes.CDLL(None), _Stack()
+    library.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        library.sigaltstack(ctypes.byref(before), None)
+
+
+def withhold_telemetry() -> None:
+    """Hide the telemetry package from OpenVINO and NNCF, which run without it; call before importing them."""
+    modules: dict[str, Any] = sys.modules  # None stands for a package that cannot be imported
+    modules.setdefault("openvino_telemetry", None)
+
+
 def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     """One engine for each instance of the graph.
 
@@ -133,7 +167,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
         BadArtifact: OpenVINO is not installed or cannot load it, it has other inputs or outputs, or this CPU lacks the
             precision.
     """
-    openvino_process.withhold_telemetry()
+    withhold_telemetry()
     try:
         import openvino  # noqa: PLC0415 - the engine is listed without its library
     except ImportError as error:
@@ -158,7 +192,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
             # Two services on one machine would pin their threads to the same cores.
             "ENABLE_CPU_PINNING": False,
         }
-        with openvino_process.signal_stack_kept():
+        with signal_stack_kept():
             compiled = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
         raise cannot_load(graph.path, "openvino", error) from error

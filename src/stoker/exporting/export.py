@@ -15,9 +15,9 @@ from torch import nn
 
 from stoker import exporting
 from stoker.artifacts import Artifact
-from stoker.engines.torch_module import as_tensor
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
+from stoker.exporting.torch_export import as_tensor
 from stoker.jobs import Job
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.samples import Samples

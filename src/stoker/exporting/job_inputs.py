@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from stoker.artifacts.dtypes import Arrays
-from stoker.engines.torch_module import as_array
 from stoker.errors import BadArtifact
-from stoker.exporting.torch_export import Call, names_of_arguments
+from stoker.exporting.torch_export import Call, as_array, names_of_arguments
 from stoker.jobs import Job
-from stoker.loading.fields import Content, Fields
+from stoker.jobs.fields import Fields
+from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 from stoker.loading.transforms import for_evaluation
@@ -95,7 +95,7 @@ def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
         BadArtifact: an input is no tensor whose first dimension is the samples.
     """
     content = samples.fetch(np.arange(min(2, len(samples))), 0)
-    fields, entries = Fields(job.inputs, job.target), entries_of(content)
+    fields, entries = job.fields, entries_of(content)
     arguments: list[Any] = []
     fields.call(lambda *positional, **named: arguments.extend((*positional, *named.values())), content)
     keys = tuple(next(key for key, entry in entries.items() if entry is argument) for argument in arguments)
@@ -103,7 +103,7 @@ def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
         if not isinstance(entries[key], torch.Tensor) or entries[key].dim() == 0:
             raise BadArtifact(
                 f"The model's input {key!r} is a {type(entries[key]).__name__}; an exported model takes tensors",
-                remedy="Name the tensors that go into the model: Job(inputs=…).",
+                remedy="Name the tensors that go into the model: stoker.Fields(inputs=…).",
             )
     described = getattr(job.data, "fields", ())
     if isinstance(content, Mapping):

@@ -20,7 +20,7 @@ from stoker.artifacts.dtypes import Arrays
 from stoker.engines.base import informative_line
 from stoker.engines.loader import weights_named
 from stoker.errors import BadArtifact
-from stoker.records import BATCH, Datatype, DynamicDim, TensorSpec
+from stoker.records import BATCH, Datatype, DynamicDim, ServingPrecision, TensorSpec
 
 try:
     import onnx
@@ -34,10 +34,11 @@ _ELEMENTS: dict[int, Datatype] = {
     onnx.TensorProto.FLOAT16: "FP16", onnx.TensorProto.BFLOAT16: "BF16", onnx.TensorProto.FLOAT: "FP32",
     onnx.TensorProto.DOUBLE: "FP64", onnx.TensorProto.STRING: "BYTES",
 }  # fmt: skip
-_QUANTISED = frozenset({
+QUANTISED_OPERATORS = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
     "QLinearMatMul", "QGemm", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "FakeQuantize",
 })  # fmt: skip
+"""Types of operators that only a quantised graph has: ONNX's, ONNX Runtime's, and OpenVINO's."""
 _NO_SHAPE = "Field 'shape' of 'type' is required but missing"
 
 
@@ -85,9 +86,9 @@ class OnnxFile:
         )
 
     @property
-    def is_quantised(self) -> bool:
-        """Whether any operation computes in integers or converts from them."""
-        return any(node.op_type in _QUANTISED for node in self.model.graph.node)
+    def precision(self) -> ServingPrecision:
+        """int8 if any operation computes in integers or converts from them."""
+        return "int8" if any(node.op_type in QUANTISED_OPERATORS for node in self.model.graph.node) else "fp32"
 
     @property
     def opset(self) -> int:

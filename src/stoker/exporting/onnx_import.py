@@ -36,7 +36,7 @@ from stoker.exporting.proofs import (
 )
 from stoker.exporting.signature import About, output_specs, ranges, require_varied
 from stoker.exporting.version_writer import Exported, require_place, write_version
-from stoker.records import BATCH, ArtifactSource, EngineName, ServingPrecision, TensorSpec
+from stoker.records import BATCH, ArtifactSource, EngineName, TensorSpec
 from stoker.store import sha256_file
 
 _MOST_BY_NONSENSE = 0.05
@@ -173,7 +173,7 @@ def _write(
         oracle=answer,
         oracle_name=name,
         source=ArtifactSource(kind="onnx", name=original.path.name, digest=sha256_file(original.path)),
-        precision=_precision(file),
+        precision=file.precision,
         notes=notes,
     )
 
@@ -219,7 +219,7 @@ def _reference(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> tuple[EngineNam
     problems: list[str] = []
     for name in (record.name for record in sorted(engine_records(), key=lambda record: record.reference_rank)):
         graph = Graph(
-            path=file.path, precision=_precision(file), inputs=specs, outputs=file.outputs, threads=default_threads(1)
+            path=file.path, precision=file.precision, inputs=specs, outputs=file.outputs, threads=default_threads(1)
         )
         try:
             return name, load_graph(name, graph)[0].run
@@ -229,10 +229,6 @@ def _reference(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> tuple[EngineNam
         "\n  ".join((f"No engine can load {file.path.name} (opset {file.opset}):", *problems)),
         remedy="Operations that an engine names are missing there: export with others, or with a newer opset.",
     )
-
-
-def _precision(file: OnnxFile) -> ServingPrecision:
-    return "int8" if file.is_quantised else "fp32"
 
 
 def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:

@@ -1,7 +1,9 @@
 """Export a PyTorch module: its ONNX graph, PyTorch's own program, and its weights.
 
 The module becomes a `Flat` (tensors in by position, a tuple of tensors out), is asked before anything is traced, then
-traced with every named dimension left open.
+traced with every named dimension left open. Stoker loads no program of PyTorch: in torch 2.13 `torch.export.load`
+unpickles parts of its file (`torch/export/pt2_archive/_package.py`: `torch.load(…, weights_only=False)`,
+`pickle.loads`) and evaluates sizes given as text (`sympy.sympify`), so an untrusted file could run code.
 Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which uses `torch.export.export`.
 """
 
@@ -17,14 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from stoker.artifacts import Artifact, read_settings
-from stoker.artifacts.dtypes import Arrays
+from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.artifacts.golden import rows
-from stoker.engines.torch_module import TorchModule, as_array, as_tensor
+from stoker.engines.base import cannot_run
 from stoker.errors import BadArtifact, StokerError, first_line
 from stoker.exporting.proofs import (
     NUM_SAMPLES,
@@ -45,6 +49,7 @@ Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """Example inputs, first dimension samples: one, several by position, or by the names of `forward`'s arguments."""
 
 _ORACLE = "PyTorch"
+_BF16 = dtype_of("BF16")
 
 
 def export_module(module: nn.Module, inputs: Inputs, model: str | Path, about: About | None = None) -> Artifact:
@@ -139,7 +144,7 @@ def _original(flat: Flat, trial: Trial) -> Answer:
             f"The model cannot answer the example inputs ({shapes}): {type(error).__name__}: {first_line(error)}",
             remedy="Give examples as the model takes them, samples first.",
         ) from error
-    return TorchModule(flat, [spec.name for spec in trial.inputs], list(named_outputs(result))).run
+    return answering(flat, [spec.name for spec in trial.inputs], list(named_outputs(result)))
 
 
 def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ...], limit: float) -> Proof:
@@ -266,6 +271,45 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
+
+
+def answering(module: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> Answer:
+    """A module as an answering function: in its current mode, without gradients.
+
+    Args:
+        module: takes its inputs in the order of `inputs`, returns a tuple in the order of `outputs`.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+    """
+    parameter = next(module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+
+    def answer(arrays: Arrays) -> Arrays:
+        try:
+            with torch.no_grad():
+                tensors = module(*(as_tensor(arrays[name]).to(device) for name in inputs))
+        except Exception as error:  # the module is user code
+            raise cannot_run("PyTorch", error) from error
+        return {name: as_array(tensor) for name, tensor in zip(outputs, tensors, strict=True)}
+
+    return answer
+
+
+def as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """The array as a tensor; shares memory if the array is writable and contiguous."""
+    if not (array.flags.writeable and array.flags.c_contiguous):
+        array = array.copy()
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A copy of the tensor as an array."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().copy().view(_BF16)
+    return tensor.numpy().copy()
 
 
 Call = Callable[..., Any]

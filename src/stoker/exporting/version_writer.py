@@ -96,7 +96,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             files=digests(),
         )
         if (problem := manifest_problem(manifest)) is not None:
-            raise BadArtifact(f"{model} was not written: nobody could read its manifest, which {problem}")
+            raise BadArtifact(f"{model} was not written: its manifest could not be read: it {problem}")
         return manifest
 
     return publish(model, write)

@@ -8,7 +8,7 @@ for _module in ("pyarrow", "PIL"):
     if find_spec(_module) is None:
         raise BadJob(f"{_module} is not installed", remedy="pip install 'stoker[data]'")
 
-from stoker.inspecting.data_kinds import check  # noqa: E402 - after the check for what it needs
+from stoker.inspecting.data_check import check  # noqa: E402 - after the check for what it needs
 from stoker.inspecting.findings import Checked, CheckOptions, Tell, clean_list  # noqa: E402 - likewise
 
 __all__ = ["CheckOptions", "Checked", "Tell", "check", "clean_list"]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from stoker.data.reading.image_decoding import loaded, upright
-from stoker.data.reading.text_tables import BadImage
+from stoker.data.reading.table_readers import BadImage
 from stoker.errors import RunFailed
 from stoker.inspecting.findings import Tell
 from stoker.inspecting.image_sources import SampleUnit

@@ -1,19 +1,13 @@
 """Sources of pictures, cut into units of work for processes: folders, WebDataset shards, and arrays (IDX, NumPy).
 
 A folder has one folder per class, below one per split if there are splits. A shard has an image and a label for each
-key. Source of the IDX format: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", "File
-formats".
+key.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
 import os
 import re
-import struct
-import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.data.files.sample_files import OpenFiles
+from stoker.data.reading.array_files import BadArrayFile, idx_array, numpy_arrays
 from stoker.data.reading.file_listing import SUFFIXES, TarMember, files_below, members_of
-from stoker.data.reading.text_tables import BadTable
+from stoker.data.reading.table_readers import BadTable
 from stoker.errors import BadJob, first_line
 from stoker.inspecting.findings import SPLITS, are_splits, split_of
 from stoker.records.codec import parsed
@@ -184,20 +180,14 @@ class ShardUnit:
         group = self.groups[index]
         name = f"{self.name}:{group.key}"
         if group.image is None:
-            return StoredSample(name, b"", problem="has no image beside it")
+            return StoredSample(name, b"", problem="has no image with its key")
+        shard = OpenFiles((self.path,))
         try:
-            label = _label(self._read(group.label), group.label) if group.label else None
-            return StoredSample(name, self._read(group.image), label, f".{_last(group.image)}")
+            label = _label(shard.read(0, group.label.offset, group.label.size), group.label) if group.label else None
+            content = shard.read(0, group.image.offset, group.image.size)
+            return StoredSample(name, content, label, f".{_last(group.image)}")
         except (OSError, EOFError, ValueError) as error:
             return StoredSample(name, b"", problem=f"cannot be read: {first_line(error)}")
-
-    def _read(self, member: TarMember) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(member.offset)
-            content = file.read(member.size)
-        if len(content) < member.size:
-            raise EOFError(f"the shard ends {member.size - len(content):,} bytes before .{member.kind} does")
-        return content
 
 
 def find_shards(root: Path, paths: Sequence[Path]) -> FoundImages:
@@ -250,10 +240,6 @@ _IDX = re.compile(r"^(?P<stem>.*?)[-_.](?P<what>images|labels)[-_.]idx(?P<dims>\
 _LABEL_NAMES = re.compile(r"(^|_)(labels?|targets?|y|classes)(_|$)", re.IGNORECASE)
 
 
-class Damaged(ValueError):
-    """A file that is truncated or of another kind."""
-
-
 @dataclass(frozen=True)
 class RowsUnit:
     """Rows of one array with their labels; the first is row `first` of `name`."""
@@ -288,7 +274,7 @@ def find_idx(root: Path, paths: Sequence[Path]) -> FoundImages:
     units: list[SampleUnit] = []
     findings: list[Finding] = []
     for stem, pair in sorted(idx_pairs(paths).items(), key=lambda item: (split_of(item[0]) != "train", item[0])):
-        read = [_tried(read_idx, pair[what], findings) if what in pair else None for what in ("images", "labels")]
+        read = [_tried(idx_array, pair[what], findings) if what in pair else None for what in ("images", "labels")]
         if read[0] is not None:
             units += _array_units(_below(root, pair["images"]), split_of(stem), read[0], read[1], findings)
     return FoundImages("arrays", tuple(units), (), tuple(findings))
@@ -299,7 +285,7 @@ def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
     units: list[SampleUnit] = []
     findings: list[Finding] = []
     for path in paths:
-        arrays = _tried(read_numpy, path, findings) or {}
+        arrays = _tried(numpy_arrays, path, findings) or {}
         pairs = _paired(arrays)
         if arrays and not pairs:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -310,47 +296,6 @@ def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
             inside = _below(root, path) if len(pairs) == 1 else f"{_below(root, path)}/{name}"
             units += _array_units(inside, split, images, labels, findings)
     return FoundImages("arrays", tuple(units), (), tuple(findings))
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of an IDX file, memory-mapped unless it is gzipped.
-
-    Raises:
-        Damaged: it is truncated, or of another kind.
-    """
-    is_zipped = path.suffix == ".gz"
-    try:
-        with gzip.open(path) if is_zipped else path.open("rb") as file:
-            head = file.read(4)
-            if len(head) < 4 or head[:3] != b"\x00\x00\x08":
-                raise Damaged(f"is no IDX file of unsigned bytes: it starts with {head.hex(' ')}")
-            shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
-            start, size = 4 + 4 * head[3], math.prod(shape)
-            if not is_zipped:
-                if path.stat().st_size != start + size:
-                    raise Damaged(f"has {path.stat().st_size - start:,} bytes of values, its header says {size:,}")
-                return np.memmap(path, np.uint8, "r", start, shape)
-            content = file.read(size + 1)
-    except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise Damaged(f"cannot be read: {first_line(error)}") from error
-    if len(content) != size:
-        raise Damaged(f"has {len(content):,} bytes of values, its header says {size:,}")
-    return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npy (memory-mapped) or .npz file; nothing is unpickled.
-
-    Raises:
-        Damaged: it cannot be read.
-    """
-    try:
-        if path.suffix.lower() == ".npy":
-            return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise Damaged(f"cannot be read: {first_line(error)}") from error
 
 
 def _paired(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any], NDArray[Any] | None]]:
@@ -390,7 +335,7 @@ def _tried(read: Callable[[Path], Any], path: Path, findings: list[Finding]) -> 
     """The result of `read`; None, and a finding, if the file is damaged."""
     try:
         return read(path)
-    except Damaged as error:
+    except BadArrayFile as error:
         findings.append(Finding(fault="corrupt", gravity="corrupt", where=path.name, detail=str(error)))
         return None
 

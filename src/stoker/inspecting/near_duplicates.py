@@ -71,7 +71,7 @@ class NearPairs:
         """A line for the report."""
         note = (
             f"near duplicates: {self.decoded:,} pairs stand out of what is usual here, {len(self.pairs):,} have "
-            "alike pixels; what was mirrored, turned or cropped is not found"
+            "similar pixels; what was mirrored, turned or cropped is not found"
         )
         crowd = f"; {self.crowded:,} pictures look like thousands of others and were compared with part of them"
         return note + (crowd if self.crowded else "")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.data.reading.text_tables import BadTable
+from stoker.data.reading.table_readers import BadTable
 from stoker.errors import BadJob
 from stoker.inspecting.findings import (
     AGAINST,

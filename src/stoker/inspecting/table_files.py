@@ -9,7 +9,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from stoker.data.reading.text_tables import CsvFile, Lines, RowFault, object_in, opened, rows_in
+from stoker.data.reading.table_readers import (
+    CsvFile,
+    Lines,
+    RowFault,
+    batches_of,
+    object_in,
+    opened,
+    parquet_file,
+    rows_in,
+)
 
 ROWS_OF_A_BATCH = 4096
 
@@ -125,8 +134,6 @@ class ParquetTable(FileTable):
 
     def batches(self) -> Iterator[RowBatch]:
         """Rows in order; every page is decoded and its checksum verified, if it has one."""
-        from stoker.data.reading.parquet import batches_of, parquet_file  # noqa: PLC0415 - an optional extra
-
         with parquet_file(self.path) as file:
             for first, batch in batches_of(file, self.path, ROWS_OF_A_BATCH):
                 columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob
 from stoker.jobs.numeric_settings import is_count
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Optimizer
-from stoker.jobs.sampling import as_array
+from stoker.jobs.sampling import Sampling, as_array
 
 if TYPE_CHECKING:
     from stoker.jobs.job import Job
@@ -45,21 +46,19 @@ SGD: Goyal et al. 2017, https://arxiv.org/abs/1706.02677. Adam: Malladi et al. 2
 """
 
 
-class AutoBatch(int):
-    """A batch still to be chosen; its integer value is the batch for which the learning rate is stated."""
+@dataclass(frozen=True)
+class AutoBatch:
+    """A batch still to be chosen: `base` samples times a power of two; the learning rate is stated for `base`.
 
-    most: int | None
-    """The largest batch that may be chosen [samples]; None: no limit but the data."""
+    `most` is the largest batch that may be chosen [samples]; None: no limit but the data.
+    """
 
-    def __new__(cls, base: int = AUTO_BASE, most: int | None = None) -> Self:
-        """A batch of `base` samples that may grow up to `most`."""
-        batch = super().__new__(cls, base)
-        batch.most = most
-        return batch
+    base: int = AUTO_BASE
+    most: int | None = None
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        return f"stoker.auto(base={int(self)}{'' if self.most is None else f', most={self.most}'})"
+        return f"stoker.auto(base={self.base}{'' if self.most is None else f', most={self.most}'})"
 
 
 def auto(*, base: int = AUTO_BASE, most: int | None = None) -> AutoBatch:
@@ -133,46 +132,30 @@ def largest_batch(base: int, noise_scale: float, limit: int) -> int:
     return batch
 
 
-class TokenBatch(int):
-    """A batch of at most `num_tokens` tokens.
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """A batch of at most `num_tokens` tokens; in a resolved job of at most `num_samples` samples.
 
-    Its integer value is the largest number of samples in a batch: that of tokens, until the data's lengths are known.
+    `length_of` is the length of a sample, as `stoker.lengths.bucketed` takes it. With `is_padded` padding counts: the
+    number of samples times the longest of them.
     """
 
     num_tokens: int
-    is_padded: bool
-    """Whether padding counts: the number of samples times the longest of them."""
-    length_of: Any
-    """The length of a sample, as `stoker.lengths.bucketed` takes it."""
-
-    def __new__(cls, num_samples: int, num_tokens: int, length_of: Any = None, *, is_padded: bool = False) -> Self:
-        """A batch of `num_tokens` tokens, which are at most `num_samples` samples."""
-        batch = super().__new__(cls, num_samples)
-        batch.num_tokens, batch.length_of, batch.is_padded = num_tokens, length_of, is_padded
-        return batch
-
-    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # an int has one argument
-        """Arguments of `__new__` for a copy, before its attributes are set."""
-        return int(self), self.num_tokens
+    length_of: Any = None
+    _: KW_ONLY
+    is_padded: bool = False
+    num_samples: int | None = None
 
     def __repr__(self) -> str:
         """The call that makes it."""
         return f"stoker.tokens({self.num_tokens}{', padded=True' if self.is_padded else ''})"
-
-    def __str__(self) -> str:
-        """The number."""
-        return str(int(self))
-
-    def of(self, num_samples: int) -> TokenBatch:
-        """The same with at most `num_samples` samples in a batch."""
-        return TokenBatch(num_samples, self.num_tokens, self.length_of, is_padded=self.is_padded)
 
 
 def tokens(num_tokens: int, *, length_of: Any = None, padded: bool = False) -> TokenBatch:
     """A batch of as many whole samples as have at most `num_tokens` tokens together.
 
     Every sample comes once an epoch, all epochs have the same number of updates, and a sample is never split. With
-    `lengths=stoker.lengths.bucketed()` samples of similar length share a batch; with `packed(into)` a batch is as many
+    `sampling=stoker.lengths.bucketed()` samples of similar length share a batch; with `packed(into)` a batch is as many
     rows as hold that many tokens.
 
     Args:
@@ -190,17 +173,19 @@ def tokens(num_tokens: int, *, length_of: Any = None, padded: bool = False) -> T
                      remedy="Say how many an update averages over: batch=stoker.tokens(16_384).")  # fmt: skip
     if length_of is not None and not callable(length_of):
         length_of = as_array(length_of, "lengths")
-    return TokenBatch(num_tokens, num_tokens, length_of, is_padded=padded)
+    return TokenBatch(num_tokens, length_of, is_padded=padded)
 
 
 def token_checks(job: Job) -> Iterator[tuple[str, bool, str]]:
     """Checks of batches with different numbers of samples: the field, whether it is valid, and the problem if not."""
-    batch: object = job.batch
+    batch = job.batch
     if not isinstance(batch, TokenBatch):
         return
     why = f"batch={batch!r} makes batches of different numbers of samples, which does not go with"
-    for name in ("sampling", "step", "sync", "coupling_group"):
+    goes = not isinstance(job.sampling, Sampling)
+    yield "sampling", goes, f"{why} sampling: give the batch as a number"
+    for name in ("step", "sync", "coupling_group"):
         yield name, getattr(job, name) is None, f"{why} {name}: give the batch as a number"
-    yield "loss_scope", job.loss_scope == "sample", f"{why} a loss over the whole batch: give the batch as a number"
-    has_one_length = job.lengths is None or batch.length_of is None
-    yield "batch", has_one_length, "lengths=… says how long samples are: leave out length_of of stoker.tokens(…)"
+    yield "loss", job.objective.scope == "sample", f"{why} a loss over the whole batch: give the batch as a number"
+    has_one_length = job.sampling is None or batch.length_of is None
+    yield "batch", has_one_length, "sampling=… says how long samples are: leave out length_of of stoker.tokens(…)"

@@ -5,23 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import EMA, SWA
-from stoker.jobs.batch_size import AutoBatch, token_checks
+from stoker.jobs.batch_size import AutoBatch, TokenBatch, token_checks
+from stoker.jobs.earlier_names import accepts_earlier_names
 from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
+from stoker.jobs.evaluation_settings import Evaluation
+from stoker.jobs.fields import Fields
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import direction_of, listed, metric_name
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
+from stoker.jobs.objective import Objective
 from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
 from stoker.jobs.sampling import InOrder, Sampling
 from stoker.jobs.schedules import Constant, Plateau, Schedule, Warmup, bound
 from stoker.jobs.sync import Sync
-from stoker.units import Duration, epochs
+from stoker.units import Duration
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +35,7 @@ LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse",
 RECIPES = ("fast",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
-_NUMBERS = ("batch", "label_smoothing", "clip_norm", "ema", "coupling_group", "seed")
+_NUMBERS = ("batch", "clip_norm", "average", "coupling_group", "seed")
 """Fields that are stored as Python's numbers."""
 
 
@@ -68,6 +72,7 @@ def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdou
     return Holdout(fraction, seed, stratify)
 
 
+@accepts_earlier_names
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
     """What is learned: a model, its data, and everything else that changes the mathematics.
@@ -79,6 +84,7 @@ class Job:
         loss: a name (see `LOSSES`; "own" is the mean loss that the model itself returns); `loss(output, target)`
             giving one value per sample; `loss(model, batch)`, recognised by its first parameter's name, giving
             `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe. With `step` it is for evaluation only.
+            `stoker.Objective(loss, …)` adds label smoothing or a penalty, or declares a loss over the whole batch.
         optimizer: `stoker.SGD`, `Adam`, `AdamW`, `Muon`, one of `stoker.optimizers`, or a function from parameters to
             a `torch.optim.Optimizer`; it may be left to the recipe.
             With `step`: a function from the model to one, or to a list or dict of them, passed to `step` as it is.
@@ -98,11 +104,9 @@ class Job:
         augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
         mix: `stoker.transforms.Mixup(…)` or `CutMix(…)`: samples of a batch mixed with each other, and their losses; of
             several, one is drawn for each batch.
-        label_smoothing: share of the target spread over all classes (the two cross-entropies).
         clip_norm: the gradient's global norm is scaled down to this.
-        penalty: a function of the model, added to the loss once per update.
-        ema: an average of the weights; a number is its decay.
-        swa: the mean of the weights at points of the last part of the run, `stoker.SWA(start=0.75)`.
+        average: an average of the weights, which is evaluated and kept in their place: `stoker.EMA(0.999)`, for which
+            its decay is short; or `stoker.SWA(start=0.75)`, the mean at points of the last part of the run.
         stop: rules that end the run early: `[stoker.EarlyStopping(patience=stoker.epochs(5)),
             stoker.Target("accuracy", 0.95)]`, whichever comes first.
         freeze: patterns of frozen parameters, `("embeddings.*",)`, or with a duration for each,
@@ -112,20 +116,13 @@ class Job:
         coupling_group: samples whose statistics belong together in a model that couples samples (default: the batch).
         sync: how replicas on slow links are synchronised after an interval, instead of with every update:
             `stoker.DiLoCo(every=…)` or `stoker.LocalSGD(every=…)`. See docs/slow-links.md.
-        loss_scope: "batch" declares a loss over the whole batch, such as a contrastive one.
-        inputs: which entries of a sample go into the model: keys of a dict or indices of a tuple (default: the first;
-            of a dict, all but the target).
-        target: which entry is the target (default: the last of a tuple; `target`, `label`, `labels` or `y` of a dict).
-        collate: makes a batch of a list of samples (map-style datasets; default: PyTorch's).
-        sampling: which samples an epoch has: `stoker.sampling.balanced()`, `weighted(…)` or `stratified()`
-            (default: every one once, in a keyed order). See docs/sampling.md.
-        lengths: how samples of different lengths form batches: `stoker.lengths.bucketed()` or `packed(…)`. See
-            docs/sampling.md.
-        evaluate_every: how often `valid` is evaluated; always at the end too.
-        select: which weights the run keeps: those "best" on `valid` by the first metric, the "last", or those best by
-            the measure named here, such as "valid/unseen/accuracy".
-        keep_every: how often the evaluated weights are kept for good, in addition to the checkpoints, of which only the
-            last ones stay: `stoker.epochs(5)`. `run.kept()` lists them, `run.model(at=stoker.epochs(5))` loads them.
+        fields: what of a sample goes into the model, what is the target, and how samples become a batch:
+            `stoker.Fields(inputs=["ids", "mask"], target="label", collate=stoker.lengths.padded())`.
+        sampling: which samples an epoch has: `stoker.sampling.balanced()`, `weighted(…)`, `stratified()` or
+            `in_order()` (default: every one once, in a keyed order); or how samples of different lengths form batches:
+            `stoker.lengths.bucketed()` or `packed(…)`. See docs/sampling.md.
+        evaluation: how often `valid` is evaluated, and which of the evaluated weights the run keeps:
+            `stoker.Evaluation(every=stoker.epochs(2), select="last")` (default: every epoch, the best).
         on_non_finite: reaction to a loss or gradient that is not finite: "stop"; "roll_back" to the last checkpoint
             and continue in fp32; or "skip", which leaves the update out and so changes what is learned.
         recipe: "fast" sets whatever is left open here of the optimiser, schedule, augmentation and label smoothing, for
@@ -139,9 +136,9 @@ class Job:
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]
     data: Any
-    loss: str | Callable[..., Any] | None = None
+    loss: str | Callable[..., Any] | Objective | None = None
     optimizer: Optimizer | Callable[[Any], Any] | None = None
-    batch: int
+    batch: int | TokenBatch | AutoBatch
     until: Duration
     step: Callable[..., Any] | None = None
     valid: Any = None
@@ -150,37 +147,37 @@ class Job:
     schedule: Schedule = Constant()
     augment: Sequence[Callable[..., Any]] = ()
     mix: Mix | Sequence[Mix] | None = None
-    label_smoothing: float = 0.0
     clip_norm: float | None = None
-    penalty: Callable[[Any], Any] | None = None
-    ema: EMA | float | None = None
-    swa: SWA | None = None
+    average: EMA | SWA | float | None = None
     stop: Sequence[Stop] = ()
     freeze: Freeze | Patterns | None = None
     init: Weights | WeightsSource | None = None
     coupling_group: int | None = None
     sync: Sync | None = None
-    loss_scope: Literal["sample", "batch"] = "sample"
-    inputs: str | int | Sequence[str | int] | None = None
-    target: str | int | None = None
-    collate: Callable[[list[Any]], Any] | None = None
-    sampling: Sampling | None = None
-    lengths: Arrangement | None = None
-    evaluate_every: Duration = epochs(1)
-    select: str = "best"
-    keep_every: Duration | None = None
+    fields: Fields = Fields()
+    sampling: Sampling | Arrangement | None = None
+    evaluation: Evaluation = Evaluation()
     on_non_finite: Literal["stop", "roll_back", "skip"] = "stop"
     recipe: Literal["fast"] | None = None
     seed: int = 0
     name: str | None = None
 
-    def __new__(cls, **given: object) -> Self:
-        """Refuse unknown fields, with the nearest known one."""
-        known = cls.__dataclass_fields__
-        for name in given:
-            if name not in known:
-                raise BadJob(f"Job({name}=…): there is no such field. {nearest(name, known)}")
-        return super().__new__(cls)
+    @property
+    def objective(self) -> Objective:
+        """The loss with its settings, also where `loss` is only a name or a function."""
+        return self.loss if isinstance(self.loss, Objective) else Objective(self.loss)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an update of a resolved job [samples]; of a batch in tokens the largest number of any update.
+
+        Raises:
+            TypeError: the job is not resolved, and the number is not known yet.
+        """
+        size = self.batch.num_samples if isinstance(self.batch, TokenBatch) else self.batch
+        if not isinstance(size, int):
+            raise TypeError(f"the number of samples of batch={self.batch!r} is known of a resolved job only")
+        return size
 
     @property
     def validation(self) -> dict[str, Any]:
@@ -192,13 +189,16 @@ class Job:
         return {f"valid/{name}": data for name, data in self.valid.items()}
 
     def __post_init__(self) -> None:
+        for name, group in (("fields", Fields), ("evaluation", Evaluation)):
+            if not isinstance(value := getattr(self, name), group):
+                raise BadJob(f"Job({name}=…): wanted stoker.{group.__name__}(…), got {value!r}")
         for name in _NUMBERS:
             object.__setattr__(self, name, plain_number(getattr(self, name)))
         given: object = self.batch
-        if given == "auto":
+        if isinstance(given, str) and given == "auto":
             object.__setattr__(self, "batch", AutoBatch())
-        if is_number(self.ema):
-            self._convert("ema", lambda decay: EMA(float(decay)))
+        if is_number(self.average):
+            self._convert("average", lambda decay: EMA(float(decay)))
         if self.freeze is not None:
             self._convert("freeze", freezing_of)
         if self.init is not None:
@@ -228,19 +228,18 @@ _Check = tuple[str, bool, str]
 def _parts(job: Job) -> list[_Check]:
     """Modules and functions."""
     optimizers = "stoker.SGD, Adam, AdamW, Muon or a function from parameters to an optimiser"
-    is_loss = callable(job.loss) or job.loss in LOSSES or (job.loss is None and job.step is not None)
+    loss = job.objective.loss
+    is_loss = callable(loss) or loss in LOSSES or (loss is None and job.step is not None)
     augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
     is_left_open = job.optimizer is None and job.recipe is not None
     is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer) or is_left_open
     return [
         ("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"),
         ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}"),
-        ("loss", is_loss, f"{job.loss!r} is no loss. {nearest(str(job.loss), LOSSES)}"),
+        ("loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"),
         ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
         ("augment", _is_list(job.augment) and all(map(callable, job.augment)),
          f"wanted a list of transforms, got {augment}"),
-        ("penalty", _is_none_or_callable(job.penalty), f"wanted a function of the model, got {_kind(job.penalty)}"),
-        ("collate", _is_none_or_callable(job.collate), f"wanted a function of samples, got {_kind(job.collate)}"),
         ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
         *_metrics(job.metrics),
     ]  # fmt: skip
@@ -262,43 +261,38 @@ def _metrics(metrics: object) -> Iterator[_Check]:
 
 def _amounts(job: Job) -> list[_Check]:
     """Numbers and durations."""
-    group, smoothing = job.coupling_group, job.label_smoothing
-    is_group = group is None or (_is_count(group) and _is_count(job.batch) and group <= job.batch)
-    is_share = is_number(smoothing) and 0 <= smoothing < 1
+    group, smoothing = job.coupling_group, job.objective.label_smoothing
+    batch = job.batch
+    most = batch.base if isinstance(batch, AutoBatch) else batch
+    is_group = group is None or (
+        _is_count(group) and (isinstance(most, TokenBatch) or (_is_count(most) and group <= most))
+    )
     is_seed = is_whole(job.seed) and 0 <= job.seed < 2**63
-    smooths_classes = smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
+    smooths_classes = smoothing == 0 or job.objective.loss in ("cross_entropy", "token_cross_entropy")
     return [
-        ("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}"),
+        ("batch", isinstance(batch, TokenBatch | AutoBatch) or _is_count(batch),
+         f"wanted a positive whole number of samples, got {batch!r}"),
         ("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
-        ("evaluate_every", _is_counted(job.evaluate_every),
-         f"wanted epochs, samples or updates, got {job.evaluate_every!r}"),
-        ("keep_every", job.keep_every is None or _is_counted(job.keep_every),
-         f"wanted epochs, samples or updates, got {job.keep_every!r}"),
-        ("label_smoothing", is_share, f"wanted a share in [0, 1), got {smoothing!r}"),
-        ("label_smoothing", smooths_classes, f"goes with the cross-entropies, not with loss={job.loss!r}"),
+        ("loss", smooths_classes,
+         f"Objective(label_smoothing=…) goes with the cross-entropies, not with {job.objective.loss!r}"),
         ("clip_norm", job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
          f"wanted a positive norm, got {job.clip_norm!r}"),
-        ("ema", job.ema is None or isinstance(job.ema, EMA), f"wanted a decay or stoker.EMA(…), got {job.ema!r}"),
-        ("coupling_group", is_group, f"wanted a number of samples up to the batch of {job.batch}, got {group!r}"),
+        ("average", job.average is None or isinstance(job.average, EMA | SWA),
+         f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}"),
+        ("coupling_group", is_group, f"wanted a number of samples up to the batch of {most}, got {group!r}"),
         ("seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"),
     ]  # fmt: skip
 
 
 def _choices(job: Job) -> list[_Check]:
-    """Words, and keys or indices of entries of a sample."""
-    inputs, is_name = job.inputs, isinstance(job.name, str) and bool(job.name.strip())
-    are_inputs = _is_list(inputs) and len(inputs) > 0 and all(isinstance(entry, str | int) for entry in inputs)
-    entry = "wanted a key or an index of an entry"
+    """Words."""
+    is_name = isinstance(job.name, str) and bool(job.name.strip())
     return [
-        ("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}'),
         ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
          f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
         ("recipe", job.recipe is None or job.recipe in RECIPES,
          f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"),
         ("name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"),
-        ("inputs", inputs is None or isinstance(inputs, str | int) or are_inputs,
-         f"{entry}, or several, got {inputs!r}"),
-        ("target", job.target is None or isinstance(job.target, str | int), f"{entry}, got {job.target!r}"),
     ]  # fmt: skip
 
 
@@ -307,13 +301,14 @@ def _own_step(job: Job) -> Iterator[_Check]:
     if job.step is None:
         return
     yield "step", callable(job.step), f"wanted a function of (model, optimizers, batch), got {_kind(job.step)}"
-    yield "batch", _is_count(job.batch), f"a step of the job's own takes a whole number of samples, got {job.batch!r}"
     skips = job.on_non_finite == "skip"
     yield "on_non_finite", not skips, "a step of the job's own has moved the weights before its loss is looked at"
-    for name in ("clip_norm", "penalty", "coupling_group", "recipe"):
-        yield name, getattr(job, name) is None, "a step of the job's own does that itself"
+    does_itself = "a step of the job's own does that itself"
+    yield "loss", job.objective.penalty is None, f"Objective(penalty=…): {does_itself}"
+    for name in ("clip_norm", "coupling_group", "recipe"):
+        yield name, getattr(job, name) is None, does_itself
     first = job.metrics[0] if job.metrics else None
-    can_choose = job.loss is not None or isinstance(first, str) or hasattr(first, "lower_is_better")
+    can_choose = job.objective.loss is not None or isinstance(first, str) or hasattr(first, "lower_is_better")
     needed = (
         "to evaluate a job with a step of its own, give loss=…, or metrics of which the first is a name or has an "
         "attribute lower_is_better"
@@ -328,9 +323,10 @@ def _sync(job: Job) -> Iterator[_Check]:
         return
     given: object = job.sync
     yield "sync", isinstance(given, Sync), f"wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got {_kind(given)}"
-    if isinstance(given, Sync) and _is_count(job.batch):
+    if isinstance(given, Sync) and isinstance(job.batch, int):
         given.early_interval(job.batch)
-    yield "ema", job.ema is None, "an average would be of one site's weights; sync has shared weights of its own"
+    why = "an average would be of one site's weights; sync has shared weights of its own"
+    yield "average", job.average is None, why
     yield "step", job.step is None, "sync does not go with a step of the job's own"
     yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
     is_scaled = isinstance(given, Sync) and given.rate == "by_noise" and isinstance(job.optimizer, SGD)
@@ -343,8 +339,7 @@ def _thawing(job: Job) -> Iterator[_Check]:
         why = "parameters that thaw while training goes on do not go with"
         yield "freeze", job.sync is None, f"{why} sync: freeze them for good, or not at all"
         yield "freeze", job.step is None, f"{why} a step of the job's own, which does that itself"
-        given: object = job.batch
-        yield "freeze", not isinstance(given, AutoBatch), f"{why} a batch that is still to be chosen"
+        yield "freeze", not isinstance(job.batch, AutoBatch), f"{why} a batch that is still to be chosen"
         yield "freeze", not isinstance(job.optimizer, Muon), f"{why} stoker.Muon"
 
 
@@ -383,16 +378,8 @@ def _is_count(value: object) -> bool:
     return is_whole(value) and value > 0
 
 
-def _is_counted(value: object) -> bool:
-    return isinstance(value, Duration) and value.unit != "seconds"
-
-
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_none_or_callable(value: object) -> bool:
-    return value is None or callable(value)
 
 
 def _kind(value: object) -> str:
@@ -402,16 +389,12 @@ def _kind(value: object) -> str:
 def _training_control(job: Job) -> Iterator[_Check]:
     """Early stopping, averages, plateaus and schedule-free optimisers."""
     yield from _stops(job)
-    if job.swa is not None:
-        yield "swa", isinstance(job.swa, SWA), f"wanted stoker.SWA(…), got {job.swa!r}"
-        yield "swa", job.ema is None, "ema is another average of the weights, and a run keeps one"
-        yield "swa", job.sync is None, "an average would be of one site's weights; sync has shared weights of its own"
     if isinstance(job.optimizer, ScheduleFree):
         name = type(job.optimizer).__name__
         schedule: object = job.schedule.then if isinstance(job.schedule, Warmup) else job.schedule
         is_constant = isinstance(schedule, Constant)
         yield "schedule", is_constant, f"{name} goes without one: leave it out, or give schedules.warmup(…) alone"
-        for other in ("ema", "swa", "sync", "step"):
+        for other in ("average", "sync", "step"):
             yield other, getattr(job, other) is None, f"does not go with {name}, whose own average is what is kept"
     if (plateau := plateau_of(job)) is not None:
         yield from _measured("schedule", job, plateau.metric, lower_is_better=plateau.lower_is_better)
@@ -419,14 +402,15 @@ def _training_control(job: Job) -> Iterator[_Check]:
 
 def _selection(job: Job) -> Iterator[_Check]:
     """The choice of the weights that a run keeps."""
-    given: object = job.select
+    given: object = job.evaluation.select
     if given in ("best", "last"):
         return
     known = _measures(job)
     is_known = isinstance(given, str) and measure_of(job, given).partition("[")[0] in known
-    yield "select", is_known, f'wanted "best" or "last", or a measure ({", ".join(known)}), got {given!r}'
+    wanted = f'"best" or "last", or a measure ({", ".join(known)})'
+    yield "evaluation", is_known, f"Evaluation(select=…): wanted {wanted}, got {given!r}"
     if isinstance(given, str):
-        yield from _measured("select", job, given, lower_is_better=None)
+        yield from _measured("evaluation", job, given, lower_is_better=None)
 
 
 def measure_of(job: Job, metric: str) -> str:
@@ -462,7 +446,7 @@ def _stops(job: Job) -> Iterator[_Check]:
 def _measures(job: Job) -> list[str]:
     """Names of the measures of an evaluation."""
     metrics = job.metrics if isinstance(job.metrics, list | tuple) else ()
-    return [*(["loss"] if job.loss is not None else []), *map(metric_name, metrics)]
+    return [*(["loss"] if job.objective.loss is not None else []), *map(metric_name, metrics)]
 
 
 def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None) -> Iterator[_Check]:
@@ -476,5 +460,5 @@ def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None
     of_sets = f", each also with its set before it: {'/…, '.join(sets)}/…" if sets else ""
     yield field, is_known, f"{metric!r} is none of this job's measures: {', '.join(known)}{of_sets}"
     has_direction = direction_of(name, metrics, lower_is_better) is not None
-    say = "give the metric an attribute lower_is_better" if field == "select" else "lower_is_better=True or False"
+    say = "give the metric an attribute lower_is_better" if field == "evaluation" else "lower_is_better=True or False"
     yield field, has_direction or not is_known, f"say of {metric!r} which way is better: {say}"

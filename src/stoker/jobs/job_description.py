@@ -17,17 +17,26 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.batch_size import AutoBatch, TokenBatch
 from stoker.jobs.code_digest import name_of, source_digest
+from stoker.jobs.earlier_names import SPELLINGS
 from stoker.jobs.job import Job
+from stoker.jobs.sampling import Sampling
 from stoker.records import digest
 from stoker.records.codec import JSON
 
-_NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
+NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
 
+KEYS = (
+    "loss", "optimizer", "batch", "until", "step", "metrics", "schedule", "augment", "mix", "label_smoothing",
+    "clip_norm", "penalty", "ema", "swa", "stop", "freeze", "coupling_group", "sync", "loss_scope", "inputs", "target",
+    "collate", "sampling", "lengths", "evaluate_every", "select", "keep_every", "on_non_finite", "recipe", "seed",
+)  # fmt: skip
+"""Keys of a description, in their order: the names that these settings had when the first runs were written."""
+
 _LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")
-"""Fields that were added later, and are left out if they are None, so that specs without them stay the same."""
+"""Settings that were added later, and are left out if they are None, so that specs without them stay the same."""
 
 _WORDS = ("torch.dtype", "torch.device")
 """Types whose values are described by their text. By name: jobs are described without torch."""
@@ -35,11 +44,11 @@ _WORDS = ("torch.dtype", "torch.device")
 
 def describe_settings(job: Job) -> dict[str, JSON]:
     """All settings of a Job as JSON, except its model and data, which are identified by content."""
-    left_out = {*_NOT_SETTINGS, *(name for name in _LATER if getattr(job, name) is None)}
-    if not job.stop:
-        left_out.add("stop")
-    fields = (field.name for field in dataclasses.fields(job) if field.name not in left_out)
-    return {name: describe(getattr(job, name)) for name in fields}
+    settings = {key: SPELLINGS[key].read(job) if key in SPELLINGS else getattr(job, key) for key in KEYS}
+    settings["loss"] = job.objective.loss
+    settings["sampling"] = job.sampling if isinstance(job.sampling, Sampling) else None
+    left_out = {key for key in _LATER if settings[key] is None} | ({"stop"} if not job.stop else set())
+    return {key: describe(value) for key, value in settings.items() if key not in left_out}
 
 
 def describe(value: Any) -> JSON:
@@ -49,8 +58,8 @@ def describe(value: Any) -> JSON:
 
 def _describe(value: Any, within: tuple[int, ...]) -> JSON:
     """`within` are the ids on the path to `value`: a function may close over itself."""
-    if isinstance(value, TokenBatch):  # its integer value depends on the data
-        return {"tokens": value.num_tokens, "padded": value.is_padded, "length_of": _describe(value.length_of, within)}
+    if isinstance(value, AutoBatch | TokenBatch):
+        return _describe_batch(value, within)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, PurePath | enum.Enum) or name_of(type(value)) in _WORDS:
@@ -74,6 +83,13 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
     if all(hasattr(value, name) for name in ("shape", "dtype", "tolist")):
         return {"type": name_of(type(value)), **_content(value)}
     return _describe_object(value, within)
+
+
+def _describe_batch(batch: AutoBatch | TokenBatch, within: tuple[int, ...]) -> JSON:
+    """An open batch by its base; one of tokens without its number of samples, which depends on the data."""
+    if isinstance(batch, AutoBatch):
+        return batch.base
+    return {"tokens": batch.num_tokens, "padded": batch.is_padded, "length_of": _describe(batch.length_of, within)}
 
 
 def _describe_mapping(value: Mapping[Any, Any], within: tuple[int, ...]) -> JSON:

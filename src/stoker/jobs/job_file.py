@@ -202,10 +202,8 @@ def _type_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     hint, default = parameter.annotation, parameter.default
     if hint is not inspect.Parameter.empty:
         alone = types.SimpleNamespace(__annotations__={"it": hint})
-        try:
+        with contextlib.suppress(NameError, AttributeError, SyntaxError, TypeError):  # known to the type checker only
             return typing.get_type_hints(alone, globalns=getattr(function, "__globals__", {}))["it"]
-        except (NameError, AttributeError, SyntaxError, TypeError):  # known to the type checker only
-            pass
     return str if default is inspect.Parameter.empty or default is None else type(default)
 
 

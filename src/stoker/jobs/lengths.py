@@ -92,19 +92,20 @@ packed = Packed
 
 
 def length_checks(job: Any) -> Iterator[tuple[str, bool, str]]:
-    """Checks of sampling and lengths: the field, whether it is valid, and the problem if not."""
-    sampling, lengths, batch = job.sampling, job.lengths, job.batch
-    is_sampling = sampling is None or isinstance(sampling, Sampling)
-    yield "sampling", is_sampling, f"wanted stoker.sampling.balanced(), weighted(…) or stratified(), got {sampling!r}"
-    is_arrangement = lengths is None or isinstance(lengths, Arrangement)
-    yield "lengths", is_arrangement, f"wanted stoker.lengths.bucketed(…) or packed(…), got {lengths!r}"
-    is_one = sampling is None or lengths is None
-    yield "lengths", is_one, "samples that are bucketed or packed come once an epoch each; leave out sampling"
-    is_stacked = not isinstance(lengths, Packed) or job.collate is None
-    yield "collate", is_stacked, "packed rows are of one length, and stacked as they are; leave it out, or lengths"
+    """Checks of sampling by choice or by length: the field, whether it is valid, and the problem if not."""
+    sampling, batch = job.sampling, job.batch
+    is_sampling = sampling is None or isinstance(sampling, Sampling | Arrangement)
+    ways = "stoker.sampling.balanced(), weighted(…) or stratified(), stoker.lengths.bucketed(…) or packed(…)"
+    yield "sampling", is_sampling, f"wanted {ways}, got {sampling!r}"
+    is_stacked = not isinstance(sampling, Packed) or job.fields.collate is None
+    yield (
+        "fields",
+        is_stacked,
+        "Fields(collate=…): packed rows are of one length, and stacked as they are; leave it out, or lengths",
+    )
     is_fixed = type(batch) is int or isinstance(batch, TokenBatch)
     wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
-    yield "lengths", is_fixed or not isinstance(lengths, Bucketed), f"{wanted}, got {batch!r}"
+    yield "sampling", is_fixed or not isinstance(sampling, Bucketed), f"{wanted}, got {batch!r}"
 
 
 def _require_count(name: str, value: object) -> None:

@@ -15,13 +15,13 @@ from stoker.errors import BadSetting
 
 
 def plain_number(value: Any) -> Any:
-    """A NumPy scalar as a Python number; anything else, subclasses of `int` included, unchanged.
+    """A NumPy scalar as a Python number; anything else unchanged.
 
     >>> from fractions import Fraction
     >>> plain_number(Fraction(1, 4)), plain_number(32), plain_number("32"), plain_number(True)
     (0.25, 32, '32', True)
     """
-    if isinstance(value, int):  # a bool, or a number that knows more, such as stoker.tokens
+    if isinstance(value, int):
         return value
     if isinstance(value, numbers.Integral):
         return operator.index(value)

@@ -36,7 +36,7 @@ _SHARES = ("alpha", "rho", "beta2")
 _NOT_NEGATIVE = (
     "weight_decay", "momentum", "dampening", "eps", "lr_decay", "initial_accumulator_value", "momentum_decay",
 )  # fmt: skip
-_FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay")
+_FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay", "normalize")
 """Settings by their range; others are checked in their class."""
 
 OMIT_FROM_SPEC = {"unsaid": True}
@@ -108,6 +108,10 @@ def require_valid_setting(name: str, value: object, *, of: str = "") -> None:
         is_right = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_share, value))
     elif name in _FLAGS:
         expected, is_right = "True or False", isinstance(value, bool)
+    elif name == "beta2_decay":
+        expected, is_right = "finite and not positive", is_number(value) and -math.inf < value <= 0
+    elif name == "d":
+        expected, is_right = "finite and at least 1", is_number(value) and 1 <= value < math.inf
     else:
         return
     if not is_right:
@@ -148,8 +152,8 @@ def _takes_name_and_parameter(group: object) -> bool:
         inspect.signature(group).bind("name", None)
     except TypeError:
         return False
-    except ValueError:  # built in, without a signature
-        pass
+    except ValueError:
+        return True  # built in, without a signature: it may take them
     return True
 
 
@@ -243,6 +247,9 @@ class Muon(Optimizer):
             raise BadSetting(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
         if self.adjust not in ("original", "match_rms_adamw", "none"):
             raise BadSetting(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
+        patterns: object = self.beside
+        if not (isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)):
+            raise BadSetting(f'beside is a list of name patterns, such as ["head.*"], got {patterns!r}')
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `stoker.stepping.muon.Muon` for the matrices."""
@@ -334,8 +341,8 @@ class ScheduleFree(Optimizer):
     """Base of the schedule-free optimisers: no schedule; the average of the weights is evaluated, exported and kept.
 
     Gradients are taken between the moving weights and their average, at the share `beta` of the way to the average. The
-    average replaces a falling rate: it goes with a constant rate and `schedules.warmup`, no other schedule, no `ema`
-    and no `swa`. Batch norms get their own running statistics at the average, as with `stoker.SWA`.
+    average replaces a falling rate: it goes with a constant rate and `schedules.warmup`, no other schedule, no
+    `average`. Batch norms get their own running statistics at the average, as with `stoker.SWA`.
     Source: Defazio et al. 2024, "The Road Less Scheduled", https://arxiv.org/abs/2405.15682; an update counts in the
     average by the square of the largest rate so far, as in the authors' code (`weight_lr_power=2`, `r=0`).
     """
@@ -346,7 +353,7 @@ class ScheduleFree(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.beta < 1:
+        if not (is_number(self.beta) and 0 < self.beta < 1):
             raise BadSetting(f"beta is a share of the way to the average, in (0, 1), got {self.beta}")
 
 

@@ -1,6 +1,6 @@
 """Regularization settings of a Job: penalties on weights, and mixing of samples (mixup, CutMix).
 
-Penalties (`Job(penalty=…)`) are added once per update, for any micro-batches.
+Penalties (`stoker.Objective(penalty=…)`) are added once per update, for any micro-batches.
 
 An optimiser's `weight_decay` differs: for SGD it is the gradient of L2, for AdamW it is decoupled.
 
@@ -125,17 +125,17 @@ def mixes_of(given: Mix | Sequence[Mix] | None) -> tuple[Mix, ...]:
 
 def mix_checks(job: Any) -> Iterator[tuple[str, bool, str]]:
     """Checks of Job(mix=…) with the other settings: the field, whether it is valid, and the problem if not."""
-    mix, inputs = job.mix, job.inputs
+    mix, inputs = job.mix, job.fields.inputs
     if mix is None:
         return
     is_list = isinstance(mix, list | tuple) and len(mix) > 0
     is_mix = isinstance(mix, Mix) or (is_list and all(isinstance(item, Mix) for item in mix))
     yield "mix", is_mix, f"wanted stoker.transforms.Mixup(…), CutMix(…) or a list of these, got {mix!r}"
     yield "mix", job.step is None, "a step of the job's own mixes its batches itself"
-    is_sum = job.loss_scope != "batch"
+    is_sum = job.objective.scope != "batch"
     yield "mix", is_sum, "a loss over the whole batch is no sum over samples, which is what is mixed"
     why = 'samples are mixed with the loss of each, which a model with loss="own" does not give'
-    yield "mix", job.loss != "own", why
+    yield "mix", job.objective.loss != "own", why
     names = inputs if isinstance(inputs, list | tuple) else ()
     listed = ", ".join(map(repr, names))
     yield "mix", len(names) <= 1, f"goes with one input, and this job has {len(names)}: {listed}"

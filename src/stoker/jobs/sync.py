@@ -5,7 +5,7 @@ communication; after an interval all sites take over their average progress. Tha
 to the Job.
 Use when: one update is shorter than summing its gradients over the link.
 Costs: two copies of the parameters on each site; a somewhat higher loss with longer intervals and more sites.
-Does not combine with: an average of the weights (`ema`), a step of the job's own, skipping or rolling back updates,
+Does not combine with: an average of the weights (`average`), a step of the job's own, skipping or rolling back updates,
 layouts other than replicas, samples that are coupled over more of a batch than one site takes.
 Sources: local SGD, Stich 2018, https://arxiv.org/abs/1805.09767; DiLoCo, Douillard et al. 2023,
 https://arxiv.org/abs/2311.08105; fragments and overlap, Douillard et al. 2025, https://arxiv.org/abs/2501.18512.

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from stoker.errors import BadJob
+from stoker.jobs.fields import Fields
 from stoker.jobs.regularization import Mix
 from stoker.jobs.run_length import Extent
-from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors, take
+from stoker.loading.fields import Content, can_be_cut, cut, is_row_of_tensors, map_tensors, take
 from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
@@ -218,7 +219,7 @@ class Batch:
         if not (stop - start == size or can_be_cut(self.content, size)):
             raise BadJob(
                 f"a batch of {size} samples cannot be cut: no tensor in it has {size} rows",
-                remedy="Let Job(collate=…) give tensors [B, ...], or declare Job(loss_scope='batch').",
+                remedy="Let stoker.Fields(collate=…) give tensors [B, ...], or declare Objective(loss, scope='batch').",
             )
         # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
         return self.pipeline(cut(self.content, start, stop, size), self.epoch, self.indices[start:stop])

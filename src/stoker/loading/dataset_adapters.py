@@ -47,7 +47,7 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
     is_loaded = hasattr(data, "arrays") and hasattr(data, "prepare")  # one of stoker.data
     if collate is not None and (is_of_arrays or is_loaded or _is_array(data)):
         raise BadJob(
-            f"Job(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
+            f"stoker.Fields(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
             remedy="Leave collate out, or give a dataset with __len__ and __getitem__.",
         )
     if is_loaded:

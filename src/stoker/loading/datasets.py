@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,12 @@ from stoker.jobs import Holdout, Job
 from stoker.jobs.batch_size import AutoBatch, TokenBatch
 from stoker.jobs.lengths import Bucketed, Packed
 from stoker.jobs.run_length import Extent
+from stoker.jobs.sampling import Sampling
 from stoker.loading.dataset_adapters import SourceSamples, as_samples
-from stoker.loading.fields import Fields
-from stoker.loading.labels import held_out_by_class, labels_of
-from stoker.loading.lengths import BucketedSamples, PackedSamples, first_dimension, lengths_of
+from stoker.loading.lengths import BucketedOrder, PackedSamples, first_dimension, lengths_of
 from stoker.loading.order import Indices
-from stoker.loading.samples import RearrangedSamples, Samples, SampleSubset, hold_out, rows_of
-from stoker.loading.sampling import DrawnSamples, sampled
+from stoker.loading.samples import OrderedSamples, RearrangedSamples, Samples, SampleSubset, hold_out, rows_of
+from stoker.loading.sampling import DrawnSamples, held_out_by_class, labels_of, sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
 
@@ -62,6 +62,8 @@ def datasets_of(job: Job) -> Datasets:
     Raises:
         BadJob: data of an unsupported kind, of mismatched lengths, or empty.
     """
+    if is_stream(job.data):
+        _require_indexed(job)
     whole = _samples(job, job.data, "data")
     train, held_out = whole, dict[str, Samples]()
     for split, given in job.validation.items():
@@ -80,28 +82,27 @@ def datasets_of(job: Job) -> Datasets:
     test = None if job.test is None else _samples(job, job.test, "test")
     _require_separate_streams({"data": whole, **held_out, "test": test})
     note = getattr(job.data, "note", None)
-    if isinstance(train, StreamSamples):
-        _require_indexed(job)
-    elif job.sampling is not None:
+    if isinstance(job.sampling, Sampling):
         train = sampled(train, whole, job)
-    elif isinstance(job.batch, TokenBatch) and not isinstance(job.lengths, Packed):
+    elif isinstance(job.batch, TokenBatch) and not isinstance(job.sampling, Packed):
         train = in_token_batches(train, whole, job)
-    elif isinstance(job.lengths, Bucketed):
-        lengths = rows_of(train, lengths_of(whole, job.lengths.length_of, "data"))
-        train = BucketedSamples(train, lengths, job.batch, job.lengths.window)
-    elif isinstance(job.lengths, Packed):
-        return _packed(job, job.lengths, whole, Datasets(train, held_out, test, note))
+    elif isinstance(job.sampling, Bucketed):
+        lengths = rows_of(train, lengths_of(whole, job.sampling.length_of, "data"))
+        order = partial(BucketedOrder, lengths, job.batch_size, job.sampling.window)
+        train = OrderedSamples(train, "bucketed", order)
+    elif isinstance(job.sampling, Packed):
+        return _packed(job, job.sampling, whole, Datasets(train, held_out, test, note))
     return Datasets(train, held_out, test, note)
 
 
 def _samples(job: Job, data: Any, what: str) -> Samples:
     if not is_stream(data):
-        return as_samples(data, what=what, collate=job.collate, seed=job.seed)
+        return as_samples(data, what=what, collate=job.fields.collate, seed=job.seed)
     length = None
     if what == "data" and job.until.unit in ("samples", "updates"):  # then the samples of the whole run are known
-        updates = job.until.value / (job.batch if job.until.unit == "samples" else 1)
-        length = math.ceil(updates) * job.batch
-    return as_stream(data, what=what, collate=job.collate, seed=job.seed, length=length)
+        updates = job.until.value / (job.batch_size if job.until.unit == "samples" else 1)
+        length = math.ceil(updates) * job.batch_size
+    return as_stream(data, what=what, collate=job.fields.collate, seed=job.seed, length=length)
 
 
 def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
@@ -118,12 +119,11 @@ def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
 
 def _require_indexed(job: Job) -> None:
     """Raise BadJob for settings that choose samples by number, which a stream has not."""
-    for name in ("sampling", "lengths"):
-        if getattr(job, name) is not None:
-            raise BadJob(
-                f"Job({name}=…) chooses among all samples, and data is a stream",
-                remedy="Do it within the stream, or give data with __len__ and __getitem__.",
-            )
+    if job.sampling is not None:
+        raise BadJob(
+            "Job(sampling=…) chooses among all samples, and data is a stream",
+            remedy="Do it within the stream, or give data with __len__ and __getitem__.",
+        )
     if isinstance(job.batch, TokenBatch):
         raise BadJob(
             f"Job(batch={job.batch!r}) goes by the lengths of all samples, and data is a stream",
@@ -138,7 +138,7 @@ def _require_indexed(job: Job) -> None:
 
 def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datasets:
     """The sets with their samples packed into rows, each by its own lengths."""
-    fields, length_of = Fields(job.inputs, job.target), settings.length_of
+    fields, length_of = job.fields, settings.length_of
     lengths = lengths_of(whole, length_of, "data")
 
     def rows(samples: Samples, what: str) -> Samples:
@@ -165,7 +165,7 @@ def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:
     few = np.arange(min(_LOOKED_AT, len(whole)), dtype=np.int64)
     if [first_dimension(sample) for sample in whole.items(few, 0)] != lengths[few].tolist():
         raise BadJob(
-            f"packed(length_of=…) lists lengths of data, whose samples are padded beyond; of {what} nobody says them",
+            f"packed(length_of=…) lists lengths of data, whose samples are padded beyond; those of {what} are unknown",
             remedy="Give length_of=… as a function of a sample, such as one that counts its attention mask.",
         )
 

@@ -16,19 +16,19 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.fields import Fields
 from stoker.jobs.lengths import Bucketed, Packed, bucketed, packed
-from stoker.loading.fields import Content, Fields
+from stoker.loading.fields import Content
 from stoker.loading.order import (
     EpochOrder,
     Indices,
     KeyedPermutation,
-    Order,
     RandomStream,
     key_of,
     keys_of_samples,
     require_within,
 )
-from stoker.loading.samples import BadSample, RearrangedSamples, Samples
+from stoker.loading.samples import BadSample, Samples
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
 
@@ -118,12 +118,12 @@ def padded(
 
 def has_one_shape(job: Job, train: Samples) -> bool:
     """Whether all whole batches of the job have one shape, judged by its settings."""
-    if isinstance(job.batch, TokenBatch) and not isinstance(job.lengths, Packed):
+    if isinstance(job.batch, TokenBatch) and not isinstance(job.sampling, Packed):
         return False
-    if train.is_in_memory or isinstance(job.lengths, Packed):
+    if train.is_in_memory or isinstance(job.sampling, Packed):
         return True
-    pads_as_it_comes = isinstance(job.collate, Padded) and job.collate.to is None
-    return not (pads_as_it_comes or isinstance(job.lengths, Bucketed))
+    pads_as_it_comes = isinstance(job.fields.collate, Padded) and job.fields.collate.to is None
+    return not (pads_as_it_comes or isinstance(job.sampling, Bucketed))
 
 
 def segment_mask(segment_ids_BT: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
@@ -225,18 +225,6 @@ def first_dimension(sample: Any) -> int:
         ) from problem
 
 
-class BucketedSamples(RearrangedSamples):
-    """The samples of another, in batches of similar lengths."""
-
-    def __init__(self, whole: Samples, lengths: Indices, batch: int, window: int) -> None:
-        super().__init__(whole, "bucketed")
-        self._lengths, self._batch, self._window = lengths, batch, window
-
-    def order(self, seed: int) -> Order:
-        """Windows of the keyed order, sorted."""
-        return BucketedOrder(self._lengths, self._batch, self._window, seed)
-
-
 class BucketedOrder:
     """The keyed permutation of an epoch, each window of it sorted by length and cut into batches in a keyed order.
 
@@ -299,7 +287,7 @@ class PackedSamples(Samples):
             )
         if isinstance(fields.target, int):
             raise BadJob(
-                f"Job(target={fields.target}) with packed rows, which are (inputs…, {POSITIONS}, {SEGMENTS}, target)",
+                f"Fields(target={fields.target}) with packed rows of (inputs…, {POSITIONS}, {SEGMENTS}, target)",
                 remedy="Leave target out: of samples that are tuples the last entry is the target.",
             )
         self.whole = whole

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from stoker.errors import BadJob
+from stoker.jobs.fields import Fields
 from stoker.jobs.regularization import CutMix, Mix
-from stoker.loading.fields import Content, Fields
+from stoker.loading.fields import Content
 from stoker.loading.order import (
     Indices,
     KeyedPermutation,
@@ -150,7 +151,7 @@ def _only_input(content: Content, fields: Fields) -> Any:
     if len(given) != 1:
         raise BadJob(
             f"Job(mix=…) goes with one input, and the model takes {len(given)}",
-            remedy="Name the one that the model takes: Job(inputs=…), or leave mix out.",
+            remedy="Name the one that the model takes: stoker.Fields(inputs=…), or leave mix out.",
         )
     return given[0]
 

@@ -294,6 +294,18 @@ class RearrangedSamples(Samples):
         return placed
 
 
+class OrderedSamples(RearrangedSamples):
+    """The samples of another in an order of their own: `order_of` makes it from the job's seed."""
+
+    def __init__(self, whole: Samples, how: str, order_of: Callable[[int], Order]) -> None:
+        super().__init__(whole, how)
+        self._order_of = order_of
+
+    def order(self, seed: int) -> Order:
+        """The order of each epoch."""
+        return self._order_of(seed)
+
+
 class SampleSubset(RearrangedSamples):
     """Samples `indices` of another."""
 
@@ -365,7 +377,7 @@ def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
 
 
-def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str] = str) -> str | None:
+def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str]) -> str | None:
     """The first two samples that differ in shape, or None."""
     shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves_of(item)] for item in items]
     for place, shape in enumerate(shapes):
@@ -379,7 +391,7 @@ def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[
         first, other = (0, place) if indices is None else (int(indices[0]), int(indices[place]))
         return (
             f"samples {named(first)} and {named(other)} differ in {difference}; "
-            "make them equal in the dataset, or give Job(collate=…) that pads them"
+            "make them equal in the dataset, or give stoker.Fields(collate=…) that pads them"
         )
     return None
 

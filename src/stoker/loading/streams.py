@@ -3,7 +3,7 @@
 What: on resume a stream is read again up to the batch (*stream*), or positioned by its own state, which is kept with
 each checkpoint (*seekable*). Use when: samples have no index, such as data from a network. Costs: a stream without a
 state is replayed on resume; each of several processes reads all of it and takes its share.
-Does not combine with: loader workers beyond one, a holdout, `sampling` and `lengths`, batch="auto".
+Does not combine with: loader workers beyond one, a holdout, `sampling`, batch="auto".
 Source: the state protocol is the one of torchdata's stateful data sets, https://github.com/meta-pytorch/data.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.data.streams import StreamSource
+from stoker.data.files.source import StreamSource
 from stoker.errors import BadJob
 from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content

@@ -95,7 +95,7 @@ def in_token_batches(train: Samples, whole: Samples, job: Job) -> Samples:
     batch = job.batch
     if not isinstance(batch, TokenBatch):
         raise TypeError(f"this batch is a number of samples: {batch}")
-    bucketed = job.lengths if isinstance(job.lengths, Bucketed) else None
+    bucketed = job.sampling if isinstance(job.sampling, Bucketed) else None
     lengths = rows_of(train, lengths_of(whole, bucketed.length_of if bucketed else batch.length_of, "data"))
     longest = int(lengths.argmax())
     if lengths[longest] > batch.num_tokens:
@@ -124,19 +124,20 @@ def rows_in_batch(batch: TokenBatch, packed: Packed) -> int:
 
 def extent_of(train: Samples, job: Job) -> Extent:
     """The shape of the job's run over `train`."""
-    batch: int = job.batch
+    batch = job.batch
     if isinstance(batch, TokenBatch):
         if isinstance(train, TokenBatchSamples):
             return TokenExtent(len(train), int(train.layout.sizes.max()), train.layout)
-        if isinstance(job.lengths, Packed):
-            return Extent(len(train), rows_in_batch(batch, job.lengths))
-    return Extent(len(train), batch)
+        if isinstance(job.sampling, Packed):
+            return Extent(len(train), rows_in_batch(batch, job.sampling))
+    return Extent(len(train), job.batch_size)
 
 
 def with_batch_in_samples(job: Job, train: Samples) -> Job:
     """The job, with a batch stated in tokens extended by its largest number of samples."""
-    batch: int = job.batch
-    return replace(job, batch=batch.of(extent_of(train, job).batch)) if isinstance(batch, TokenBatch) else job
+    if not isinstance(job.batch, TokenBatch):
+        return job
+    return replace(job, batch=replace(job.batch, num_samples=extent_of(train, job).batch))
 
 
 def mean_samples(job: Job, train: Samples) -> float:

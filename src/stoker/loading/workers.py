@@ -37,6 +37,7 @@ from stoker.errors import RunFailed
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
+from stoker.store.child_process import exit_in_words
 
 _MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a new directory in it
 """Longest path of a socket on Linux [bytes] (unix(7)), and a directory for use when `$TMPDIR` is too long."""
@@ -289,7 +290,8 @@ def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, fold
         os._exit(0)
     multiprocessing.util.Finalize(None, _remove_as_orphan, (folder, trainer), exitpriority=-200)
     torch.set_num_threads(1)
-    write_stacks_when_asked(stacks)
+    if stacks is not None:  # on SIGUSR1 the stacks of all threads are written there
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
     def exit_if_over(_number: int, _frame: FrameType | None) -> None:
         if is_over.value:
@@ -388,16 +390,10 @@ class WorkerWatch:
         dead = [worker for worker in self._workers if not worker.is_alive()]
         if "DataLoader worker" in str(error):
             return str(error).splitlines()[0].strip()
-        return f"a loader worker ended with {dead[0].exitcode}" if dead else None
+        return f"a loader worker {exit_in_words(dead[0].exitcode)}" if dead else None
 
     def _alive(self) -> list[BaseProcess]:
         return [worker for worker in self._workers if worker.pid is not None and worker.is_alive()]
-
-
-def write_stacks_when_asked(descriptor: int | None) -> None:
-    """In a worker: on SIGUSR1 write the stacks of all threads to `descriptor`."""
-    if descriptor is not None:
-        faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True)
 
 
 def named(indices: Indices) -> str:

@@ -6,22 +6,20 @@ Source: KServe, Open Inference Protocol v2, REST and its binary tensor data exte
 from __future__ import annotations
 
 import json
-import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.artifacts import datatype_of, dtype_of
-from stoker.artifacts.dtypes import Arrays
+from stoker.artifacts.dtypes import Arrays, to_raw
 from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.http_connection import Address, ask
 from stoker.loadtesting.load_generator import Payload
 from stoker.records import BATCH, TensorSpec, from_json
+from stoker.records.codec import parsed
 
 NUM_DRAWN = 64
 """Number of requests of random sizes; they are sent in turn."""
@@ -42,13 +40,13 @@ def from_file(path: Path) -> Arrays:
         ) from error
 
 
-def made_up(specs: Sequence[TensorSpec], *, rows: int = 8, seed: int = 0) -> Arrays:
+def made_up(specs: Sequence[TensorSpec], *, rows: int = 8) -> Arrays:
     """Random inputs: floats from the standard normal distribution, ones for any other type.
 
     Named dimensions have 16 elements, until `sized` changes them. Not representative of a model whose time depends on
     the values.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     arrays: Arrays = {}
     for spec in specs:
         shape = tuple(rows if dim == BATCH else dim if isinstance(dim, int) else 16 for dim in spec.shape)
@@ -100,9 +98,7 @@ def whole_requests(arrays: Arrays, specs: Sequence[TensorSpec], rows: int = 1) -
     return [{name: array[index, ...] for name, array in arrays.items()} for index in range(counts.pop()[0])]
 
 
-def sized(
-    requests: Sequence[Arrays], specs: Sequence[TensorSpec], sizes: Mapping[str, Sequence[int]], *, seed: int = 0
-) -> list[Arrays]:
+def sized(requests: Sequence[Arrays], specs: Sequence[TensorSpec], sizes: Mapping[str, Sequence[int]]) -> list[Arrays]:
     """`NUM_DRAWN` requests whose named dimensions have sizes drawn uniformly from `sizes`; unchanged without `sizes`.
 
     A dimension is cut, or repeated from its beginning.
@@ -115,7 +111,7 @@ def sized(
     named = {dim for spec in specs for dim in spec.shape if isinstance(dim, str)} - {BATCH}
     if unknown := sizes.keys() - named:
         raise BadJob(f"--sizes: the model has no dimension {sorted(unknown)}; those that vary are {sorted(named)}")
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     resized = []
     for number in range(NUM_DRAWN):
         drawn = {name: int(random.choice(options)) for name, options in sizes.items()}
@@ -168,7 +164,7 @@ def infer_payload(
                 f"input {name!r} has elements of type {array.dtype}, which the protocol does not have",
                 remedy="Convert it, to float32 for example.",
             ) from None
-        content = raw_bytes(array)
+        content = bytes(to_raw(array.astype(dtype_of(datatype), copy=False)))
         size = {"binary_data_size": len(content)}
         heads.append({"name": name, "shape": list(array.shape), "datatype": datatype, "parameters": size})
         contents.append(content)
@@ -199,14 +195,6 @@ def http_request(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def raw_bytes(array: NDArray[Any]) -> bytes:
-    """An array in the binary extension's form: little-endian, row-major; each string after its length."""
-    if datatype_of(array.dtype) == "BYTES":
-        elements = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
-        return b"".join(struct.pack("<I", len(element)) + element for element in elements)
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
-
-
 def input_specs(address: Address, model: str, headers: Mapping[str, str] | None = None) -> tuple[TensorSpec, ...]:
     """The inputs of a served model, from its metadata.
 
@@ -225,7 +213,7 @@ def input_specs(address: Address, model: str, headers: Mapping[str, str] | None 
             remedy="Name a model with --model; GET /v2/models or the repository's index tells which there are.",
         )
     try:
-        document = json.loads(answer.body)
+        document = parsed(answer.body)
         tensors = [*document["inputs"], *document.get("outputs", ())]
         names = {0: BATCH} if all(tensor["shape"][:1] == [-1] for tensor in tensors) else {}
         specs = []

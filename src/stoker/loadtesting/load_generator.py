@@ -16,7 +16,7 @@ import select
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -81,14 +81,13 @@ def open_loop(
     *,
     connections: int,
     limits: LoadLimits,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> LoadTrace:
     """Send a request at each of the times `due` [s], payloads in turn, over at most `connections` connections.
 
     Raises:
         ServiceError: a connection cannot be opened.
     """
-    return _Driver(address, payloads, due.tolist(), connections, limits, clock).run(until=0.0)
+    return _Driver(address, payloads, due.tolist(), connections, limits).run(until=0.0)
 
 
 def closed_loop(
@@ -98,14 +97,13 @@ def closed_loop(
     connections: int,
     seconds: float,
     limits: LoadLimits,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> LoadTrace:
     """`connections` callers, each sending its next request once the last is answered, for `seconds`.
 
     Raises:
         ServiceError: a connection cannot be opened.
     """
-    return _Driver(address, payloads, [0.0] * connections, connections, limits, clock).run(until=seconds)
+    return _Driver(address, payloads, [0.0] * connections, connections, limits).run(until=seconds)
 
 
 class _Driver:
@@ -118,9 +116,8 @@ class _Driver:
         due: list[float],
         connections: int,
         limits: LoadLimits,
-        clock: Callable[[], float],
     ) -> None:
-        self._address, self._payloads, self._limits, self._clock = address, payloads, limits, clock
+        self._address, self._payloads, self._limits = address, payloads, limits
         self._due = due
         self._trace = LoadTrace(due=due)
         self._next = 0
@@ -153,7 +150,7 @@ class _Driver:
         had_gc = gc.isenabled()
         gc.disable()  # a collection would stall this thread and add to every latency of that moment
         cpu_s = time.thread_time()
-        self._began = self._clock()
+        self._began = time.perf_counter()
         try:
             while self._go_on():
                 self._wait()
@@ -274,7 +271,7 @@ class _Driver:
             self._due.append(now)
 
     def _now(self) -> float:
-        return self._clock() - self._began
+        return time.perf_counter() - self._began
 
     def _drop(self, connection: ClientConnection) -> None:
         self._selector.unregister(connection)

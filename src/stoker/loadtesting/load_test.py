@@ -31,6 +31,7 @@ from stoker.loadtesting.serving_limit import SettingsSearch, highest_rate, probe
 from stoker.records import BATCH, ServiceSettings
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
 from stoker.serving.repository import model_settings
+from stoker.serving.repository.discovery import find_models
 
 MOST_CALLERS = 900
 """Limit on connections: `select` handles 1024 files."""
@@ -205,11 +206,7 @@ def _require_one(rate: float | None, callers: int | None) -> None:
 
 def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:
     """A model's directory and its newest version."""
-    if artifacts.versions(models):
-        by_name = {models.resolve().name: models}
-    else:
-        paths = sorted(models.iterdir()) if models.is_dir() else []
-        by_name = {path.name: path for path in paths if not path.name.startswith(".") and artifacts.versions(path)}
+    by_name = find_models((models,)).models
     if not by_name:
         artifacts.read(models)  # raises with what is missing
     if not name and len(by_name) > 1:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -14,6 +11,7 @@ from typing import TypeVar
 
 from stoker.devices.cpu import ticks_of
 from stoker.errors import ServiceError, StokerError
+from stoker.store.child_process import ChildProcess, Raised
 
 O = TypeVar("O")  # noqa: E741 - options
 S = TypeVar("S")
@@ -37,31 +35,23 @@ def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
         StokerError: what `run` raised instead of announcing.
         ServiceError: the process ended, or was silent for two minutes.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(run, options, there), name="stoker-service", daemon=True)
-    process.start()
-    there.close()
+    process = ChildProcess(_serve, run, options, name="stoker-service", talks=True)
     try:
-        if not here.poll(_START_S):
+        if not process.pipe.poll(_START_S):
             raise ServiceError(f"the service was not up after {_START_S:g} s")
-        try:
-            announced = here.recv()
-        except EOFError:
+        announced = process.receive()
+        if announced is None:
             raise ServiceError(
                 "the service ended before it was up", remedy="`stoker serve` with the same models shows why."
-            ) from None
+            )
         if isinstance(announced, StokerError):
-            raise announced
-        yield announced, process.pid or 0
+            raise ServiceError(announced.message, remedy=announced.remedy)
+        if isinstance(announced, Raised):
+            raise ServiceError(f"the service raised {announced.words}")
+        yield announced, process.pid
     finally:
-        here.close()
-        process.terminate()
-        process.join(_STOP_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
+        process.stop()
+        process.close(_STOP_S)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -73,17 +63,5 @@ def cpu_seconds(pid: int) -> float:
     return ticks_of(stat) / os.sysconf("SC_CLK_TCK")
 
 
-def _child(run: Run[O, S], options: O, pipe: connection.Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        run(options, pipe.send)
-    except StokerError as error:
-        # Not the error itself: a subclass may take other arguments than it keeps, and then cannot be unpickled.
-        pipe.send(ServiceError(error.message, remedy=error.remedy))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+def _serve(run: Run[O, S], options: O, pipe: connection.Connection) -> None:
+    run(options, pipe.send)

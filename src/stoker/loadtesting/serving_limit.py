@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from stoker.errors import StokerError
 from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, least_requests, with_callers
@@ -31,12 +30,11 @@ _FIRST_SHARE = 0.7
 _BACK_OFF = 0.93
 
 
-class Start(Protocol):
-    """Serves a model with given settings until the context ends; gives the target to measure."""
+Start = Callable[[ServiceSettings], AbstractContextManager[LoadTarget]]
+"""Serves a model with given settings until the context ends; gives the target to measure.
 
-    def __call__(self, settings: ServiceSettings) -> AbstractContextManager[LoadTarget]:
-        """Raises StokerError if the service does not start."""
-        ...
+Raises StokerError if the service does not start.
+"""
 
 
 @dataclass

@@ -13,24 +13,25 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from stoker.devices import attached_devices, resolve_place
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.jobs import Job
-from stoker.jobs.batch_size import AutoBatch, largest_batch, rate_factor, scalable, with_rates_scaled
+from stoker.jobs.batch_size import largest_batch, rate_factor, scalable, with_rates_scaled
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.loading.order import generator_states, restore_generators
 from stoker.profiling.ceilings import computing_threads
-from stoker.records import Coupling, Device, Plan, digest, dumps, loads
-from stoker.records.hyperparameters import BatchChoice, NoiseScale
+from stoker.records import Coupling, Device, Estimate, Plan, digest, dumps, loads
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.model import build_model, bytes_of, meta_model
-from stoker.stepping.noise_scale import BLOCKS, measure_noise
+from stoker.stepping.noise_scale import BLOCKS, NoiseScale, measure_noise
 from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import implementations
 from stoker.store import cache_root, disk_errors, write_atomic
@@ -73,28 +74,72 @@ _COPIES = BLOCKS + 6
 """Copies of the weights held while measuring: gradients by block, one more, the optimiser's state, and an average."""
 
 
-def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") -> tuple[Job, BatchChoice]:
-    """The job with its batch and learning rate as numbers, and how they were chosen.
+@dataclass(frozen=True, kw_only=True)
+class BatchChoice:
+    """An optimiser batch [samples] chosen by the noise scale, and what became of the learning rate.
 
-    The same job, by `spec_digest`, gets the same answer: the cached one (also under `earlier`, its digest as written by
-    earlier versions of Stoker), else measured from the same seeds, on the best device here.
+    `lr` was stated for `base`, and is multiplied by `lr_factor` for `batch`, a power of two times `base`; `exponent` is
+    that of the rule, 1 for SGD and 1/2 for Adam. `noise_scale` [samples] is what both follow: the median of `trained`,
+    measured at points of a short warm-up; `initial` is that of the initial weights. `why` says what decided: the noise
+    scale or a limit.
+    """
+
+    schema: ClassVar[int] = 1
+    base: int
+    batch: int
+    lr: float
+    lr_factor: float
+    exponent: float
+    noise_scale: float
+    coupling_group: int | None
+    initial: NoiseScale
+    trained: tuple[NoiseScale, ...]
+    why: str
+    took_s: float
+
+    def in_words(self) -> str:
+        """The choice and its numbers on one line."""
+        first, later = self.initial.scale, sorted((one.scale for one in self.trained), key=lambda scale: scale.value)
+        initial = _bound(first)  # `410 (330 to 540)`, or its lower bound
+        if first.value != float("inf"):
+            initial += f" ({first.low:.3g} to {first.high:.3g})"
+        span = f"{_bound(later[0])} to {_bound(later[-1])}"
+        after = f"{self.noise_scale:.3g} ({span}) after up to {self.trained[-1].trained_samples:,} samples"
+        groups = "" if self.coupling_group is None else f" in coupling groups of {self.coupling_group}"
+        return (
+            f"batch {self.batch:,}{groups} and lr {self.lr * self.lr_factor:.4g}, from lr {self.lr:g} stated for "
+            f"batch {self.base:,}: the gradient's noise scale is {initial} "
+            f"on the initial weights, {after}; {self.why} "
+            f"(measured in {self.took_s:.1f} s)"
+        )
+
+
+def _bound(scale: Estimate) -> str:
+    return f"above {scale.low:.3g}" if scale.value == float("inf") else f"{scale.value:.3g}"
+
+
+def with_batch(
+    job: Job, most: int | None, data: Datasets, spec_digest: str, earlier: str = ""
+) -> tuple[Job, BatchChoice]:
+    """The job, whose batch is the base, with the chosen batch and learning rate, and how they were chosen.
+
+    No batch above `most` samples is chosen. The same job, by `spec_digest`, gets the same answer: the cached one (also
+    under `earlier`, its digest as written by earlier versions of Stoker), else measured from the same seeds, on the
+    best device here.
 
     Raises:
         BadJob: a batch cannot be chosen for this job.
         DoesNotFit: the model is too large to be run here.
         RunFailed: the gradient is not finite.
     """
-    auto = job.batch
-    if not isinstance(auto, AutoBatch):
-        raise TypeError(f"this batch is chosen already: {auto}")
     optimizer, _ = scalable(job.optimizer)
     _require_scalable(job)
-    keys = (digest([name, int(auto), auto.most, METHOD])[:24] for name in (spec_digest, earlier))
+    keys = (digest([name, job.batch_size, most, METHOD])[:24] for name in (spec_digest, earlier))
     path, before = (cache_root() / "batches" / f"{key}.json" for key in keys)
     choice = _kept(path) or _kept(before)
     if choice is None:
         with generators_kept():
-            choice = _measured(dataclasses.replace(job, batch=int(auto)), data, auto.most)
+            choice = _measured(job, data, most)
         with disk_errors(path.parent, "the batch that was chosen", error=RunFailed):
             make_directories(path.parent)
         write_atomic(path, dumps(choice) + "\n", what="the batch that was chosen")
@@ -117,10 +162,10 @@ def _require_scalable(job: Job) -> None:
             f'Job(batch="auto", until={job.until}): a number of updates is another amount of data under each batch',
             remedy="Say how long to train in epochs or samples.",
         )
-    if job.loss_scope == "batch" and job.coupling_group is None:
+    if job.objective.scope == "batch" and job.coupling_group is None:
         raise BadJob(
-            'Job(batch="auto", loss_scope="batch"): the loss is over the whole batch, so that another batch is another '
-            "loss, and there is no noise of single samples to measure",
+            'Job(batch="auto", loss=Objective(scope="batch")): the loss is over the whole batch, so that another batch '
+            "is another loss, and there is no noise of single samples to measure",
             remedy="Give the batch as a number, or say with coupling_group over how many samples the loss goes.",
         )
 
@@ -128,9 +173,9 @@ def _require_scalable(job: Job) -> None:
 def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
     """Measure the noise of `job`, whose batch is the base, and choose a batch."""
     started = time.perf_counter()
-    if job.batch > len(data.train):
+    if job.batch_size > len(data.train):
         raise BadJob(
-            f"stoker.auto(base={job.batch}): the training data have only {len(data.train)} samples",
+            f"stoker.auto(base={job.batch_size}): the training data have only {len(data.train)} samples",
             remedy="State the learning rate for a batch that the data can fill.",
         )
     device = resolve_place("here", attached_devices())
@@ -141,7 +186,7 @@ def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
             f"that another batch is another loss ({coupling.evidence})",
             remedy="Give the batch as a number, or say with coupling_group how many samples belong together.",
         )
-    group = coupling.group if coupling.group is not None else min(_GROUP, job.batch)
+    group = coupling.group if coupling.group is not None else min(_GROUP, job.batch_size)
     # Normalisation over a batch stays over as many samples as under the stated learning rate.
     grouped = job if coupling.kind == "separable" else dataclasses.replace(job, coupling_group=group)
     initial, trained = _Copy(grouped, data, coupling, device, group).measure()
@@ -161,7 +206,7 @@ def choose_batch(
     coupling_group: int | None,
     took_s: float,
 ) -> BatchChoice:
-    """The batch for a measured noise; `job.batch` is the base, `num_train` the samples of an epoch."""
+    """The batch for a measured noise; `job.batch_size` is the base, `num_train` the samples of an epoch."""
     scales = [noise.scale for noise in trained]
     noise_scale = statistics.median_low([scale.value for scale in scales])
     is_bounded = noise_scale != float("inf")
@@ -169,12 +214,12 @@ def choose_batch(
         noise_scale = statistics.median_low([scale.low for scale in scales])
     by_data = min(num_train, int(total_samples(job, num_train) // FEWEST_UPDATES))
     limit = by_data if most is None else min(most, by_data)
-    batch = largest_batch(job.batch, noise_scale, limit)
+    batch = largest_batch(job.batch_size, noise_scale, limit)
     if 2 * batch <= noise_scale:
         why = f"limited to {most:,} as asked" if most is not None and most <= by_data else (
             f"limited by the data, so that the run has at least {FEWEST_UPDATES} updates"
         )  # fmt: skip
-    elif noise_scale < job.batch:
+    elif noise_scale < job.batch_size:
         why = "the noise would allow less, but the batch is not taken below the one stated"
     else:
         why = "twice the batch would be above the noise scale"
@@ -182,9 +227,9 @@ def choose_batch(
         why += f" (of which only the low end is known: {trained[-1].num_samples:,} samples do not bound it)"
     optimizer, exponent = scalable(job.optimizer)
     # Rounded, so that a repeated measurement does not make another job of it.
-    factor = float(f"{rate_factor(job.batch, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
+    factor = float(f"{rate_factor(job.batch_size, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
     return BatchChoice(
-        base=job.batch, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
+        base=job.batch_size, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
         coupling_group=coupling_group, initial=initial, trained=tuple(trained), why=why, took_s=took_s,
     )  # fmt: skip
 
@@ -206,7 +251,7 @@ class _Copy:
         is_fused = "fused" in implementations(job, meta_model(job), device.kind)
         self._plan = Plan(
             device=device.torch_name,
-            micro_batch=min(job.batch, _MICRO_BATCH) if is_separable else group,
+            micro_batch=min(job.batch_size, _MICRO_BATCH) if is_separable else group,
             threads=min(_THREADS, device.cores) if device.kind == "cpu" else 1,
             optimizer_implementation="fused" if is_fused else "default",
             loader="memory" if data.train.is_in_memory else "inline",
@@ -234,7 +279,7 @@ class _Copy:
     def _trained(self, step: Step) -> Iterator[NoiseScale]:
         """Train the copy, and measure at points of the second half, the last update among them."""
         job, extent = self._job, self._data.extent(self._job)
-        updates = max(1, min(LONGEST_WARM_UP, int(WARM_UP_SHARE * self._total / job.batch)))
+        updates = max(1, min(LONGEST_WARM_UP, int(WARM_UP_SHARE * self._total / job.batch_size)))
         most = TRAINED_SHARE * self._total
         points = min(MOST_POINTS, max(FEWEST_POINTS, int(most / self._fewest)))
         stops = {updates - point * updates // (2 * points) for point in range(points)}

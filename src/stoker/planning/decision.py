@@ -73,7 +73,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
         objective: what to minimise: `time`, `money` or `energy` (default: time; money if there is a deadline).
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
         threads: the most threads on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
-        device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.failure_rates`.
+        device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.hardware`.
         entry: the job file it came from.
 
     Raises:
@@ -162,48 +162,43 @@ def most_threads(threads: int | None) -> int | None:
 
 def decide(
     prepared: ResolvedJob,
-    device: Device,
+    where: Device | Place,
     only: Plan | None = None,
     *,
     memory_bytes: float | None = None,
     threads: int | None = None,
     device_mtbf_h: float | None = None,
 ) -> tuple[Decision, Coupling]:
-    """The plan to run on a device that is here, confirmed by trials: now, or earlier if nothing has changed since.
+    """The plan to run on what is here: of one device confirmed by trials, now or earlier; of several by forecast.
 
-    With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used,
-    `threads` the most threads on a CPU (None: OMP_NUM_THREADS), `device_mtbf_h` its mean time between two failures [h],
-    if known.
-    """
-    if only is not None:
-        _require_usable(only, prepared, device)
-    started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
-    place = planned_devices(device.torch_name, (device,))[0].limited_to(memory_bytes, most_threads(threads))
-    kept = kept_decision(prepared, place) if only is None and device_mtbf_h is None else None
-    if kept is not None:
-        return dataclasses.replace(settled(kept[0]), took_s=time.perf_counter() - started), kept[1]
-    if planner.is_too_large_here is not None:
-        planner.ranked(place)  # says what it needs
-    decision = settled(_confirmed(planner, place, only))
-    return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
-
-
-def decide_many(
-    prepared: ResolvedJob, place: Place, only: Plan | None = None, *, device_mtbf_h: float | None = None
-) -> tuple[Decision, Coupling]:
-    """The plan to run on several devices that are here, by forecast; with `only`, that plan is taken.
-
-    `device_mtbf_h` is the mean time of one device between two failures [h], if known.
+    Args:
+        prepared: the job.
+        where: a device, or a place of one or several of a kind.
+        only: this plan is taken; on one device it is tried first.
+        memory_bytes: the most of a device's memory that may be used.
+        threads: the most threads on a CPU; None: OMP_NUM_THREADS.
+        device_mtbf_h: mean time of one device between two failures [h], if known.
 
     Raises:
         BadJob: the job cannot be divided over so many processes, or `only` does not suit it.
-        DoesNotFit: it fits under no layout.
+        DoesNotFit: no legal plan fits.
     """
+    place = where if isinstance(where, Place) else planned_devices(where.torch_name, (where,))[0]
     if only is not None:
         _require_usable(only, prepared, place.device)
     started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
-    decision = settled(on_many(planner, place, only))
-    return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
+    place = place.limited_to(memory_bytes, most_threads(threads))
+    kept = None
+    if place.count > 1:
+        decision = on_many(planner, place, only)
+    elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place)) is not None:
+        decision = kept[0]
+    else:
+        if planner.is_too_large_here is not None:
+            planner.ranked(place)  # says what it needs
+        decision = _confirmed(planner, place, only)
+    decision = dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
+    return decision, planner.coupling if kept is None else kept[1]
 
 
 def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objective: Objective | None) -> Decision:

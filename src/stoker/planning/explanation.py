@@ -105,7 +105,7 @@ def _time_parts(chosen: Candidate) -> tuple[str, ...]:
     )  # fmt: skip
     listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
-    advice = "; evaluate less often with evaluate_every=…, or fewer samples" if is_evaluation else ""
+    advice = "; evaluate less often with stoker.Evaluation(every=…), or fewer samples" if is_evaluation else ""
     return (f"of that: {' · '.join(listed)}{advice}",)
 
 

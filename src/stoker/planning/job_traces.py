@@ -50,7 +50,7 @@ class TraceBook:
     def _derived(self, settings: TraceSettings) -> Trace:
         """Extrapolated from two small micro-batches where that is exact, else traced as it is."""
         job = self._prepared.job
-        sizes = [size for size in _SIZES if size * settings.parts <= job.batch]
+        sizes = [size for size in _SIZES if size * settings.parts <= job.batch_size]
         # In batches stated in tokens, small micro-batches have the longest samples.
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
         if not is_uniform or settings.micro_batch in sizes or len(sizes) < 2:
@@ -98,7 +98,7 @@ def _identity(prepared: ResolvedJob) -> str | None:
         return None
     sample: list[str] = []
     train = prepared.data.train
-    map_tensors(train.fetch(train.alike(1, prepared.job.batch), 0), lambda tensor: sample.append(_kind(tensor)))
+    map_tensors(train.fetch(train.alike(1, prepared.job.batch_size), 0), lambda tensor: sample.append(_kind(tensor)))
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest([

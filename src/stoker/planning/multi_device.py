@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +20,12 @@ from stoker.devices import (
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.interconnects import NODE_DEVICES, catalogue_links, unmeasured_links
+from stoker.devices.hardware import catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
-from stoker.jobs import Job, Optimizer
-from stoker.jobs.optimizers import ScheduleFree
+from stoker.jobs import Job
+from stoker.layouts import axes_of
+from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
@@ -39,10 +39,8 @@ from stoker.profiling.links import measure_links
 from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Profile, Rejection
 from stoker.records.hardware import Links
 from stoker.records.profile import ModelParts
-from stoker.stepping.batch_norm import batch_norms
-from stoker.stepping.layouts import stages
-from stoker.stepping.layouts.compatibility import layout_problem
-from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
+from stoker.stepping.layouts import divided_parts, model_problem
+from stoker.stepping.layouts.compatibility import traits_of
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
 from stoker.store.record_caches import links_cache
@@ -97,34 +95,13 @@ class LayoutRules:
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
-        if layout.world_size == 1:
-            return None
-        return next((problem for applies, problem in self._rules(layout) if applies and problem), None)
+        return layout_problem(layout, self._traits) or model_problem(self.model, layout)
 
-    def _rules(self, layout: Layout) -> Iterator[tuple[bool, str | None]]:
-        """All rules, the cheapest first: whether one applies to `layout`, and the problem (None: there is none)."""
-        job, model, profile, optimizer = self.job, self.model, self.profile, self.job.optimizer
-        yield job.step is not None, "the job's own step makes a whole update by itself"
-        yield self._with_closure is not None, f"{self._with_closure} computes the loss anew within its step"
-        whole_sites = "sites that come together after an interval (sync=…) hold whole models"
-        yield job.sync is not None and not layout.is_replicated, whole_sites
-        yield True, layout.problem_with(profile.coupling, min(profile.batch, profile.num_train))
-        too_many = f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
-        yield layout.tensor > NODE_DEVICES, too_many
-        if layout.is_replicated:
-            return
-        needs_matrices = isinstance(optimizer, Optimizer) and not optimizer.is_elementwise
-        parts = f"{type(optimizer).__name__} needs whole matrices, and shards hold parts of them"
-        yield needs_matrices and layout.shards > 1, parts
-        needs_statistics = job.swa is not None or isinstance(optimizer, ScheduleFree)
-        statistics = "the averaged weights need running statistics of their own, which takes whole models"
-        yield needs_statistics and bool(batch_norms(model)), statistics
-        yield True, layout_problem(job, layout)
-        yield True, tensor_plan_problem(model, layout)
-        yield True, stages.stage_problem(model, layout)
-        samples = job.batch // layout.data_size
-        few = f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
-        yield samples < layout.stages, few
+    @functools.cached_property
+    def _traits(self) -> JobTraits:
+        profile = self.profile
+        return traits_of(self.job, self.model, closure_optimizer=self._with_closure, coupling=profile.coupling,
+                         batch=min(profile.batch, profile.num_train))  # fmt: skip
 
     @functools.cached_property
     def _with_closure(self) -> str | None:
@@ -160,25 +137,18 @@ class LayoutCandidates:
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
         model = self.planner.prepared.model
-        parts = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
-        if layout.stages == 1:
-            return parts
-        return parts.in_blocks(stages.cut_into_stages(model, layout.stages).blocks)
+        return divided_parts(model_parts(model), model, layout)
 
     def forecasts(self, layout: Layout) -> LayoutForecasts:
         """Forecasts of plans under a layout."""
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
-            cuts = None  # first blocks of all stages but the first, as the model is cut when it runs
-            if layout.stages > 1:
-                spans = stages.cut_into_stages(planner.prepared.model, layout.stages).spans
-                cuts = tuple(span.start for span in spans[1:])
             self._forecasts[layout] = LayoutForecasts(
                 layout, self.profile, self.parts(layout), functools.partial(_hardware_each, place),
                 planner.needs.trace, planner.extents, self.links,
                 calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
-                is_apart=self._is_apart, cuts=cuts,
+                is_apart=self._is_apart,
             )  # fmt: skip
         return self._forecasts[layout]
 
@@ -210,7 +180,7 @@ class LayoutCandidates:
         rejected: list[Rejection] = []
         unfit: list[DoesNotFit] = []
         for layout in layouts_of(self.place.count):
-            if candidates and sum(n > 1 for n in (layout.replicas, layout.shards, layout.tensor, layout.stages)) > 1:
+            if candidates and len(layout.divided) > 1:
                 break
             problem = self.rules.problem_with(layout)
             if problem is None:
@@ -241,10 +211,8 @@ class LayoutCandidates:
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
             device = dataclasses.replace(device, fast_dtypes=dtypes)
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
-        if layout.stages > 1:  # fewer micro-batches than stages leave some of them idle all the time
-            local = dataclasses.replace(local, batch=max(1, local.batch // layout.stages))
-        if layout.tensor > 1:  # logits are divided already
-            local = dataclasses.replace(local, loss_chunks=1)
+        for axis in axes_of(layout):
+            local = axis.searched(local, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)

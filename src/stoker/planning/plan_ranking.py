@@ -180,6 +180,9 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
     if most == MOST_SIZES_ELSEWHERE and is_large:
         # Products of half the batch are as fast, and are traced anyway; smaller ones add nothing.
         sizes, most = sizes[-max(1, len(sizes) - 1) :], 1
+    if most == MOST_SIZES and sizes and fits(ways(sizes[0])[0]):  # then so does all that needs less: no more traces
+        yield from (ways(size)[0] for size in sizes[:most])
+        return
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
     # The whole batch at once comes last: it needs a trace of its own.

@@ -122,7 +122,7 @@ class Planner:
         """How much there is to do; a budget of seconds is turned into samples by the rate."""
         prepared = self.prepared
         updates = self.total_updates(samples_per_s)
-        every = prepared.job.evaluate_every
+        every = prepared.job.evaluation.every
         evaluations = 0 if prepared.data.valid is None else prepared.extent.evaluations(every, updates) + 1
         return Extents(
             total_samples=prepared.extent.position(updates).samples, total_updates=updates, evaluations=evaluations

@@ -24,10 +24,9 @@ from stoker.jobs.local_imports import is_in_folder
 from stoker.jobs.run_length import Extent
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.token_batches import with_batch_in_samples
-from stoker.planning.automatic_batch import with_batch
+from stoker.planning.automatic_batch import BatchChoice, with_batch
 from stoker.recipes import resolved
 from stoker.records import JobSpec
-from stoker.records.hyperparameters import BatchChoice
 from stoker.stepping.frozen_parameters import describe_trained_share, with_freeze_in_updates
 from stoker.stepping.model import build_model, bytes_of, meta_model, require_sizes, weights_digest
 from stoker.stepping.step_failures import held_out_set_in_words, ran_out_of_memory
@@ -122,12 +121,15 @@ def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
         if not isinstance(model, nn.Module):
             raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
         require_sizes(model)
+        auto = job.batch if isinstance(job.batch, AutoBatch) else None
+        if auto is not None:
+            job = dataclasses.replace(job, batch=auto.base)  # until the noise of its gradient is known
         job = with_freeze_in_updates(with_batch_in_samples(job, data.train), data.extent(job))
     prepared = ResolvedJob(job, entry, data, model)
-    if not isinstance(job.batch, AutoBatch):
+    if auto is None:
         return _with_outer(prepared)
     with users_code('choosing the batch (batch="auto")', entry):
-        job, choice = with_batch(job, data, prepared.spec.digest(), prepared.spec_by_text.digest())
+        job, choice = with_batch(job, auto.most, data, prepared.spec.digest(), prepared.spec_by_text.digest())
     return _with_outer(dataclasses.replace(prepared, job=job, batch_choice=choice))
 
 
@@ -139,7 +141,7 @@ def _with_outer(prepared: ResolvedJob) -> ResolvedJob:
     job = prepared.job
     if job.sync is None or job.until.unit == "seconds":
         return prepared
-    sync, words = job.sync.for_run(job.batch, prepared.extent.updates_in(job.until))
+    sync, words = job.sync.for_run(job.batch_size, prepared.extent.updates_in(job.until))
     return dataclasses.replace(
         prepared, job=dataclasses.replace(job, sync=sync), warnings=() if words is None else (words,)
     )
@@ -205,12 +207,12 @@ def _remedy(problem: Exception) -> str | None:
     if match := re.search(r"forward\(\) missing \d+ required positional arguments?: (.*)", message):
         return (
             f"The model also takes {match[1]}, and is given one input: name what goes into it, as by "
-            "Job(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
+            "stoker.Fields(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
         )
     if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", message):
         return (
             "A loss is called as loss(output, target), or as loss(model, batch) if its first parameter is called "
-            "`model`; a model with one input, or with those that Job(inputs=…) names."
+            "`model`; a model with one input, or with those that stoker.Fields(inputs=…) names."
         )
     if match := re.search(r"same dtype, but got:? (\w+) and (\w+)", message):
         return (

@@ -19,7 +19,8 @@ from stoker.planning.planner import Planner, measured_hardware
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import Bottleneck, Ceilings, Device, Estimate, Plan, Profile, Report
 from stoker.records.progress import is_validation
-from stoker.reporting.summary import forecast_rows, live_history, time_split
+from stoker.reporting.history import live_history
+from stoker.reporting.summary import forecast_rows, time_split
 from stoker.store import cache_root, ceilings_cache
 
 WORTH_TRACING_S = 60.0

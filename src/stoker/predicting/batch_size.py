@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stoker.engines import Engine
 from stoker.errors import ServiceError
 from stoker.predicting.batched_inference import PredictionModel, stacked
+from stoker.predicting.column_mapping import most_rows
 from stoker.predicting.input_conversion import Filled
 from stoker.predicting.job_identity import RequestedSettings
 from stoker.predicting.row_source import RowSource
@@ -93,15 +94,6 @@ class BatchAndPartSize:
     basis: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """The model's largest batch (None: any) [rows], estimated rows of the job, and instances of the engine."""
-
-    most_rows: int | None
-    num_rows: float
-    instances: int
-
-
 def head_of(source: RowSource) -> PredictionPart:
     """The first rows of a source; a text file is not read to its end to count them."""
     num_rows = HEAD_ROWS if source.format in _TEXT else min(HEAD_ROWS, source.extent(HEAD_ROWS).num_rows)
@@ -124,15 +116,20 @@ def choose_sizes(
     engine: Engine,
     clock: Callable[[], float],
     asked: RequestedSettings,
-    bounds: Bounds,
+    *,
+    total_rows: float,
+    instances: int,
 ) -> BatchAndPartSize:
-    """The sizes of batches and parts: as asked, else measured on the head's rows."""
-    batch_rows, part_rows, most_rows = asked.batch_rows, asked.part_rows, bounds.most_rows
+    """The sizes of batches and parts: as asked, else measured on the head's rows.
+
+    `total_rows` are those of the whole job, as estimated [rows]; `instances` engines compute at the same time.
+    """
+    batch_rows, part_rows, limit = asked.batch_rows, asked.part_rows, most_rows(model.manifest)
     if batch_rows is not None and part_rows is not None:
         return BatchAndPartSize(batch_rows, part_rows, "as asked")
     trying = _Trying(filled, num_rows, model, engine, clock)
     if trying.row is None:
-        rows = batch_rows or min(_UNMEASURED_ROWS, most_rows or _UNMEASURED_ROWS)
+        rows = batch_rows or min(_UNMEASURED_ROWS, limit or _UNMEASURED_ROWS)
         return BatchAndPartSize(
             rows, part_rows or rows * _UNMEASURED_BATCHES, "not measured: no row of the beginning is good"
         )
@@ -140,12 +137,11 @@ def choose_sizes(
         rate = batch_rows / trying.seconds_of(batch_rows)
         choice = BatchSizeChoice(batch_rows, rate, {batch_rows: rate})
     else:
-        choice = choose_batch(trying.seconds_of, most_rows)
+        choice = choose_batch(trying.seconds_of, limit)
     tried = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in choice.tried.items())
     return BatchAndPartSize(
         choice.batch_rows,
-        part_rows
-        or rows_of_a_part(choice, row_bytes=trying.row_bytes, num_rows=bounds.num_rows, instances=bounds.instances),
+        part_rows or rows_of_a_part(choice, row_bytes=trying.row_bytes, num_rows=total_rows, instances=instances),
         f"measured on one instance [rows/s]: {tried}",
     )
 

@@ -20,12 +20,21 @@ from typing import IO, Any, BinaryIO, final
 
 import numpy as np
 import pyarrow as pa
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from stoker.data.reading.array_files import npy_header
 from stoker.data.reading.file_listing import SUFFIXES, files_below
-from stoker.data.reading.parquet import batches_of, parquet_file
-from stoker.data.reading.text_tables import BadTable, CsvFile, Lines, is_utf8, object_in, opened, rows_in
+from stoker.data.reading.table_readers import (
+    BadTable,
+    CsvFile,
+    Lines,
+    batches_of,
+    is_utf8,
+    object_in,
+    opened,
+    parquet_file,
+    rows_in,
+)
 from stoker.errors import BadJob, RunFailed, first_line
 from stoker.predicting.row_source import Column, RowSource, SourceColumn, SourceExtent, SourceRows, cut_evenly
 from stoker.records.prediction import PredictionPart, SourceFormat
@@ -34,8 +43,8 @@ _LOOKED_AT = 100
 """Number of objects at the beginning whose keys are the columns."""
 
 
-class TextSource(ABC):
-    """A text file, whose parts begin at offsets [bytes] that are found by reading all of it."""
+class FileSource:
+    """A source that is one file."""
 
     format: SourceFormat
 
@@ -45,6 +54,10 @@ class TextSource(ABC):
     def files(self) -> Sequence[Path]:
         """The file."""
         return (self.path,)
+
+
+class TextSource(FileSource, ABC):
+    """A text file, whose parts begin at offsets [bytes] that are found by reading all of it."""
 
     @abstractmethod
     def fields(self) -> tuple[SourceColumn, ...]:
@@ -159,17 +172,10 @@ _BATCH_ROWS = 1024
 
 
 @final
-class ParquetSource:
+class ParquetSource(FileSource):
     """One Parquet file."""
 
     format: SourceFormat = "parquet"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def files(self) -> Sequence[Path]:
-        """The file."""
-        return (self.path,)
 
     def fields(self) -> tuple[SourceColumn, ...]:
         """The columns of its schema."""
@@ -258,7 +264,7 @@ class _Header:
 
 
 @final
-class NumpySource:
+class NumpySource(FileSource):
     """A file with one array, named for the file, or with several of equal length (`numpy.savez`).
 
     For models without a batch, `ranks` are the numbers of dimensions of a whole request, by array: arrays with these
@@ -266,13 +272,9 @@ class NumpySource:
     """
 
     def __init__(self, path: Path, *, ranks: Mapping[str, int] | None = None) -> None:
-        self.path = path
+        super().__init__(path)
         self.ranks = dict(ranks or {})
-        self.format: SourceFormat = "npy" if path.suffix.lower() == _SUFFIX else "npz"
-
-    def files(self) -> Sequence[Path]:
-        """The file."""
-        return (self.path,)
+        self.format = "npy" if path.suffix.lower() == _SUFFIX else "npz"
 
     def fields(self) -> tuple[SourceColumn, ...]:
         """A column for each array."""
@@ -360,14 +362,12 @@ def _header_in(archive: zipfile.ZipFile, name: str) -> _Header:
 
 
 def _header(file: IO[bytes]) -> _Header:
-    major, _ = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    shape, is_fortran, dtype, offset = npy_header(file)
     if is_fortran and len(shape) > 1:
         raise ValueError("an array in it is stored by columns (Fortran order); save numpy.ascontiguousarray of it")
     if dtype.kind not in "biuf":
         raise ValueError(f"it holds {dtype}, wanted numbers")
-    return _Header(tuple(shape), dtype, file.tell())
+    return _Header(shape, dtype, offset)
 
 
 def _arrow_type(header: _Header) -> pa.DataType:

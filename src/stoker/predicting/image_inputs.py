@@ -14,7 +14,7 @@ from PIL import Image
 
 from stoker.artifacts.dtypes import dtype_of
 from stoker.data.reading.image_decoding import fitted, loaded, upright
-from stoker.data.reading.text_tables import BadImage
+from stoker.data.reading.table_readers import BadImage
 from stoker.errors import BadJob
 from stoker.predicting.column_mapping import ImageShape, Input
 from stoker.records.prediction import PixelSettings

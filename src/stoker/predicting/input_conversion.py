@@ -5,7 +5,6 @@ A number that the input's element type cannot represent makes the row bad; it is
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from stoker.predicting.column_mapping import Columns, Input
 from stoker.predicting.image_inputs import image_of
 from stoker.predicting.row_source import Column, SourceRows
 from stoker.records import Datatype
+from stoker.records.codec import parsed
 from stoker.records.prediction import PixelSettings
 
 
@@ -200,8 +200,8 @@ def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
         return shaped(strings, one)
     if isinstance(value, str):
         try:  # a cell of CSV with several numbers: a JSON array
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parsed(value)
+        except ValueError:
             shown = value if len(value) < 40 else f"{value[:39]}…"
             raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
     try:

@@ -114,7 +114,7 @@ def _predicted(
             if changes:
                 raise BadRun(
                     f"{directory.path} was begun with something else: {'; '.join(changes)}",
-                    remedy="Give what it was begun with to continue it, or start over beside it with --new.",
+                    remedy="Give what it was begun with to continue it, or start over in another place with --new.",
                 )
             if job is None and not directory.is_fresh():
                 raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")

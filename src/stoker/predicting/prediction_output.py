@@ -12,6 +12,7 @@ out/job.json                            decides every bit of the rest
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from stoker.predicting.batched_inference import RowOutputs, Values
 from stoker.predicting.column_mapping import sample_shape
 from stoker.predicting.row_source import SourceColumn, SourceRows
 from stoker.records import Manifest, digest, dumps, loads
+from stoker.records.codec import parsed
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
 from stoker.store.disk_errors import RUN_DIRECTORY
@@ -108,7 +110,7 @@ class OutputDirectory:
         counts: Counter[str] = Counter()
         for number in parts:
             for line in read_lines(self._bad_path(number)):
-                row = json.loads(line)
+                row = parsed(line)
                 counts[f"{row['column']} {row['reason']}".strip()] += 1
         return counts.most_common(most)
 
@@ -160,16 +162,8 @@ def job_digest(job: PredictionJob) -> str:
 
 def next_free(path: Path) -> Path:
     """`path` if nothing is there, else the first of `path-2`, `path-3`, … of which that is true."""
-    candidates = _numbered(path)
-    return next(one for one in candidates if OutputDirectory(one).is_fresh())
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain((path,), others) if OutputDirectory(place).is_fresh())
 
 
 @contextmanager

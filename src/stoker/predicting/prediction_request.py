@@ -14,7 +14,7 @@ from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, engine_record
 from stoker.errors import BadJob
-from stoker.predicting.batch_size import Bounds, about_rows, choose_sizes, head_of
+from stoker.predicting.batch_size import about_rows, choose_sizes, head_of
 from stoker.predicting.batched_inference import PredictionModel
 from stoker.predicting.column_mapping import Input, inputs_of, most_rows, parse_mapping, resolve
 from stoker.predicting.file_sources import NumpySource, find_sources
@@ -175,12 +175,10 @@ def new_job(
     finally:
         reader.close()
     filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
-    bounds = Bounds(
-        most_rows=most_rows(request.artifact.manifest),
-        num_rows=sum(map(about_rows, request.sources)),
-        instances=len(engines),
-    )
-    chosen = choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
+    chosen = choose_sizes(
+        filled, part.num_rows, request.model(1), engines[0], clock, asked,
+        total_rows=sum(map(about_rows, request.sources)), instances=len(engines),
+    )  # fmt: skip
     sources, parts = cut(request.sources, chosen.part_rows)
     if not parts:
         raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from stoker.artifacts.dtypes import Arrays
-from stoker.data.reading.text_tables import BadTable
+from stoker.data.reading.table_readers import BadTable
 from stoker.engines import Engine
 from stoker.errors import RunFailed, first_line
 from stoker.predicting.batched_inference import ComputeCounts, PredictionModel, answer

@@ -165,7 +165,7 @@ class ShapeLimits:
     numel: int
 
 
-def spread(num: int, *ranges: tuple[float, float], skip: int = 0) -> list[tuple[int, ...]]:
+def spread(num: int, *ranges: tuple[float, float]) -> list[tuple[int, ...]]:
     """`num` points of whole numbers, spread evenly over the logarithms of `ranges`.
 
     Additive recurrence with the generalised golden ratio: any first few points are already well spread.
@@ -178,7 +178,7 @@ def spread(num: int, *ranges: tuple[float, float], skip: int = 0) -> list[tuple[
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / (len(ranges) + 1))
     points = []
-    for index in range(1 + skip, num + 1 + skip):
+    for index in range(1, num + 1):
         point = []
         for axis, (low, high) in enumerate(ranges):
             share = (0.5 + index * ratio ** -(axis + 1)) % 1

@@ -39,20 +39,17 @@ _WRITING = frozenset(row[0] for row in _IN_PLACE)
 _BY_TANH: dict[str, object] = {"approximate": "tanh"}
 
 
-def elementwise_calls(sizes: Sequence[int], *, with_bf16: bool = True) -> list[Call]:
+def elementwise_calls(sizes: Sequence[int]) -> list[Call]:
     """Common element-wise functions at several sizes [elements]; some in bf16 too, and the casts."""
     calls = [_of_elements(*row, size) for size in sizes for row in (*_ELEMENTWISE, *_IN_PLACE)]
     for size in sizes:
-        for dtype in (torch.float32, _BF16) if with_bf16 else (torch.float32,):
+        for dtype in (torch.float32, _BF16):
             calls += [_of_elements(*row, size, dtype, _BY_TANH) for row in _ELEMENTWISE if "gelu" in row[0].name()]
-    if with_bf16:
-        calls += [
-            _of_elements(*row, size, _BF16) for size in sizes[1:] for row in (*_ELEMENTWISE[:7:2], *_IN_PLACE[:1])
-        ]
-        for size in sizes[1:]:
-            calls.append(_simple(_CAST, (size,), dtype=_BF16))
-            calls.append(Call(_CAST, functools.partial(_widened, size=size)))
-            calls.append(Call(_ATEN.add.Tensor, functools.partial(_mixed, size=size)))
+    calls += [_of_elements(*row, size, _BF16) for size in sizes[1:] for row in (*_ELEMENTWISE[:7:2], *_IN_PLACE[:1])]
+    for size in sizes[1:]:
+        calls.append(_simple(_CAST, (size,), dtype=_BF16))
+        calls.append(Call(_CAST, functools.partial(_widened, size=size)))
+        calls.append(Call(_ATEN.add.Tensor, functools.partial(_mixed, size=size)))
     return calls
 
 

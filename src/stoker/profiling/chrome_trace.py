@@ -24,7 +24,7 @@ from stoker.profiling.tracing.operations import is_users_file
 from stoker.records import Kernel, KernelTable, Share
 
 RANGES = ("data", "gradient", "forward", "backward", "update")
-"""Parts of an update, as `ranges.py` names them."""
+"""Parts of an update, as `torch_profile.py` names them."""
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _MODULE = re.compile(r"^nn\.Module: (?P<name>.+?)(_\d+)?$")
@@ -178,7 +178,7 @@ class _Row:
     flops: float = 0.0
 
 
-def kernels(calls: Iterable[OperationCall], most: int = MOST_KERNELS) -> tuple[Kernel, ...]:
+def kernels(calls: Iterable[OperationCall]) -> tuple[Kernel, ...]:
     """Calls summed by operation, line and part of the update, the most time first."""
     rows: dict[tuple[str, str, str], _Row] = {}
     for call in calls:
@@ -204,7 +204,7 @@ def kernels(calls: Iterable[OperationCall], most: int = MOST_KERNELS) -> tuple[K
                 flops_per_s=row.flops / seconds if row.flops and seconds > 0 else None,
             )
         )
-    return tuple(sorted(table, key=lambda kernel: -(kernel.device_s if is_on_gpu else kernel.host_s))[:most])
+    return tuple(sorted(table, key=lambda kernel: -(kernel.device_s if is_on_gpu else kernel.host_s))[:MOST_KERNELS])
 
 
 def kernels_csv(table: KernelTable) -> str:

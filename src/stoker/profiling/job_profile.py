@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from torch import nn
@@ -16,7 +16,7 @@ from stoker.loading.lengths import has_one_shape
 from stoker.loading.samples import Samples
 from stoker.loading.token_batches import mean_samples
 from stoker.records import Coupling, Profile
-from stoker.records.profile import Division, ModelParts, Parameter
+from stoker.records.profile import ModelParts, Parameter
 from stoker.stepping.activation_checkpointing import num_blocks, repeated_blocks
 from stoker.stepping.chunked_loss import worthwhile_chunks
 from stoker.stepping.model import bytes_of, is_double, num_parameters
@@ -37,7 +37,7 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
         num_train=len(data.train),
         num_valid=sum(map(len, data.held_out.values())),
         num_test=0 if data.test is None else len(data.test),
-        batch=job.batch,
+        batch=job.batch_size,
         parameters=num_parameters(model),
         parameter_bytes=bytes_of(model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in model.modules()),
@@ -55,26 +55,10 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
     )
 
 
-def model_parts(model: nn.Module, dims: Mapping[str, int] | None = None) -> ModelParts:
-    """The parameters of `model`, which may be on the meta device, and its repeated blocks.
-
-    Args:
-        model: nothing of it is computed.
-        dims: the dimension along which a tensor-parallel layout divides a parameter, by name; others are not divided
-            (`stoker.stepping.layouts.tensor_plans.divided_dimensions`).
-    """
-    modules = dict(model.named_modules())
-    names = {id(module): name for name, module in modules.items()}
+def model_parts(model: nn.Module) -> ModelParts:
+    """The parameters of `model`, which may be on the meta device, and its repeated blocks; nothing is divided."""
+    names = {id(module): name for name, module in model.named_modules()}
     blocks = tuple(names[id(block)] for block in repeated_blocks(model))
-    dims = dims or {}
-    divided: dict[str, Division] = {}
-    for name, dim in dims.items():
-        if name.endswith(".weight"):
-            layer = name.removesuffix(".weight")
-            # A linear layer's outputs are in the first dimension of its weight.
-            divided[layer] = "columns" if dim == 0 else "rows"
-            if isinstance(modules[layer], nn.Embedding):
-                divided[layer] = "vocabulary"
     parameters = tuple(
         Parameter(
             name=name,
@@ -82,16 +66,11 @@ def model_parts(model: nn.Module, dims: Mapping[str, int] | None = None) -> Mode
             item_bytes=parameter.element_size(),
             is_trained=parameter.requires_grad,
             block=next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None),
-            division=dims.get(name),
         )
         for name, parameter in model.named_parameters()
     )
     return ModelParts(
-        name=type(model).__name__,
-        parameters=parameters,
-        blocks=blocks,
-        buffer_bytes=bytes_of(model.buffers()),
-        divided=divided,
+        name=type(model).__name__, parameters=parameters, blocks=blocks, buffer_bytes=bytes_of(model.buffers())
     )
 
 

@@ -299,7 +299,7 @@ def benchmark_calls(device_kind: str, flops_per_s: float) -> list[Call]:
     # A CPU's allocator returns blocks of 32 MiB and more to the system at once; that cost is timed by `fresh_calls`.
     limits = ShapeLimits(flops_per_s * LARGEST_CALL_S, 2**22 if is_cpu else 2**28)
     calls: list[Call] = []
-    # In bf16 a CPU trains without the fused kernel (`stepping/attention.py`), and needs it only for inference.
+    # In bf16 a CPU trains without the fused kernel (`stepping/precision.py`), and needs it only for inference.
     for dtype, num, num_attention in ((torch.float32, 39, 10), (torch.bfloat16, 30, 6 if is_cpu else 16)):
         calls += product_calls(dtype, limits, num)
         calls += batched_product_calls(dtype, limits, num // 4)

@@ -51,13 +51,10 @@ class TorchProfile:
         step: the training step.
         directory: an existing directory for the files.
         name: the run's name, part of the trace's file name.
-        clock: reads seconds.
     """
 
-    def __init__(
-        self, step: Step, directory: Path, name: str, *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._step, self._directory, self._name, self._clock = step, directory, name, clock
+    def __init__(self, step: Step, directory: Path, name: str) -> None:
+        self._step, self._directory, self._name = step, directory, name
         self._device = step.device
         self._ranges = Ranges(step.device)
         self._profiler: profile | None = None
@@ -86,7 +83,7 @@ class TorchProfile:
             affordable = _LONGEST_S / self._update_s if self._update_s else MOST_UPDATES
             self._stop = min(self._stop, update + max(1, int(min(MOST_UPDATES, affordable))))
             self._start(is_kept=True)
-        self._began_s = self._clock()  # after PyTorch's first start of a profiler, which can take seconds
+        self._began_s = time.perf_counter()  # after PyTorch's first start of a profiler, which can take seconds
         self._ranges.enter("data")
 
     def fetched(self) -> None:
@@ -95,7 +92,7 @@ class TorchProfile:
 
     def updated(self, update: int) -> bool:
         """Called after update number `update`; returns whether `table` or `problem` was set now."""
-        self._update_s = self._clock() - self._began_s
+        self._update_s = time.perf_counter() - self._began_s
         if self._profiler is None or update + 1 != self._stop or update < self._first:
             return False
         try:
@@ -115,7 +112,7 @@ class TorchProfile:
         self._is_recording_memory = is_kept and is_cuda and start_recording()
         # Captured passes have no user's lines, and PyTorch 2.13's profiler sometimes crashes on one while another
         # thread collects its garbage. An ordinary pass has the same bits.
-        self._step.repeats_captured = False
+        self._step.loss_pass.repeats_captured = False
         gc.collect()
         self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True)
         self._profiler.start()
@@ -131,7 +128,7 @@ class TorchProfile:
     def _stop_profiler(self, profiler: profile) -> None:
         profiler.stop()
         self._profiler = None
-        self._step.repeats_captured = True
+        self._step.loss_pass.repeats_captured = True
 
     def _write(self, profiler: profile) -> None:
         """Stop, and write the files."""
@@ -246,7 +243,7 @@ def ranges_over(step: Step, ranges: Ranges) -> Iterator[None]:
     # Set on the instances, and so for this run alone.
     over = (
         (step, "update", "update", None),
-        (step, "gradients", "gradient", "update"),
+        (step.loss_pass, "gradients", "gradient", "update"),
         (step.objective, "loss", "forward", "backward"),
     )
     for owner, method, first, then in over:

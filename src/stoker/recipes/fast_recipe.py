@@ -28,7 +28,6 @@ from stoker.errors import BadJob
 from stoker.jobs import SGD, Job, Muon, schedules
 from stoker.loading import transforms
 from stoker.loading.datasets import datasets_of
-from stoker.loading.fields import Fields
 from stoker.loading.transforms import for_evaluation
 from stoker.stepping.model import meta_model
 from stoker.zoo.airbench import Whitening, whitening_filters
@@ -41,15 +40,15 @@ def fast(job: Job) -> Job:
     """The job with its open settings chosen for few epochs; its model, batch and length stay.
 
     Set are, each only if the job leaves it at its default: `optimizer` (Muon, normalised, with SGD for gains, biases
-    and the output layer), `schedule` (a short linear rise, then a linear fall to 0), `label_smoothing` (0.1), `augment`
+    and the output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1), `augment`
     (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
 
     Raises:
         BadJob: the loss is not the cross-entropy, the inputs are not images, or the model has no convolutions with
             batch norm.
     """
-    if job.loss != "cross_entropy":
-        raise _misfit(f"it is for classifiers trained with loss='cross_entropy', this job's is {job.loss!r}")
+    if job.objective.loss != "cross_entropy":
+        raise _misfit(f"it is for classifiers trained with loss='cross_entropy', this job's is {job.objective.loss!r}")
     images_BCHW = training_images(job, 1)
     model = meta_model(job)
     parts = list(model.modules())
@@ -67,11 +66,12 @@ def fast(job: Job) -> Job:
     recipe: dict[str, Any] = {
         "optimizer": Muon(lr=0.06, momentum=0.6, steps=3, adjust="none", normalize=True, rest=rest),
         "schedule": schedules.warmup_linear(warmup=0.1),
-        "label_smoothing": 0.1,
         "augment": (transforms.AlternatingFlip(), *shifts),
     }
     defaults = {field.name: field.default for field in dataclasses.fields(Job)}
     left_open = {name: value for name, value in recipe.items() if getattr(job, name) == defaults[name]}
+    if not job.objective.label_smoothing:
+        left_open["loss"] = dataclasses.replace(job.objective, label_smoothing=0.1)
     return dataclasses.replace(job, recipe="fast", **left_open)
 
 
@@ -134,7 +134,7 @@ def training_images(job: Job, count: int) -> npt.NDArray[Any]:
     samples = datasets_of(job).train
     indices = np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).astype(np.int64))
     prepared: list[Any] = []
-    fields, content = Fields(job.inputs, job.target), samples.fetch(indices, 0)
+    fields, content = job.fields, samples.fetch(indices, 0)
     for change in for_evaluation(job.augment):
         content = fields.map_inputs(content, change)
     fields.map_inputs(samples.prepare(content), prepared.append)

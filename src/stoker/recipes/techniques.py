@@ -31,7 +31,7 @@ def label_smoothing(job: Job, share: float = 0.1) -> Job:
     Raises:
         BadJob: the loss has no classes.
     """
-    return dataclasses.replace(job, label_smoothing=share)
+    return dataclasses.replace(job, loss=dataclasses.replace(job.objective, label_smoothing=share))
 
 
 def ema(job: Job, decay: float = 0.999) -> Job:
@@ -49,7 +49,7 @@ def ema(job: Job, decay: float = 0.999) -> Job:
             f"an average of decay {decay:g} spans {1 / (1 - decay):.0f} updates; the run makes {updates:.0f}",
             remedy=f"Take a decay of at most {max(0.0, 1 - 5 / updates):.3g}, or train longer.",
         )
-    return dataclasses.replace(job, ema=average)
+    return dataclasses.replace(job, average=average)
 
 
 def muon(job: Job, lr: float = 0.02, *, rest: Optimizer | None = None) -> Job:

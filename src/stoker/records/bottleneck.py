@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stoker.records.estimate import Estimate
-from stoker.records.plan import Share
+from stoker.records.plan import Estimate, Share
 
 Bound = Literal[
     "data", "host launch", "memory bandwidth", "arithmetic", "copies", "checkpoints", "evaluation", "unknown"

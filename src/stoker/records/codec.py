@@ -16,6 +16,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 JSON = Any
@@ -37,11 +38,16 @@ class Record(Protocol):
 
 R = TypeVar("R")
 
+OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
+"""Metadata of a field that is written only where it differs from its default: earlier versions read what lacks it."""
+
 
 def to_json(value: object) -> JSON:
     """Plain JSON values of a record, or of records inside lists, tuples and dicts."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        written = [f for f in dataclasses.fields(value)
+                   if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)]  # fmt: skip
+        fields = {f.name: to_json(getattr(value, f.name)) for f in written}
         schema = getattr(value, "schema", None)
         return fields if schema is None else {"record": type(value).__name__, "schema": schema, **fields}
     if isinstance(value, dict):
@@ -133,13 +139,13 @@ def _with_whole_numbers(value: JSON) -> JSON:
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _decode(value: JSON, wanted: Any, path: str) -> Any:
-    """`value` as the type `wanted`; `path` says where we are in the document."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if wanted is Any:
+def _decode(value: JSON, expected: Any, path: str) -> Any:
+    """`value` as the type `expected`; `path` says where we are in the document."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if expected is Any:
         return value
-    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        return _decode_record(value, wanted, path)
+    if isinstance(expected, type) and dataclasses.is_dataclass(expected):
+        return _decode_record(value, expected, path)
     if origin in (Union, types.UnionType):
         return _decode_union(value, arguments, path)
     if origin is Literal:
@@ -151,11 +157,11 @@ def _decode(value: JSON, wanted: Any, path: str) -> Any:
             return tuple(_decode(v, t, f"{path}[{i}]") for i, (v, t) in enumerate(zip(value, arguments, strict=True)))
     if origin is dict and isinstance(value, dict):
         return {key: _decode(item, arguments[1], f"{path}.{key}") for key, item in value.items()}
-    if wanted is float:
+    if expected is float:
         return _decode_float(value, path)
-    if isinstance(wanted, type) and type(value) is wanted:
+    if isinstance(expected, type) and type(value) is expected:
         return value
-    return _misfit(value, str(wanted), path)
+    return _misfit(value, str(expected), path)
 
 
 def _decode_union(value: JSON, choices: tuple[Any, ...], path: str) -> Any:
@@ -207,6 +213,6 @@ def _decode_record(value: JSON, record: type, path: str) -> Any:
         raise ValueError(f"{path}: {problem}") from problem
 
 
-def _misfit(value: JSON, wanted: str, path: str) -> JSON:
+def _misfit(value: JSON, expected: str, path: str) -> JSON:
     shown = json.dumps(value)
-    raise ValueError(f"{path}: wanted {wanted}, found {shown if len(shown) < 80 else shown[:77] + '...'}")
+    raise ValueError(f"{path}: wanted {expected}, found {shown if len(shown) < 80 else shown[:77] + '...'}")

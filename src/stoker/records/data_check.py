@@ -29,7 +29,7 @@ class Finding:
 
     `id` names the sample (see `CleanList`), and is empty for what concerns a whole split, class or column, which
     `where` names then. `beside` are the samples it was held against: its copies, its neighbours, or examples. `measure`
-    is how far out it is, in the unit that `detail` tells; within a kind of fault, larger is worse.
+    is how far out it is, in the unit that `detail` names; within a kind of fault, larger is worse.
     """
 
     fault: Fault

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.records.device import Device
-from stoker.records.estimate import Basis
+from stoker.records.plan import Basis
 from stoker.records.trace import Operation
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.profile import Coupling
 
 _MOST = 2**24
@@ -13,6 +15,22 @@ _MOST = 2**24
 
 Schedule = Literal["1f1b", "gpipe"]
 """The order in which a pipeline's stages take their micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshAxis:
+    """One dimension of the mesh of processes: `size` processes, and what is divided among them.
+
+    With `shares_batch` each takes a part of every batch, with `divides_tensors` a part of single tensors of the state,
+    with `cuts_model` some of the modules. Where neither divides the state, each holds all of it.
+    """
+
+    schema: ClassVar[int] = 1
+    name: str
+    size: int
+    shares_batch: bool = False
+    divides_tensors: bool = False
+    cuts_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +42,10 @@ class Layout:
     replicas it is hybrid). With `reshard`, gathered parameters are let go of after the forward pass and gathered again
     for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, what lies between these
     layers is split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them in the
-    order of `schedule`.
+    order of `schedule`. `added` are axes without a field here: those that share a batch come after `shards`, the others
+    last.
+
+    What an axis costs, requires and does is in `stoker.layouts` and `stoker.stepping.layouts`, in files of its name.
     """
 
     schema: ClassVar[int] = 1
@@ -35,37 +56,100 @@ class Layout:
     reshard: bool = True
     sequence: bool = False
     schedule: Schedule = "1f1b"
+    added: tuple[MeshAxis, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "shards", "tensor", "stages"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise ValueError(f"{name} must be from 1 to {_MOST:,}, got {getattr(self, name)}")
+        for axis in self.mesh:
+            if not 1 <= axis.size <= _MOST:
+                raise ValueError(f"{axis.name} must be from 1 to {_MOST:,}, got {axis.size}")
+        names = [axis.name for axis in self.mesh]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the axes of a layout have different names, got {', '.join(names)}")
+
+    @cached_property
+    def mesh(self) -> tuple[MeshAxis, ...]:
+        """The dimensions of the mesh, the last one the closest together; those of size 1 are among them."""
+        return (
+            MeshAxis(name="stages", size=self.stages, cuts_model=True),
+            MeshAxis(name="replicas", size=self.replicas, shares_batch=True),
+            MeshAxis(name="shards", size=self.shards, shares_batch=True, divides_tensors=True),
+            *(axis for axis in self.added if axis.shares_batch),
+            MeshAxis(name="tensor", size=self.tensor, divides_tensors=True),
+            *(axis for axis in self.added if not axis.shares_batch),
+        )
+
+    @property
+    def divided(self) -> tuple[MeshAxis, ...]:
+        """The axes of more than one process, in the order of the mesh."""
+        return tuple(axis for axis in self.mesh if axis.size > 1)
 
     @cached_property
     def world_size(self) -> int:
         """Number of processes [1]."""
-        return self.stages * self.replicas * self.shards * self.tensor
+        return math.prod(axis.size for axis in self.mesh)
 
     @property
     def data_size(self) -> int:
         """Number of processes, or groups of them, that each take a part of every batch [1]."""
-        return self.replicas * self.shards
+        return math.prod(axis.size for axis in self.mesh if axis.shares_batch)
+
+    @property
+    def num_copies(self) -> int:
+        """How many times the processes together hold each part of the state [1]."""
+        return math.prod(axis.size for axis in self.mesh if not (axis.divides_tensors or axis.cuts_model))
 
     @property
     def is_replicated(self) -> bool:
         """True if every process holds all of the state, so that each can send it to the others."""
-        return self.world_size == self.replicas
+        return self.world_size == self.num_copies
 
-    def coordinates(self, rank: int) -> tuple[int, int, int, int]:
-        """Stage, replica, shard and place in the tensor group of a process.
+    @property
+    def divides_tensors(self) -> bool:
+        """Whether processes hold parts of single tensors, which are DTensors then."""
+        return any(axis.divides_tensors for axis in self.divided)
+
+    @property
+    def cuts_model(self) -> bool:
+        """Whether a process holds only some of the model's modules."""
+        return any(axis.cuts_model for axis in self.divided)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Index of a process along each axis of the mesh: its stage, replica, shard and place in the tensor group.
 
         >>> Layout(replicas=2, tensor=2).coordinates(3)
         (0, 1, 0, 1)
         """
-        rest, tensor = divmod(rank, self.tensor)
-        rest, shard = divmod(rest, self.shards)
-        stage, replica = divmod(rest, self.replicas)
-        return stage, replica, shard, tensor
+        indices = []
+        for axis in reversed(self.mesh):
+            rank, index = divmod(rank, axis.size)
+            indices.append(index)
+        return tuple(reversed(indices))
+
+    def coordinate(self, rank: int, name: str) -> int:
+        """Index of a process along the axis of that name [0 to its size - 1]."""
+        return next(at for at, axis in zip(self.coordinates(rank), self.mesh, strict=True) if axis.name == name)
+
+    def group(self, name: str) -> tuple[int, int]:
+        """Number of processes in a group along an axis, and their distance in rank; `data`: of all that share a batch.
+
+        >>> Layout(stages=2, replicas=2, tensor=4).group("data")
+        (2, 4)
+        """
+        chosen = [number for number, axis in enumerate(self.mesh)
+                  if axis.name == name or (name == "data" and axis.shares_batch)]  # fmt: skip
+        size = math.prod(self.mesh[number].size for number in chosen)
+        return size, math.prod(axis.size for axis in self.mesh[chosen[-1] + 1 :])
+
+    def with_same_modules(self, rank: int) -> tuple[int, ...]:
+        """The processes that hold the same modules as process `rank`, or parts of them; it is one of them."""
+        if not self.cuts_model:
+            return tuple(range(self.world_size))
+
+        def cut(other: int) -> list[int]:
+            return [at for at, axis in zip(self.coordinates(other), self.mesh, strict=True) if axis.cuts_model]
+
+        mine = cut(rank)
+        return tuple(other for other in range(self.world_size) if cut(other) == mine)
 
     def data_rank(self, rank: int) -> int:
         """Index of the part of every batch that a process takes [0 to data_size - 1].
@@ -73,26 +157,36 @@ class Layout:
         >>> Layout(shards=2, tensor=2).data_rank(3)
         1
         """
-        _, replica, shard, _ = self.coordinates(rank)
-        return replica * self.shards + shard
+        size, distance = self.group("data")
+        return rank // distance % size
+
+    def with_size(self, name: str, size: int) -> Layout:
+        """The layout with another size of one of its axes."""
+        if all(axis.name != name for axis in self.added):
+            return replace(self, **{name: size})  # type: ignore[arg-type]  # each of them is a number
+        return replace(self, added=tuple(replace(a, size=size) if a.name == name else a for a in self.added))
 
     def resized(self, world_size: int) -> Layout | None:
         """The layout for another number of processes, which share the batch; None if there is none.
 
-        Stages and tensor groups keep their size, replicas if possible.
+        Axes that do not share the batch keep their size, replicas if possible.
 
         >>> Layout(replicas=4).resized(3).in_words()
         '3 replicas'
         >>> Layout(shards=2, tensor=2).resized(3) is None
         True
         """
-        data, rest = divmod(world_size, self.stages * self.tensor)
+        data, rest = divmod(world_size, self.world_size // self.data_size)
         if rest or data < 1:
             return None
-        if self.shards == 1:
+        sharing = [axis.name for axis in self.divided if axis.shares_batch and axis.name != "replicas"]
+        if not sharing:
             return replace(self, replicas=data)
         replicas = self.replicas if data % self.replicas == 0 else 1
-        return replace(self, replicas=replicas, shards=data // replicas)
+        layout = replace(self, replicas=replicas)
+        for name in sharing[:-1]:
+            layout = layout.with_size(name, 1)
+        return layout.with_size(sharing[-1], data // replicas)
 
     def usable(self, world_size: int) -> int:
         """Number of processes, of `world_size`, that this layout resized can use; 0 if they are too few."""
@@ -111,9 +205,11 @@ class Layout:
             return f"{size} processes cannot take parts of a batch of {batch} samples: at most {batch} can"
         if coupling.kind == "whole_group":
             causes = ", ".join(coupling.causes)
+            sharing = [axis for axis in self.mesh if axis.shares_batch]
             return (
                 f"samples are coupled in groups of {group} by {causes}, which one process has to see whole: "
-                f"replicas × shards must be 1, not {self.replicas} × {self.shards}"
+                f"{' × '.join(axis.name for axis in sharing)} must be 1, "
+                f"not {' × '.join(str(axis.size) for axis in sharing)}"
             )
         if group is not None and size > group:
             return f"{size} processes cannot take parts of a group of {group} coupled samples: at most {group} can"
@@ -121,16 +217,12 @@ class Layout:
 
     def in_words(self) -> str:
         """`2 replicas`, `8 shards`, `2 stages (1f1b) × 4-way tensor with sequence`; empty for one process."""
-        words = []
-        if self.stages > 1:
-            words.append(f"{self.stages} stages ({self.schedule})")
-        if self.replicas > 1:
-            words.append(f"{self.replicas} replicas")
-        if self.shards > 1:
-            words.append(f"{self.shards} shards" + ("" if self.reshard else " kept gathered"))
-        if self.tensor > 1:
-            words.append(f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""))
-        return " × ".join(words)
+        of_fields = {
+            "stages": f"{self.stages} stages ({self.schedule})",
+            "shards": f"{self.shards} shards" + ("" if self.reshard else " kept gathered"),
+            "tensor": f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""),
+        }
+        return " × ".join(of_fields.get(axis.name, f"{axis.size} {axis.name}") for axis in self.divided)
 
 
 ONE_PROCESS = Layout()

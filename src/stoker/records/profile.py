@@ -17,7 +17,7 @@ class Coupling:
     `separable`: any micro-batch is legal. `batch_norm`: only through batch statistics, so a micro-batch is any whole
     number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
     `group` is the number of samples in a group (None when separable). `tried` is the largest batch that was compared
-    with its parts [samples] (None: nobody says). `unsaved` names what a pass leaves for the next one where no
+    with its parts [samples] (None: unknown). `unsaved` names what a pass leaves for the next one where no
     checkpoint holds it, such as tensors in plain attributes. `notices` say what is probably a mistake in the job.
     """
 
@@ -68,7 +68,7 @@ class Profile:
     looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
-    as far as can be told. `device_mtbf_h` is how long one device works between two failures [h], if somebody said so.
+    as far as is known. `device_mtbf_h` is how long one device works between two failures [h], if it was given.
     `is_double`: all weights are in float64.
     """
 
@@ -101,7 +101,7 @@ embedding, by the words it knows."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter. `block` is the repeated block it belongs to, from 0 (None: it lies outside of them).
+    """One parameter. `block` is the repeated block it belongs to, from 0 (None: it is outside of them).
 
     `division` says along which of its dimensions a tensor-parallel layout divides it (None: it is kept whole).
     """
@@ -124,7 +124,8 @@ class ModelParts:
     """A model's parameters in the order of registration, each tied one once, and what else stands in a layout's way.
 
     `blocks` are the dotted names of its repeated blocks, in order. `divided` says for the dotted name of each layer
-    that a tensor-parallel layout divides, how. `buffer_bytes` are kept whole by every process.
+    that a tensor-parallel layout divides, how. `buffer_bytes` are kept whole by every process. `cuts` are the first
+    blocks of all pipeline stages but the first, as the model is cut when it runs (None: spaced evenly).
     """
 
     schema: ClassVar[int] = 1
@@ -133,8 +134,9 @@ class ModelParts:
     blocks: tuple[str, ...] = ()
     divided: dict[str, Division] = field(default_factory=dict)
     buffer_bytes: int = 0
+    cuts: tuple[int, ...] | None = None
 
-    def in_blocks(self, blocks: tuple[str, ...]) -> ModelParts:
+    def in_blocks(self, blocks: tuple[str, ...], cuts: tuple[int, ...] | None = None) -> ModelParts:
         """The same model with other modules as its blocks."""
         numbered = tuple(
             dataclasses.replace(
@@ -142,7 +144,7 @@ class ModelParts:
             )
             for one in self.parameters
         )
-        return dataclasses.replace(self, parameters=numbered, blocks=blocks)
+        return dataclasses.replace(self, parameters=numbered, blocks=blocks, cuts=cuts)
 
     @property
     def trained_bytes(self) -> int:

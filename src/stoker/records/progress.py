@@ -135,7 +135,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPiece:
-    """A block of a tensor: it begins at `offsets` of the tensor, has the sizes `sizes`, and lies in `file`.
+    """A block of a tensor: it begins at `offsets` of the tensor, has the sizes `sizes`, and is stored in `file`.
 
     There it has the tensor's name; of several blocks in one file, the ones after the first have a number behind it, as
     `name#1`.
@@ -179,7 +179,7 @@ class CheckpointManifest:
     layout: Layout = ONE_PROCESS
     """Of the processes that wrote it."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    """Where each tensor lies that several processes wrote; of one process, `model.x` lies in `model.safetensors`."""
+    """Where each tensor lies that several processes wrote; of one process, `model.x` is in `model.safetensors`."""
     checksum: str = ""
     """SHA-256 (hex) of everything above; "" in manifests of versions before 3."""
 
@@ -217,7 +217,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _is_tensor(tensor: StoredTensor) -> bool:
-    """Whether shapes are sizes, and every piece lies within the tensor."""
+    """Whether shapes are sizes, and every piece is within the tensor."""
     dims = len(tensor.shape)
     return all(0 <= size <= MOST for size in tensor.shape) and all(
         len(piece.offsets) == len(piece.sizes) == dims and piece.number >= 0 and _is_inside(piece.file)

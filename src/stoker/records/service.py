@@ -15,7 +15,7 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """How one model of a repository is served; lies beside its versions as `service.json`.
+    """How one model of a repository is served; stored next to its versions as `service.json`.
 
     None leaves a choice to the server. `instances` run batches at the same time, each with `threads` threads.
     A batch has at most `max_batch_rows` samples; a request waits for others at most `max_delay_s` while an instance is
@@ -40,7 +40,7 @@ class ServiceSettings:
     versions: tuple[int, ...] = ()
     allow_nan: bool | None = None
     basis: str = ""
-    """Where these were measured, in words; empty where nobody measured them."""
+    """Where these were measured, in words; empty where they were not measured."""
 
     def __post_init__(self) -> None:
         """Refuse numbers no server can follow."""
@@ -111,8 +111,8 @@ class LoadMeasurement:
     `rate` [requests/s] is what was asked for in an open loop, None in a closed one; `duration_s` is from the first
     scheduled request to the last answer or the end of waiting. An answer counts as good within the objective, and all
     answered ones do where there is none. Requests that failed have no latency, and count as over every objective:
-    `failures` says how many went wrong in which way. `held` tells whether the objective is surely held, surely not, or
-    neither, with 95 % confidence. `was_cut` tells that measuring ended early because the objective
+    `failures` says how many went wrong in which way. `held` says whether the objective is surely held, surely not, or
+    neither, with 95 % confidence. `was_cut` says that measuring ended early because the objective
     could no longer be held. `server_cpu_s` is the CPU time of the service meanwhile, where it is known.
     """
 
@@ -167,9 +167,9 @@ class SettingsTrial:
 class ServingLimit:
     """What a model's service holds on this machine, and the settings that hold it.
 
-    `default` is the trial of the settings that a service has without being told, `trials` has all in their order and
+    `default` is the trial of the settings that a service has by default, `trials` has all in their order and
     `chosen` the best. `levels` are fresh measurements of the chosen settings at shares of the rate (0.5, 0.8 and 1).
-    `is_complete` tells that the search ended by itself and not with its time, `others_cores` how many cores others kept
+    `is_complete` says that the search ended by itself and not with its time, `others_cores` how many cores others kept
     busy meanwhile, on average.
     """
 

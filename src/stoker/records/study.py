@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.records.codec import JSON
-from stoker.records.estimate import Estimate
+from stoker.records.plan import Estimate
 
 ParameterKind = Literal["float", "log", "int", "logint", "choice"]
 TrialState = Literal["running", "finished", "handed on", "pruned", "failed"]
@@ -83,7 +83,7 @@ class StudySettings:
     `fixed` are settings that every trial has. `first_samples` is where the first evaluation of a trial is, and
     `total_samples` where it ends [samples]. `storage` is a database's URL; empty where it is the study's own file.
     Of a population (`pbt`), `members` are trained side by side, each in `intervals` trials; 0 for other samplers.
-    `data_fingerprint` tells whether the data are still those it began with; empty where that was not kept.
+    `data_fingerprint` says whether the data are still those it began with; empty where that was not kept.
     """
 
     schema: ClassVar[int] = 1

@@ -51,7 +51,7 @@ class Operation:
     `torch.utils.flop_counter` does). Bytes count what has to cross memory once; broadcast dimensions count once.
     `attributes` are what else sets the time, sorted by name: of convolutions `stride`, `padding`, `dilation`, `groups`,
     `transposed`, `channels_last`, of backward passes `output_mask`, of attention `is_causal`, of matrix products
-    `transpose_a` and `transpose_b` (whether the operand lies in memory transposed), of softmaxes and reductions `dim`.
+    `transpose_a` and `transpose_b` (whether the operand is transposed in memory), of softmaxes and reductions `dim`.
     """
 
     name: str
@@ -122,8 +122,8 @@ class Repetition:
     `module` is the list of the blocks; empty where they are the time steps of its recurrent layers.
     `segments` are in the order of execution. `copies` says which blocks stand for more than themselves: after each
     traced block (its number among those traced) so many more like it. `widened` are the operations over lists of
-    tensors, `grown` the storages whose sizes [bytes] go with the number of blocks. `planning.expanded` puts the blocks
-    that are missing where they belong.
+    tensors, `grown` the storages whose sizes [bytes] go with the number of blocks. `trace_extrapolation.expanded` adds
+    the missing blocks in their places.
     """
 
     schema: ClassVar[int] = 1
@@ -397,7 +397,7 @@ def _runs(trace: Trace, items: Sequence[TraceItem], repetition: Repetition) -> t
 def sweeps_of(
     blocks: Sequence[int | None], traced: int, is_apart: Callable[[int], bool] = lambda _place: False
 ) -> tuple[int, ...]:
-    """The sweep (from 0) that each of a sequence of runs belongs to; -1 for those of no block, or apart.
+    """The sweep (from 0) that each of a sequence of runs belongs to; -1 for those of no block.
 
     A sweep goes through all blocks, from the first to the last or back. Where it turns around, one run is the end of a
     sweep and the beginning of the next; it counts to the former. `is_apart` says of a run of the first or last block,

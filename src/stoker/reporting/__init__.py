@@ -1,1 +1,1 @@
-"""What a run is told by: its events folded into a summary for the terminal and a page for the browser."""
+"""Events of runs as text for the terminal, and reports as pages for the browser."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from stoker.records.data_check import CleanList, DataCheck, Fault, Finding, Gravity, SplitFacts
-from stoker.reporting.markup import Markup, document, element, escaped, facts, header, joined, section, table
+from stoker.records.data_check import CleanList, DataCheck, Fault, Finding, Gravity
+from stoker.reporting import pages
 from stoker.units import format_rate, format_seconds
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MOST_CARDS = 24
 _MOST_ROWS = 40
 _MAX_RELATED = 3
@@ -32,20 +31,40 @@ def render_data_page(check: DataCheck, clean: CleanList, pictures: Mapping[str, 
         clean: what is left out because of it.
         pictures: data URIs of samples, by their names.
     """
-    classes = [_classes(split) for split in check.splits if split.classes]
-    body = joined(
-        [
-            _headline(check, clean),
-            _overview(check),
-            *(_kind(gravity_fault, chosen, count, pictures) for gravity_fault, chosen, count in _kinds(check)),
-            section("Classes", element("div", *classes, css="balance")) if classes else Markup(""),
-            _columns(check),
-            _how(check, clean),
-            element("footer", escaped("Made by Stoker. The data were read and not changed. This file loads nothing.")),
-        ]
+    faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
+    suspects = sum(finding.gravity == "suspect" for finding in check.findings)
+    splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
+    return pages.render(
+        "data_check",
+        title=f"Data check of {check.source}",
+        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+        scripts=(),
+        faults=faults,
+        result=[
+            ("faults", "label"),
+            (f"{faults:,}", "big" if faults else "big none"),
+            (f"and {suspects:,} suspects, to be looked at", "note"),
+        ],
+        tiles=[
+            ("samples", f"{check.num_samples:,}", splits),
+            ("left out", f"{len(clean.dropped):,}", f"{clean.kept:,} are kept"),
+            ("kind", check.kind, f"held against {', '.join(check.against)}" if check.against else ""),
+            ("time", format_seconds(check.took_s), format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")),
+        ],
+        check=check,
+        words=FAULTS,
+        kinds=_kinds(check),
+        pictures=pictures,
+        max_related=_MAX_RELATED,
+        max_classes=_MOST_CLASSES,
+        columns=_column_rows(check),
+        facts_of_check=[
+            ("source", check.source),
+            ("checked", check.made_at),
+            ("options", ", ".join(f"{name} = {value}" for name, value in check.settings.items())),
+            ("clean list", f"{len(clean.dropped):,} samples to leave out, {clean.kept:,} kept: clean.json"),
+        ],
     )
-    title, styles = f"Data check of {check.source}", ("page.css", "data_page.css")
-    return document(title, element("main", body), policy=_POLICY, styles=styles)
 
 
 def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding], int]]:
@@ -59,109 +78,16 @@ def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding],
     return found
 
 
-def _headline(check: DataCheck, clean: CleanList) -> Markup:
-    faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
-    suspects = sum(finding.gravity == "suspect" for finding in check.findings)
-    result = (
-        ("faults", "label"),
-        (f"{faults:,}", "big" if faults else "big none"),
-        (f"and {suspects:,} suspects, to be looked at", "note"),
-    )
-    splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
-    tiles = [
-        ("samples", f"{check.num_samples:,}", splits),
-        ("left out", f"{len(clean.dropped):,}", f"{clean.kept:,} are kept"),
-        ("kind", check.kind, f"held against {', '.join(check.against)}" if check.against else ""),
-        ("time", format_seconds(check.took_s), format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")),
-    ]
-    status, css = ("faults found", "failed") if faults else ("no faults", "finished")
-    return header(f"Data check of {check.source}", status, css, result, tiles)
-
-
-def _overview(check: DataCheck) -> Markup:
-    rows = []
-    for (gravity, fault), count in check.counts().items():
-        name, meaning = FAULTS[fault]
-        link = element("a", escaped(name), href=f"#{gravity}-{fault}")
-        badge = element("span", escaped(gravity), css=f"grave {gravity}")
-        rows.append((badge, link, escaped(f"{count:,}"), escaped(meaning)))
-    if not rows:
-        return section("What was found", element("p", escaped("Nothing: no fault, and nothing suspect.")))
-    return section("What was found", table(("", "finding", "how many", "what it is"), rows, css="found"))
-
-
-def _kind(key: tuple[Gravity, Fault], chosen: Sequence[Finding], count: int, pictures: Mapping[str, str]) -> Markup:
-    gravity, fault = key
-    name, meaning = FAULTS[fault]
-    badge = element("span", escaped(f"{count:,}"), css="count")
-    some = f"; {len(chosen)} of {count:,} are shown, from the worst to the mildest" if len(chosen) < count else ""
-    has_pictures = any(one.id in pictures for one in chosen)
-    if has_pictures:
-        content = element("div", *(_card(finding, pictures) for finding in chosen), css="cards")
-    else:
-        rows = [(escaped(one.id or one.where or "the whole set"), escaped(one.detail)) for one in chosen]
-        content = table(("where", "what"), rows, css="rows")
-    heading = element("h2", escaped(name), badge, id=f"{gravity}-{fault}")
-    css = "" if has_pictures else "plain"
-    return element("section", heading, element("p", escaped(f"{meaning}{some}"), css="lead"), content, css=css)
-
-
-def _card(finding: Finding, pictures: Mapping[str, str]) -> Markup:
-    beside = [name for name in finding.beside[:_MAX_RELATED] if name in pictures]
-    shots = [_shot(finding.id, pictures)] if finding.id in pictures else []
-    if beside:
-        css = "beside three" if len(beside) > 1 else "beside"
-        shots.append(element("div", *(_shot(name, pictures) for name in beside), css=css))
-    parts = [element("div", *shots, css="shots")] if shots else []
-    named = element("b", escaped(finding.id or finding.where))
-    return element("div", *parts, named, element("p", escaped(finding.detail)), css="card")
-
-
-def _shot(name: str, pictures: Mapping[str, str]) -> Markup:
-    kind = "photo" if pictures[name].startswith("data:image/jpeg") else "small"
-    return Markup(f'<img class="{kind}" src="{escaped(pictures[name])}" alt="{escaped(name)}" title="{escaped(name)}">')
-
-
-def _classes(one: SplitFacts) -> Markup:
-    most = max(one.classes.values())
-    shown = list(one.classes.items())[:_MOST_CLASSES]
-    bars = [
-        element("li", element("span", escaped(name), title=name),
-                element("i", style=f"width:{100 * count / most:.1f}%"), element("span", escaped(f"{count:,}")))
-        for name, count in shown
-    ]  # fmt: skip
-    more = f" (the first {_MOST_CLASSES} of {len(one.classes)})" if len(shown) < len(one.classes) else ""
-    heading = element("h3", escaped(f"{one.name or 'all samples'}{more}"))
-    return element("div", heading, element("ul", *bars))
-
-
-def _columns(check: DataCheck) -> Markup:
+def _column_rows(check: DataCheck) -> list[tuple[str, ...]]:
     """What is known of each column, in the first split, which is the one that trains."""
-    if not check.columns:
-        return Markup("")
-    of = f" of {check.splits[0].name}" if check.splits and check.splits[0].name else ""
-    rows = [
+    return [
         (
-            escaped(one.name), escaped(one.kind), escaped(f"{one.missing / max(1, one.num_rows):.2%}"),
-            escaped(f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}"),
-            escaped("" if one.median is None else f"{one.median:g}"), escaped(" · ".join(one.examples)),
+            one.name, one.kind, f"{one.missing / max(1, one.num_rows):.2%}",
+            f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}",
+            "" if one.median is None else f"{one.median:g}", " · ".join(one.examples),
         )
         for one in check.columns
     ]  # fmt: skip
-    head = ("column", "kind", "missing", "different values", "median", "most frequent")
-    return section(f"Columns{of}", table(head, rows, css="columns"))
-
-
-def _how(check: DataCheck, clean: CleanList) -> Markup:
-    notes = element("ul", *(element("li", escaped(note)) for note in check.notes), css="why")
-    settings = ", ".join(f"{name} = {value}" for name, value in check.settings.items())
-    rows = [
-        ("source", escaped(check.source)),
-        ("checked", escaped(check.made_at)),
-        ("options", escaped(settings)),
-        ("clean list", escaped(f"{len(clean.dropped):,} samples to leave out, {clean.kept:,} kept: clean.json")),
-    ]
-    return section("How it was looked at", notes if check.notes else Markup(""), facts(rows))
 
 
 FAULTS: dict[Fault, tuple[str, str]] = {

@@ -1,4 +1,4 @@
-"""Displays of a run while it happens: live in a terminal or a notebook, plain lines, or one JSON object a line.
+"""Displays of runs, studies and predictions: live in a terminal or a notebook, plain lines, or one JSON object a line.
 
 A display is a sink for events: it is called with each one, shows it, and decides nothing about training. What it writes
 to may vanish (a closed terminal, `| head`); it then falls silent, and training goes on. IPython is never imported; it
@@ -16,19 +16,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Any, Generic, Literal, Self, TextIO, TypeVar, cast
 
 import rich.control
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stoker.records import Event, Report, to_json
-from stoker.reporting.bottlenecks import closing_lines
-from stoker.reporting.event_text import describe_event, plan_notes
-from stoker.reporting.markup import Markup, element, escaped, facts, joined
-from stoker.reporting.panel import closing, frame, permanent_lines
+from stoker.records.prediction import PredictionEvent
+from stoker.reporting import pages
+from stoker.reporting.event_text import AnyEvent, describe_event, event_lines
+from stoker.reporting.panel import RunSnapshot, closing, frame, permanent_lines
 from stoker.reporting.rank_section import rank_lines
-from stoker.reporting.snapshot import RunSnapshot
 from stoker.reporting.summary import summary_lines
 from stoker.reporting.wording import format_metrics, format_samples
 from stoker.units import format_rate, format_seconds
@@ -37,11 +37,14 @@ REDRAWS_PER_S = 2.0
 """How often the live display is drawn [1/s]; each drawing costs a few milliseconds of one core."""
 
 
-class Display(abc.ABC):
+E_contra = TypeVar("E_contra", bound=AnyEvent, contravariant=True)
+
+
+class Display(abc.ABC, Generic[E_contra]):
     """A sink for events that shows them to someone; close it, or use it as a context manager."""
 
     @abc.abstractmethod
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: E_contra) -> None:
         """Show what happened."""
 
     @abc.abstractmethod
@@ -57,7 +60,7 @@ class Display(abc.ABC):
         self.close()
 
 
-class JsonDisplay(Display):
+class JsonDisplay(Display[AnyEvent]):
     """One JSON object a line, flushed: `{"event": kind, "at": seconds since 1970, ...the event's fields}`.
 
     Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
@@ -66,7 +69,7 @@ class JsonDisplay(Display):
     def __init__(self, stream: TextIO) -> None:
         self._stream = _Outlet(stream)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: AnyEvent) -> None:
         """Write the event as a line."""
         fields = {name: value for name, value in event.fields.items() if name not in ("event", "at")}
         document = to_json({"event": event.kind, "at": event.at, **fields})
@@ -76,35 +79,59 @@ class JsonDisplay(Display):
         """Nothing is held back: every line was flushed."""
 
 
-class PlainDisplay(Display):
-    """One line of text for each notable event, and for progress at most every `every_s` seconds of the run."""
+class PlainDisplay(Display[AnyEvent]):
+    """Lines of text for each notable event, and for progress at most every `every_s` seconds of the run."""
 
     def __init__(self, stream: TextIO, *, every_s: float = 10.0) -> None:
         self._stream = _Outlet(stream)
         self._every_s = every_s
         self._shown_at = float("-inf")
 
-    def __call__(self, event: Event) -> None:
-        """Write a line if the event is worth one."""
+    def __call__(self, event: AnyEvent) -> None:
+        """Write lines if the event is worth them; a prediction's first progress comes after `every_s` too."""
         if event.kind == "checkpointed":
             return
-        if event.kind == "progress":
-            if event.at - self._shown_at < self._every_s:
-                return
+        if event.kind == "progress" and event.at - self._shown_at < self._every_s:
+            return
+        if event.kind == "progress" or (event.kind == "started" and isinstance(event, PredictionEvent)):
             self._shown_at = event.at
-        self._stream.write_line(describe_event(event))
-        for line in plan_notes(event) if event.kind == "planned" else ():
-            self._stream.write_line(f"  {line}")
-        for line in closing_lines(event) if event.kind == "finished" else ():
+        for line in event_lines(event):
             self._stream.write_line(line)
-        if event.kind == "finished" and event.fields.get("report"):
-            self._stream.write_line(f"report: {event.fields['report']}")
 
     def close(self) -> None:
         """Nothing is held back: every line was flushed."""
 
 
-class LiveDisplay(Display):
+class BarDisplay(Display[PredictionEvent]):
+    """A bar that grows with the rows of a prediction; lines that stay stand above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._progress.start()
+        self._task = self._progress.add_task("", total=None, visible=False)
+
+    def __call__(self, event: PredictionEvent) -> None:
+        """Let the bar grow, or print the event's lines."""
+        if event.kind == "progress":
+            fields = event.fields
+            text = f"{format_rate(fields['rows_per_s'], 'rows')}, {fields['bad_rows']:,} bad"
+            self._progress.update(
+                self._task, completed=fields["rows"], total=fields["total_rows"], description=text, visible=True,
+                refresh=True,
+            )  # fmt: skip
+            return
+        if event.kind == "finished":
+            self._progress.update(self._task, visible=False)
+        self._console.print("\n".join(event_lines(event)), highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+
+class LiveDisplay(Display[Event]):
     """A panel that is redrawn in place, with a permanent line above it for what should stay readable.
 
     Args:
@@ -157,21 +184,25 @@ class LiveDisplay(Display):
         self._console.quiet = True
 
 
-def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, console: Console | None = None) -> Display:
+def choose_display(
+    *,
+    subject: Literal["run", "study", "prediction"] = "run",
+    as_json: bool = False,
+    stdout: TextIO = sys.stdout,
+    console: Console | None = None,
+) -> Display[Any]:
     """The display for where we are: JSON lines on standard output if asked for, else live or plain on `console`.
 
-    By default that is standard error.
+    By default that is standard error. Lines are all there is of a study, whose trials run for hours.
     """
     if as_json:
         return JsonDisplay(stdout)
     if console is None and (found := notebook_display()) is not None:
         return found
     console = Console(stderr=True) if console is None else console
-    return (
-        LiveDisplay(console)
-        if console.is_terminal and not console.is_dumb_terminal
-        else PlainDisplay(cast("TextIO", console.file))
-    )
+    if subject == "study" or not console.is_terminal or console.is_dumb_terminal:
+        return PlainDisplay(cast("TextIO", console.file))
+    return LiveDisplay(console) if subject == "run" else BarDisplay(console)
 
 
 _CONTROLS = dict.fromkeys((0x1B, *range(0x7F, 0xA0)))
@@ -237,7 +268,7 @@ _MOST_LINES = 8
 _QUIET = frozenset({"progress", "checkpointed"})
 
 
-class NotebookDisplay(Display):
+class NotebookDisplay(Display[Event]):
     """A sink that keeps one piece of HTML below a cell up to date: how far a run is, and what happened.
 
     Args:
@@ -285,12 +316,10 @@ def notebook_display() -> NotebookDisplay | None:
 
 def run_html(report: Report) -> str:
     """A run in a few lines of HTML, for a notebook."""
-    first, *others = [*summary_lines(report), *rank_lines(report)]
-    lines = joined(element("div", escaped(line)) for line in others)
-    return element("div", element("b", escaped(first)), lines)
+    return pages.render("notebook", lines=[*summary_lines(report), *rank_lines(report)])
 
 
-def _page(now: RunSnapshot, lines: list[str]) -> Markup:
+def _page(now: RunSnapshot, lines: list[str]) -> str:
     rows = [
         ("done", f"{100 * now.fraction:.1f} % · {format_samples(now.samples)} samples"),
         ("loss", "" if now.loss is None else f"{now.loss:.4g}"),
@@ -298,7 +327,4 @@ def _page(now: RunSnapshot, lines: list[str]) -> Markup:
         ("rate", "" if not now.samples_per_s else format_rate(now.samples_per_s)),
         ("time", "" if not now.wall_s else format_seconds(now.wall_s)),
     ]
-    bar = element("progress", value=f"{now.fraction:.4f}", max="1", style="width:100%")
-    happened = joined(element("div", escaped(line)) for line in lines[-_MOST_LINES:])
-    listed = facts([(term, escaped(value)) for term, value in rows])
-    return element("div", element("b", escaped(now.run or "stoker")), bar, listed, element("small", happened))
+    return pages.render("notebook_live", now=now, rows=rows, lines=lines[-_MOST_LINES:])

@@ -1,11 +1,14 @@
-"""One line of plain text for each notable event; the live display, plain logs and the page's timeline say the same."""
+"""Events of runs, studies and predictions as plain text, which displays and the page's timeline share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from stoker.records import Event, Layout, from_json
+from stoker.records import Bottleneck, Estimate, Event, Layout, from_json
 from stoker.records.codec import JSON
+from stoker.records.prediction import PredictionEvent
+from stoker.records.study import PlannedTrial, StudyEvent
 from stoker.reporting.history import (
     evaluation_metrics,
     finite,
@@ -15,8 +18,32 @@ from stoker.reporting.history import (
     planned_plan,
     text,
 )
-from stoker.reporting.wording import DATA_GUARANTEES, format_interval, format_metric, format_metrics, format_samples
-from stoker.units import format_bytes, format_rate, format_seconds
+from stoker.reporting.wording import (
+    DATA_GUARANTEES,
+    format_gain,
+    format_interval,
+    format_metric,
+    format_metrics,
+    format_samples,
+)
+from stoker.units import format_bytes, format_count, format_rate, format_seconds
+
+AnyEvent = Event | StudyEvent | PredictionEvent
+
+
+def event_lines(event: AnyEvent) -> list[str]:
+    """The event in lines, the first without its time: a run's plan with its notes, its end with the verdict."""
+    if isinstance(event, StudyEvent):
+        return describe_study_event(event)
+    if isinstance(event, PredictionEvent):
+        return describe_prediction_event(event).split("\n")
+    lines = [describe_event(event)]
+    if event.kind == "planned":
+        lines += [f"  {line}" for line in plan_notes(event)]
+    if event.kind == "finished":
+        report = event.fields.get("report")
+        lines += [*closing_lines(event), *([f"report: {report}"] if report else [])]
+    return lines
 
 
 def describe_event(event: Event) -> str:
@@ -179,3 +206,142 @@ _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
     "skipped": _skipped,
     "finished": _finished,
 }
+
+
+def advice(found: Bottleneck) -> str:
+    """The change that would help most, and by how much: `Evaluate half as often: …; saves about 12 % …`."""
+    return found.advice if found.gain is None else f"{found.advice} {format_gain(found.gain)}"
+
+
+def verdict_lines(found: Bottleneck) -> list[str]:
+    """The verdict for the terminal: the sentence with its utilisation, what would help, and what cannot be true."""
+    used = f" MFU {100 * found.mfu:.0f} % of the measured ceiling." if found.mfu is not None else ""
+    return [f"{found.sentence}{used}", advice(found), *found.problems]
+
+
+def closing_lines(finished: Event) -> list[str]:
+    """What a `finished` event says of the verdict and of a profile, for the terminal."""
+    found, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
+    lines = verdict_lines(from_json(found, Bottleneck)) if isinstance(found, Mapping) else []
+    if isinstance(profile, Mapping) and isinstance(profile.get("files"), Mapping):
+        lines += file_lines(profile["files"], str(profile.get("folder", "")))
+    return lines
+
+
+HOW_TO_OPEN = {
+    "trace": "at ui.perfetto.dev, or `tensorboard --logdir` of its folder with torch-tb-profiler",
+    "kernels": "in a spreadsheet: every operation by line",
+    "memory": "in a spreadsheet: every allocation and free, with the total after it",
+    "memory snapshot": "at pytorch.org/memory_viz",
+}
+"""How each file is opened."""
+
+
+def file_lines(files: Mapping[str, str], folder: str) -> list[str]:
+    """For the terminal: each file, by what it is, and how to open it."""
+    return [f"{what}: {folder}/{name} (open {HOW_TO_OPEN.get(what, 'it')})" for what, name in files.items()]
+
+
+def describe_study_event(event: StudyEvent) -> list[str]:
+    """A study's event as lines of text."""
+    fields = event.fields
+    match event.kind:
+        case "looking":
+            return [f"looking at {fields['job']} …"]
+        case "forecast":
+            return _forecast_lines(fields)
+        case "packed":
+            return [fields["why"]]
+        case "began" | "resumed":
+            verb = "begins" if event.kind == "began" else "goes on"
+            place = ""
+            if fields.get("member") is not None:  # of a population
+                after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
+                place = f" (member {fields['member']}, interval {fields['interval']}{after})"
+            return [f"trial {fields['trial']} {verb}{place}: {format_settings(fields['parameters'])}"]
+        case "ended":
+            value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
+            reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
+            best = fields["best"]
+            record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
+            end = f"after {fields['samples']:,} samples{reason}{record}"
+            return [f"trial {fields['number']} {fields['state']}{value} {end}"]
+        case "warned":
+            return [f"warning: {fields['message']}"]
+        case "done":
+            return [f"{fields['trials']} trials, {fields['samples']:,} samples in all; page: {fields['page']}"]
+
+
+def format_settings(parameters: dict[str, JSON]) -> str:
+    """Settings on one line: `lr=0.012 width=32`."""
+    texts = {
+        name: f"{value:.4g}" if isinstance(value, float) else exact_setting(value) for name, value in parameters.items()
+    }
+    return " ".join(f"{name}={text}" for name, text in texts.items())
+
+
+def _forecast_lines(fields: dict[str, Any]) -> list[str]:
+    total, pruned = (_estimate(fields[name]) for name in ("total_s", "pruned_s"))
+    lines = [f"{fields['trials']} trials, {fields['parallel']} at once"]
+    if total is not None:
+        low, high = format_seconds(total.low), format_seconds(total.high)
+        lines[0] += f": about {format_seconds(total.value)} ({low} to {high}) if each is trained to its end"
+    if pruned is not None and total is not None and pruned.value < total.value:
+        lines.append(f"  about {format_seconds(pruned.value)} with pruning")
+    for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
+        if (estimate := _estimate(fields[name])) is not None:
+            lines.append(f"  {what}: about {format_count(float(f'{estimate.value:.2g}'))} {estimate.unit}")
+    lines += [f"  {_planned_trial(from_json(one, PlannedTrial))}" for one in fields["planned"]]
+    return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
+
+
+def _planned_trial(plan: PlannedTrial) -> str:
+    settings = format_settings(plan.parameters)
+    if plan.problem or plan.total_s is None:
+        return f"{settings}: {plan.problem.splitlines()[0] if plan.problem else 'not planned'}"
+    memory = f", {format_bytes(plan.peak_bytes.value)}" if plan.peak_bytes is not None else ""
+    return f"{settings}: {format_seconds(plan.total_s.value)}{memory}"
+
+
+def _estimate(value: JSON) -> Estimate | None:
+    return None if value is None else from_json(value, Estimate)
+
+
+def exact_setting(value: JSON) -> str:
+    """A setting as `--set` takes it: `none`, `true`, a number in full."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe_prediction_event(event: PredictionEvent) -> str:
+    """What happened, in words."""
+    fields = event.fields
+    match event.kind:
+        case "started":
+            done = f", {fields['done_parts']:,} of them done before" if fields["done_parts"] else ""
+            return (
+                f"{_several(fields['rows'], 'row')} in {_several(fields['parts'], 'part')}{done}: "
+                f"batches of {fields['batch_rows']}, {_several(fields['instances'], 'instance')} of "
+                f"{_several(fields['threads'], 'thread')}, into {fields['out']}"
+            )
+        case "progress":
+            eta = "unknown" if fields["eta_s"] is None else format_seconds(fields["eta_s"])
+            return (
+                f"{fields['rows']:,} of {fields['total_rows']:,} rows, {fields['bad_rows']:,} bad, "
+                f"{format_rate(fields['rows_per_s'], 'rows')}, {eta} to go"
+            )
+        case "warned":
+            return f"warning: {fields['message']}"
+        case "finished":
+            bad, now, padding = fields["bad_rows"], fields["computed_rows"], fields["padding_waste_ratio"]
+            aside = f"{_several(bad, 'bad row')} in {fields['out']}/bad_rows.jsonl" if bad else "no bad rows"
+            rate = format_rate(fields["rows_per_s"], "rows") + (f", {padding:.1%} padding" if padding else "")
+            last = "all of it was done before"
+            if now:
+                last = f"{now:,} computed in {format_seconds(fields['wall_s'])} ({rate})"
+            rows = _several(fields["rows"], "row")
+            return f"{rows} answered, {aside}; {last}\npredictions: {fields['out']}/predictions"
+
+
+def _several(count: int, what: str) -> str:
+    """`1 part`, `1,200 parts`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -5,19 +5,25 @@ A point is one event of the live history; more than `MOST_POINTS` of them are th
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from stoker.records import Event, Report
+from stoker.records import Event, Report, dumps
 from stoker.records.run import ExampleSet
+from stoker.reporting import pages
 from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
-from stoker.reporting.markup import light
+from stoker.reporting.pages import light
 from stoker.reporting.wording import are_fractions, format_metric, format_samples, is_of_class, is_wide
 
 MOST_POINTS = 600
@@ -36,11 +42,47 @@ class Chart:
     figure: str
 
 
+def render_with_figures(template: str, charts: Sequence[Chart], **values: object) -> str:
+    """A page with its figures' data and what draws them: about 5 MB of plotly.js, which no page without figures has.
+
+    A content security policy in the page forbids it to load anything, and lets run only the scripts whose SHA-256 it
+    names: plotly.js (MIT licence) and what draws the figures with it. Source: W3C, Content Security Policy Level 3,
+    section 6.7.3, "Does element match source list for type and source?".
+    """
+    figures = ",".join(f"{dumps(chart.key)}:{chart.figure}" for chart in charts)
+    data = f'{{"figures":{{{figures}}},"dark":{dumps(pages.repainting(), indent=None)}}}'
+    scripts = _programs() if charts else ()
+    return pages.render(template, policy=_policy(), scripts=scripts, figures=pages.script_json(data), **values)
+
+
+@functools.cache
+def _programs() -> tuple[Markup, ...]:
+    """The scripts that run in a page; the figures' data does not run."""
+    return Markup(get_plotlyjs()), pages.resource("page.js")  # noqa: S704 - plotly's own
+
+
+@functools.cache
+def _policy() -> str:
+    """What a page may do: run these scripts and no other, draw with styles in it, show images in it."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _programs())
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
 def charts(report: Report) -> tuple[Chart, ...]:
     """The charts a run's events allow, learning first; none for a run that never got to train."""
     events = live_history(report.events)
-    drawn = [_loss(events), *_metrics(events), _throughput(events, report), _learning_rate(events), _memory(events)]
-    return tuple(chart for chart in drawn if chart is not None)
+    measures = evaluated(events)
+    names = dict.fromkeys(name for _, name in measures if name != "loss")
+    return (
+        *_loss(events, _of_splits("loss", measures)),
+        *(_metric(name, _of_splits(name, measures), events) for name in names),
+        *_speed_and_memory(of_kind(events, "progress"), report),
+    )
+
+
+def _of_splits(name: str, measures: Mapping[tuple[str, str], list[Point]]) -> dict[str, list[Point]]:
+    return {split: points for (split, measure), points in measures.items() if measure == name}
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -60,11 +102,11 @@ _SET_COLOURS = ("ember", "violet", "blue")
 """Of validation sets, in turn."""
 
 
-def _loss(events: Sequence[Event]) -> Chart | None:
-    train = _points(of_kind(events, "progress"), lambda event: finite(event, "loss"))
-    valid = {split: points for split, points in _by_split("loss", events).items() if split != "test"}
+def _loss(events: Sequence[Event], held_out: Mapping[str, list[Point]]) -> Iterator[Chart]:
+    train = series(of_kind(events, "progress"), "loss")
+    valid = {split: points for split, points in held_out.items() if split != "test"}
     if not train and not valid:
-        return None
+        return
     ticks = _logarithmic_ticks([*train, *(point for points in valid.values() for point in points)])
     figure = blank_figure("samples", log_ticks=ticks)
     if train:
@@ -74,22 +116,11 @@ def _loss(events: Sequence[Event]) -> Chart | None:
     _mark_resumes(figure, events)
     words = [f"train {train[0][1]:.4g} to {train[-1][1]:.4g}"] if train else []
     words += [f"{split} at its lowest {min(y for _, y in points):.4g}" for split, points in valid.items()]
-    return as_chart("loss", "Loss, logarithmic" if ticks else "Loss", "; ".join(words), figure)
+    yield as_chart("loss", "Loss, logarithmic" if ticks else "Loss", "; ".join(words), figure)
 
 
-def _metrics(events: Sequence[Event]) -> list[Chart]:
-    evaluations = of_kind(events, "evaluated")
-    names = dict.fromkeys(name for event in evaluations for name in evaluation_metrics(event)
-                          if name != "loss" and not is_of_class(name))  # fmt: skip
-    found = [_metric(name, events) for name in names]
-    return [chart for chart in found if chart is not None]
-
-
-def _metric(name: str, events: Sequence[Event]) -> Chart | None:
+def _metric(name: str, shown: Mapping[str, list[Point]], events: Sequence[Event]) -> Chart:
     """One metric over the evaluations: valid as a line, its best ringed, test as a diamond at the end."""
-    shown = _by_split(name, events)
-    if not shown:
-        return None
     is_in_per_cent = are_fractions(name, (y for points in shown.values() for _, y in points))
     figure = blank_figure("samples", y_format=".1%" if is_in_per_cent else "")
     words: list[str] = []
@@ -107,58 +138,29 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     return as_chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure)
 
 
-def _by_split(name: str, events: Sequence[Event]) -> dict[str, list[Point]]:
-    """The points of a metric, of each split that has any."""
-    found: dict[str, list[Point]] = {}
-    for event in of_kind(events, "evaluated"):
-        points = _points([event], lambda one: evaluation_metrics(one).get(name))
-        found.setdefault(text(event, "split", "valid"), []).extend(points)
-    return {split: points for split, points in found.items() if points}
-
-
-def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
-    points = _points(of_kind(events, "progress"), lambda event: finite(event, "samples_per_s"), over_time=True)
-    if not points:
-        return None
-    shown, unit = _in_time_units(points)
-    figure = blank_figure(unit, from_zero=True)
-    words = f"last {points[-1][1]:,.0f}"
-    if report.decision is not None:
-        expected = report.decision.chosen.forecast.samples_per_s
-        words += f"; forecast band {expected.low:,.0f} to {expected.high:,.0f}"
-        if is_wide(expected):  # a band far beyond the curve would flatten it
-            words += ", too wide to draw"
-        else:
-            figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
-    figure.add_trace(line_trace(thinned(shown), "samples/s", "blue", width=1.6))
-    return as_chart("throughput", "Throughput, samples/s", words, figure)
-
-
-def _learning_rate(events: Sequence[Event]) -> Chart | None:
-    points = _points(of_kind(events, "progress"), lambda event: finite(event, "lr"))
-    if not points:
-        return None
-    figure = blank_figure("samples", from_zero=True)
-    figure.add_trace(line_trace(thinned(points), "learning rate", "blue", width=2))
-    peak = max(y for _, y in points)
-    return as_chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {points[-1][1]:.3g}", figure)
-
-
-def _memory(events: Sequence[Event]) -> Chart | None:
-    points = _points(of_kind(events, "progress"), lambda event: finite(event, "resident_bytes"), over_time=True)
-    if not points:
-        return None
-    shown, unit = _in_time_units([(x, y / 2**30) for x, y in points])
-    figure = blank_figure(unit, from_zero=True)
-    figure.add_trace(line_trace(thinned(shown), "GiB", "blue", width=2))
-    peak = max(y for _, y in shown)
-    return as_chart("memory", "Memory, GiB", f"highest {peak:.2f}", figure)
-
-
-def _points(events: Sequence[Event], value: Callable[[Event], float | None], *, over_time: bool = False) -> list[Point]:
-    """(samples or wall seconds, value) of the events that have both."""
-    pairs = ((finite(event, "wall_s" if over_time else "samples"), value(event)) for event in events)
-    return [(x, y) for x, y in pairs if x is not None and y is not None and abs(y) < float("inf")]
+def _speed_and_memory(progress: Sequence[Event], report: Report) -> Iterator[Chart]:
+    if rates := series(progress, "samples_per_s", over="wall_s"):
+        shown, unit = _in_time_units(rates)
+        figure, words = blank_figure(unit, from_zero=True), f"last {rates[-1][1]:,.0f}"
+        if report.decision is not None:
+            expected = report.decision.chosen.forecast.samples_per_s
+            words += f"; forecast band {expected.low:,.0f} to {expected.high:,.0f}"
+            if is_wide(expected):  # a band far beyond the curve would flatten it
+                words += ", too wide to draw"
+            else:
+                band = {"y0": expected.low, "y1": expected.high, "fillcolor": light("amber")}
+                figure.add_hrect(**band, opacity=0.18, line_width=0)
+        figure.add_trace(line_trace(thinned(shown), "samples/s", "blue", width=1.6))
+        yield as_chart("throughput", "Throughput, samples/s", words, figure)
+    if rates := series(progress, "lr"):
+        figure, peak = blank_figure("samples", from_zero=True), max(y for _, y in rates)
+        figure.add_trace(line_trace(thinned(rates), "learning rate", "blue"))
+        yield as_chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {rates[-1][1]:.3g}", figure)
+    if held := series(progress, "resident_bytes", over="wall_s"):
+        shown, unit = _in_time_units([(x, y / 2**30) for x, y in held])
+        figure, peak = blank_figure(unit, from_zero=True), max(y for _, y in shown)
+        figure.add_trace(line_trace(thinned(shown), "GiB", "blue"))
+        yield as_chart("memory", "Memory, GiB", f"highest {peak:.2f}", figure)
 
 
 def _in_time_units(points: Sequence[Point]) -> tuple[list[Point], str]:
@@ -253,10 +255,10 @@ def _mark_resumes(figure: Any, events: Sequence[Event]) -> None:
             figure.add_vline(x=position, line=line, annotation=note, annotation_position="top right")
 
 
-def as_chart(key: str, title: str, words: str, figure: Any) -> Chart:
-    """A figure with its key in the page, its title, and what it shows in words; several traces have a legend."""
+def as_chart(key: str, title: str, words: str, figure: Any, *, has_legend: bool = True) -> Chart:
+    """A figure with its key in the page, its title, and what it shows in words; several traces may have a legend."""
     num_named = sum(trace.showlegend is not False for trace in figure.data)
-    figure.update_layout(showlegend=num_named > 1)
+    figure.update_layout(showlegend=has_legend and num_named > 1)
     return Chart(key, title, words, str(figure.to_json()))
 
 
@@ -267,16 +269,15 @@ COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
 def habit_charts(report: Report, classes: Sequence[str] = ()) -> tuple[Chart, ...]:
     """The charts that few runs have; `classes` are the names of the targets' classes, if they have any."""
     events = live_history(report.events)
-    drawn = [_gradient_norm(events), _rates(events), *_by_class(events, classes)]
-    return tuple(chart for chart in drawn if chart is not None)
+    progress = of_kind(events, "progress")
+    return (*_gradient_norm(progress), *_rates(progress), *_by_class(events, classes))
 
 
 def plot_report(report: Report) -> Any:
     """A plotly figure of a run: its losses above, its metrics below (if it has any), over samples."""
-    events = live_history(report.events)
-    curves = {"train loss": series(of_kind(events, "progress"), "loss"), **evaluated(events)}
-    losses = {name: points for name, points in curves.items() if name.endswith("loss") and points}
-    metrics = {name: points for name, points in curves.items() if not name.endswith("loss") and points}
+    drawn = curves(report)
+    losses = {name: points for name, points in drawn.items() if name.endswith("loss")}
+    metrics = {name: points for name, points in drawn.items() if not name.endswith("loss")}
     rows = [group for group in (losses, metrics) if group]
     figure = make_subplots(rows=max(1, len(rows)), cols=1, shared_xaxes=True, vertical_spacing=0.08)
     for row, group in enumerate(rows, start=1):
@@ -290,29 +291,25 @@ def plot_report(report: Report) -> Any:
     return figure
 
 
-def _gradient_norm(events: Sequence[Event]) -> Chart | None:
-    points = series(of_kind(events, "progress"), "grad_norm")
-    if not points:
-        return None
-    figure = blank_figure("samples", from_zero=True)
-    figure.add_trace(line_trace(thinned(points), "gradient norm", "violet", width=1.6))
-    peak = max(y for _, y in points)
-    words = f"before clipping, of one update each; highest {peak:.3g}, last {points[-1][1]:.3g}"
-    return as_chart("gradient-norm", "Gradient norm", words, figure)
+def _gradient_norm(progress: Sequence[Event]) -> Iterator[Chart]:
+    if points := series(progress, "grad_norm"):
+        figure, peak = blank_figure("samples", from_zero=True), max(y for _, y in points)
+        figure.add_trace(line_trace(thinned(points), "gradient norm", "violet", width=1.6))
+        words = f"before clipping, of one update each; highest {peak:.3g}, last {points[-1][1]:.3g}"
+        yield as_chart("gradient-norm", "Gradient norm", words, figure)
 
 
-def _rates(events: Sequence[Event]) -> Chart | None:
+def _rates(progress: Sequence[Event]) -> Iterator[Chart]:
     """The learning rates of all groups of parameters, where they differ."""
-    reports = [event for event in of_kind(events, "progress") if isinstance(event.fields.get("lrs"), list)]
-    if not reports:
-        return None
+    reports = [event for event in progress if isinstance(event.fields.get("lrs"), list)]
+    count = max((len(event.fields["lrs"]) for event in reports), default=0)
     figure = blank_figure("samples", from_zero=True)
-    count = max(len(event.fields["lrs"]) for event in reports)
     for group in range(count):
         points = [(finite(event, "samples") or 0.0, float(event.fields["lrs"][group]))
                   for event in reports if len(event.fields["lrs"]) > group]  # fmt: skip
         figure.add_trace(line_trace(thinned(points), f"group {group}", COLOURS[group % len(COLOURS)], width=1.6))
-    return as_chart("learning-rates", "Learning rates by group", f"{count} groups of parameters", figure)
+    if reports:
+        yield as_chart("learning-rates", "Learning rates by group", f"{count} groups of parameters", figure)
 
 
 def _by_class(events: Sequence[Event], classes: Sequence[str]) -> list[Chart]:
@@ -343,21 +340,29 @@ def _bars(name: str, values: dict[str, float], classes: Sequence[str], split: st
     return as_chart(f"class-{name}", f"{name.replace('_', ' ').capitalize()} by class", words, figure)
 
 
-def series(events: Sequence[Event], field: str) -> list[Point]:
-    """A field of events over samples, where both are finite."""
-    pairs = ((finite(event, "samples"), finite(event, field)) for event in events)
+def series(events: Sequence[Event], field: str, *, over: str = "samples") -> list[Point]:
+    """A field of events over samples or `wall_s`, where both are finite."""
+    pairs = ((finite(event, over), finite(event, field)) for event in events)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def evaluated(events: Sequence[Event]) -> dict[str, list[Point]]:
-    """Every measure of every split over samples; those by class are left out."""
-    found: dict[str, list[Point]] = {}
+def evaluated(events: Sequence[Event]) -> dict[tuple[str, str], list[Point]]:
+    """By (split, measure) all that was measured, over samples; what is measured by class is left out."""
+    found: dict[tuple[str, str], list[Point]] = {}
     for event in of_kind(events, "evaluated"):
         samples = finite(event, "samples")
         for name, value in evaluation_metrics(event).items():
-            if samples is not None and abs(value) < float("inf") and not is_of_class(name):
-                found.setdefault(f"{text(event, 'split', 'valid')} {name}", []).append((samples, value))
+            if samples is not None and math.isfinite(value) and not is_of_class(name):
+                found.setdefault((text(event, "split", "valid"), name), []).append((samples, value))
     return found
+
+
+def curves(report: Report) -> dict[str, list[Point]]:
+    """All that has points over samples: `train loss`, and `valid accuracy` and the like."""
+    events = live_history(report.events)
+    train = series(of_kind(events, "progress"), "loss")
+    held_out = {f"{split} {name}": points for (split, name), points in evaluated(events).items()}
+    return ({"train loss": train} if train else {}) | held_out
 
 
 _MOST_LABELLED = 20
@@ -365,7 +370,7 @@ _MOST_LABELLED = 20
 
 
 def confusion_chart(examples: ExampleSet) -> Chart | None:
-    """The matrix, a row for each class that was wanted, by its share of that class; None where there is none."""
+    """The matrix, a row for each class of the targets, by its share of that class; None where there is none."""
     counts = examples.confusion
     if counts is None:
         return None

@@ -27,7 +27,11 @@ def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
     for event in events:
         position = number(event, "samples")
         if event.kind == "resumed" and position is not None:
-            live = [past for past in live if not _is_beyond(past, position)]
+            live = [
+                past
+                for past in live
+                if not (past.kind in _SUPERSEDED_KINDS and (number(past, "samples") or 0.0) > position)
+            ]
         live.append(event)
     last_at = {_evaluation_place(event): index for index, event in enumerate(live) if event.kind == "evaluated"}
     return tuple(
@@ -48,11 +52,11 @@ def updates_done(report: Report) -> int:
 
 
 def _furthest(report: Report, field: str, recorded: int) -> int:
-    """The furthest that events tell of which still count; of a finished run what its record says."""
+    """The furthest position of the events that still count; of a finished run that of its record."""
     if report.run.status == "finished":
         return recorded
-    told = [finite(event, field) for event in live_history(report.events) if event.kind in _OF_POSITIONS]
-    return int(max((value for value in told if value is not None), default=recorded))
+    positions = [finite(event, field) for event in live_history(report.events) if event.kind in _OF_POSITIONS]
+    return int(max((value for value in positions if value is not None), default=recorded))
 
 
 def of_kind(events: Sequence[Event], kind: str) -> tuple[Event, ...]:
@@ -157,11 +161,6 @@ def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
         PlanStretch(start, plan, (stop - start) / end if end else 1.0)
         for (start, plan), stop in zip(starts, ends, strict=True)
     )
-
-
-def _is_beyond(event: Event, samples: float) -> bool:
-    position = number(event, "samples")
-    return event.kind in _SUPERSEDED_KINDS and position is not None and position > samples
 
 
 def _evaluation_place(event: Event) -> tuple[str, float | None]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from stoker.layouts import all_axes
 from stoker.records import Candidate, RankTimes, Report
 from stoker.records.bottleneck import FIRST_IN_FULL
-from stoker.reporting.markup import BarSegment, Markup, element, escaped, joined, section, stacked_bar, table
+from stoker.reporting.pages import BarSegment
 from stoker.reporting.summary import forecast_rows
 from stoker.units import format_rate, format_seconds
 
@@ -29,7 +30,9 @@ LABELS = {
 }
 """The parts of training and their labels, in the order they are shown."""
 
-_HEADS = ("compute", "waiting", "communication", "optimiser", "data", "other")
+COLUMNS = dict(zip(LABELS, ("compute", "waiting", "communication", "optimiser", "data", "other"), strict=True))
+"""The parts of training and the heads of their columns."""
+
 _MOST_ROWS = 32
 _IN_A_ROW = 3
 
@@ -62,22 +65,6 @@ def efficiency(found: MergedRanks, report: Report) -> str:
     return f"{words} one {known}: a scaling efficiency of {100 * times / found.size:.0f} %."
 
 
-def ranks_together(report: Report) -> Markup:
-    """The section; nothing for a run of one process."""
-    found = shown_stretch(report)
-    if found is None:
-        return Markup("")
-    content = [
-        element("p", element("strong", escaped(found.sentence())), css="level"),
-        element("p", escaped(efficiency(found, report)), style="margin-bottom:14px"),
-        _mean_split(found),
-        *(element("div", picture, css="scroll", style="margin-top:18px") for picture in _pictures(found)),
-        element("div", _totals(found), style="margin-top:18px;white-space:nowrap"),
-        *(element("p", escaped(note), css="note") for note in _notes(found, report)),
-    ]
-    return section("Ranks", *content)
-
-
 def _alone(report: Report) -> Candidate | None:
     """The fastest plan for one process on the kind of device that was trained on; None if none was looked at."""
     if report.decision is None:
@@ -91,29 +78,27 @@ def _kind(candidate: Candidate) -> str:
     return candidate.plan.device.split(":")[0]
 
 
-def _mean_split(found: MergedRanks) -> Markup:
+def mean_split(found: MergedRanks) -> list[BarSegment]:
     """The parts of training, as the mean over processes; the legend of the pictures too."""
     seconds = {part: fmean(one.parts_s.get(part, 0.0) for one in found.ranks) for part in LABELS}
     whole = sum(seconds.values()) or 1.0
-    return stacked_bar(
-        [
-            BarSegment(label, LANE_COLOURS[part], seconds[part], seconds[part] / whole)
-            for part, label in LABELS.items()
-            if seconds[part] > 0
-        ]
-    )
+    return [
+        BarSegment(label, LANE_COLOURS[part], seconds[part], seconds[part] / whole)
+        for part, label in LABELS.items()
+        if seconds[part] > 0
+    ]
 
 
-def _pictures(found: MergedRanks) -> list[Markup]:
+def lane_pictures(found: MergedRanks) -> list[LanePicture]:
     """A few updates in a row, and the one in which the others waited longest for the slowest."""
-    drawn: list[Markup] = []
+    drawn: list[LanePicture] = []
     if row := _in_a_row(found.updates):
         first, last = row[0].update + 1, row[-1].update + 1
-        drawn.append(lanes_picture(f"Updates {first} to {last}" if last > first else f"Update {first}", row))
+        drawn.append(lane_picture(f"Updates {first} to {last}" if last > first else f"Update {first}", row))
     longest = max(found.regular, key=lambda one: one.waiting_s, default=None)
     if longest is not None and longest not in row:
         title = f"Update {longest.update + 1}, with the longest wait of those looked at: for rank {longest.slowest}"
-        drawn.append(lanes_picture(title, [longest]))
+        drawn.append(lane_picture(title, [longest]))
     return drawn
 
 
@@ -127,24 +112,15 @@ def _in_a_row(updates: Sequence[MergedUpdate]) -> Sequence[MergedUpdate]:
     return ()
 
 
-def _totals(found: MergedRanks) -> Markup:
-    """A row for each process, the slowest first where there are too many."""
-    shown = list(found.ranks)
-    if len(shown) > _MOST_ROWS:
-        shown = sorted(shown, key=lambda one: -one.slowest_in)[:_MOST_ROWS]
-    head = ("rank", *_HEADS, "evaluation, checkpoints", "the slowest in")
-    rows = []
-    for rank in shown:
-        name = f"{rank.times.rank}: worker {rank.times.worker} on {rank.times.host}"
-        pairs = [(f"{100 * rank.fraction(part):.1f} %", rank.parts_s.get(part, 0.0)) for part in LABELS]
-        parts = [element("span", escaped(share), title=format_seconds(seconds)) for share, seconds in pairs]
-        other_s = rank.parts_s.get("evaluation", 0.0) + rank.parts_s.get("checkpoint", 0.0)
-        slowest = escaped(f"{100 * rank.slowest_in:.0f} % of updates")
-        rows.append((escaped(name), *parts, escaped(format_seconds(other_s)), slowest))
-    return table(head, rows)
+def shown_ranks(found: MergedRanks) -> Sequence[RankTotals]:
+    """The rows of the table: each process, those that are slowest most often first where there are too many."""
+    if len(found.ranks) <= _MOST_ROWS:
+        return found.ranks
+    return sorted(found.ranks, key=lambda one: -one.slowest_in)[:_MOST_ROWS]
 
 
-def _notes(found: MergedRanks, report: Report) -> list[str]:
+def rank_notes(found: MergedRanks, report: Report) -> list[str]:
+    """What has to be known to read the section."""
     first, last = found.ranks[0].times.first_update, found.ranks[0].times.updates
     met = stretches(report.ranks)
     lines = []
@@ -159,10 +135,11 @@ def _notes(found: MergedRanks, report: Report) -> list[str]:
         "shows all of that after its own work."
     )
     plan = None if report.decision is None else report.decision.chosen.plan
-    if plan is not None and plan.layout.stages > 1:
-        lines.append("Communication includes the bubble: the time in which a stage has no micro-batch to work on.")
+    if plan is not None:
+        names = {axis.name for axis in plan.layout.divided}
+        lines += [axis.report_note for axis in all_axes() if axis.name in names and axis.report_note]
     if plan is not None and plan.device != "cpu" and not plan.layout.is_replicated:
-        lines.append("On a GPU, communication within passes counts as compute here; a profile tells them apart.")
+        lines.append("On a GPU, communication within passes counts as compute here; a profile separates them.")
     if (doubt := max(one.times.uncertainty_s for one in found.ranks)) > 0:
         lines.append(
             f"Clocks of different hosts agree to {format_seconds(doubt)} at the start: lanes may be shifted by that, "
@@ -380,38 +357,43 @@ LANE_COLOURS = {
 """The colour of each part of an update."""
 
 _MOST_LANES = 8
-_WIDTH, _LABEL, _LANE, _GAP, _TOP, _AXIS = 940, 70, 20, 6, 24, 26
+_WIDTH, _LABEL = 940, 70
 
 
-def lanes_picture(title: str, updates: Sequence[MergedUpdate]) -> Markup:
-    """Inline SVG of updates that follow each other, on one axis of time; of many processes a few."""
+@dataclass(frozen=True)
+class LanePicture:
+    """Updates on one axis of time, in pixels of the picture: a lane of (part, seconds, x, width) for each rank shown.
+
+    `ticks` are (seconds, x); `words` stand in for it where it is not seen.
+    """
+
+    title: str
+    words: str
+    lanes: tuple[tuple[int, tuple[tuple[str, float, float, float], ...]], ...]
+    ticks: tuple[tuple[float, float], ...]
+
+
+def lane_picture(title: str, updates: Sequence[MergedUpdate]) -> LanePicture:
+    """Updates that follow each other; of many processes a few."""
     ranks = _chosen([lane.rank for lane in updates[0].lanes], {one.slowest for one in updates})
     start = min(lane.start_s for one in updates for lane in one.lanes)
     span = max(lane.start_s + lane.took_s for one in updates for lane in one.lanes) - start or 1e-9
     scale = (_WIDTH - _LABEL - 10) / span
-    shapes = [_text(0, 13, title, "ink", weight=600)]
-    for row, rank in enumerate(ranks):
-        y = _TOP + row * (_LANE + _GAP)
-        shapes.append(_text(0, y + _LANE - 5, f"rank {rank}", "muted"))
-        shapes += [_drawn(lane, y, start, scale) for one in updates for lane in one.lanes if lane.rank == rank]
-    bottom = _TOP + len(ranks) * (_LANE + _GAP)
-    for at_s in _ticks(span):
-        x = _LABEL + at_s * scale
-        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}" style="stroke:var(--muted)"/>'
-        anchor = "end" if x > _WIDTH - 30 else "middle"
-        label = _text(
-            x, bottom + 19, format_seconds(at_s) if at_s else "0", "muted", anchor=anchor if at_s else "start"
-        )
-        shapes += [Markup(line), label]
-    height = bottom + _AXIS
     texts = [
         f"update {one.update + 1} takes {format_seconds(one.took_s)}, "
         f"the others wait {format_seconds(one.waiting_s)} for rank {one.slowest}"
         for one in updates
     ]
-    words = f"{title}: {'; '.join(texts)}"
-    head = f'<svg viewBox="0 0 {_WIDTH} {height}" style="display:block;width:100%;min-width:600px" role="img"'
-    return Markup(f'{head} aria-label="{escaped(words)}">{joined(shapes)}</svg>')
+    return LanePicture(
+        title=title,
+        words=f"{title}: {'; '.join(texts)}",
+        lanes=tuple(
+            (rank, tuple(drawn for one in updates for lane in one.lanes if lane.rank == rank
+                         for drawn in _drawn(lane, start, scale)))
+            for rank in ranks
+        ),
+        ticks=tuple((at_s, _LABEL + at_s * scale) for at_s in _ticks(span)),
+    )  # fmt: skip
 
 
 def _chosen(ranks: Sequence[int], needed: set[int]) -> list[int]:
@@ -424,20 +406,13 @@ def _chosen(ranks: Sequence[int], needed: set[int]) -> list[int]:
     return sorted({*kept, *(others[place * len(others) // room] for place in range(room))})
 
 
-def _drawn(lane: Lane, y: float, start_s: float, scale: float) -> Markup:
-    """The parts of one process in one update, one after the other."""
-    at, shapes = lane.start_s - start_s, []
+def _drawn(lane: Lane, start_s: float, scale: float) -> Iterator[tuple[str, float, float, float]]:
+    """The parts of one process in one update that can be seen, one after the other."""
+    at = lane.start_s - start_s
     for part, seconds in lane.parts:
         if seconds * scale >= 0.2:
-            shapes.append(
-                Markup(
-                    f'<rect x="{_LABEL + at * scale:.1f}" y="{y}" width="{max(0.6, seconds * scale - 0.5):.1f}" '
-                    f'height="{_LANE}" style="fill:var(--{LANE_COLOURS[part]})"><title>{escaped(part)} '
-                    f"{escaped(format_seconds(seconds))}</title></rect>"
-                )
-            )
+            yield part, seconds, _LABEL + at * scale, max(0.6, seconds * scale - 0.5)
         at += seconds
-    return joined(shapes)
 
 
 def _ticks(span_s: float) -> list[float]:
@@ -446,8 +421,3 @@ def _ticks(span_s: float) -> list[float]:
     while span_s / step < 3:
         step /= 2 if span_s / step >= 1.5 else 5
     return [number * step for number in range(int(span_s / step) + 1)]
-
-
-def _text(x: float, y: float, words: str, colour: str, *, weight: int = 400, anchor: str = "start") -> Markup:
-    style = f"fill:var(--{colour});font-size:13px;font-weight:{weight}"
-    return Markup(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="{style}">{escaped(words)}</text>')

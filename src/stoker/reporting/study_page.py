@@ -12,9 +12,8 @@ import plotly.graph_objects as go
 from stoker.records import Estimate
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, StudyForecast, StudyResult, StudyTrial
-from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, thinned
-from stoker.reporting.markup import Markup, element, escaped, facts, header, light, section, table
-from stoker.reporting.run_page import figure_grid, page
+from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, render_with_figures, thinned
+from stoker.reporting.pages import light
 from stoker.reporting.wording import are_fractions, format_interval, format_metric, format_quantity, format_samples
 from stoker.units import format_seconds
 
@@ -23,32 +22,36 @@ _MOST_ROWS = 500
 
 def render_study(result: StudyResult) -> str:
     """The page, about 5 MB of it plotly.js."""
-    drawn = study_charts(result)
-    parts = [
-        _headline(result),
-        figure_grid("Search", drawn[:2]),
-        figure_grid("Settings", drawn[2:]),
-        _lineage(result),
-        _trials(result),
-        _forecast(result),
-        _about(result),
-        element(
-            "footer", escaped("Counts are in samples. Made by Stoker; figures by plotly.js. This file loads nothing.")
-        ),
-    ]
-    return page(result.settings.name, parts, drawn)
-
-
-def _headline(result: StudyResult) -> Markup:
     settings, best = result.settings, result.best
-    running = sum(one.state == "running" for one in result.trials)
-    status, css = ("going on", "unfinished") if running or best is None else ("done", "finished")
+    names, drawn = [parameter.name for parameter in settings.space], study_charts(result)
     lines = [("no trial is finished yet", "label")]
     if best is not None and best.value is not None:
         name = settings.objective
         chosen = ", ".join(f"{key}={format_setting(value)}" for key, value in best.parameters.items())
         lines = [(name, "label"), (format_metric(name, best.value), "big"), (f"trial {best.number}: {chosen}", "note")]
-    return header(settings.name, status, css, lines, _spent(result))
+    return render_with_figures(
+        "study",
+        drawn,
+        title=settings.name,
+        is_done=best is not None and not any(one.state == "running" for one in result.trials),
+        result=lines,
+        tiles=_spent(result),
+        search=drawn[:2],
+        settings=drawn[2:],
+        objective=settings.objective,
+        names=names,
+        # Of a population: what led to the best trial, whose settings no one run had all the way.
+        lineage=[
+            (one.number, one.member, one.interval, *_row(one, names, settings.objective)[1:-4],
+             f"{one.curve[-1][0]:,}" if one.curve else "")
+            for one in (result.lineage(best.number) if settings.members and best is not None else ())
+        ],
+        trials=[_row(trial, names, settings.objective) for trial in result.ranked[:_MOST_ROWS]],
+        num_trials=len(result.trials),
+        forecast=result.forecast,
+        expected=[] if result.forecast is None else _expected(result.forecast, result),
+        about=_about(result),
+    )  # fmt: skip
 
 
 def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
@@ -63,35 +66,11 @@ def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def _lineage(result: StudyResult) -> Markup:
-    """Of a population: what led to the best trial, whose settings no one run had all the way."""
-    if not result.settings.members or result.best is None:
-        return Markup("")
-    names = [parameter.name for parameter in result.settings.space]
-    head = ("trial", "member", "interval", result.settings.objective, *names, "up to samples")
-    rows = [
-        [*map(escaped, (one.number, one.member, one.interval)), *_row(one, names, result.settings.objective)[1:-4],
-         escaped(f"{one.curve[-1][0]:,}" if one.curve else "")]
-        for one in result.lineage(result.best.number)
-    ]  # fmt: skip
-    return section("How the best came about", table(head, rows))
-
-
-def _trials(result: StudyResult) -> Markup:
-    """Every trial, best first."""
-    names = [parameter.name for parameter in result.settings.space]
-    head = ("trial", result.settings.objective, *names, "samples", "time", "state", "")
-    rows = [_row(trial, names, result.settings.objective) for trial in result.ranked[:_MOST_ROWS]]
-    of = f": {len(rows)} of {len(result.trials)}" if len(rows) < len(result.trials) else ""
-    return section(f"Trials, best first{of}", table(head, rows)) if rows else Markup("")
-
-
-def _row(trial: StudyTrial, names: Sequence[str], objective: str) -> Sequence[Markup]:
+def _row(trial: StudyTrial, names: Sequence[str], objective: str) -> tuple[object, ...]:
     value = "" if trial.value is None else format_metric(objective, trial.value)
     return (
-        escaped(trial.number), escaped(value), *(escaped(format_setting(trial.parameters.get(name))) for name in names),
-        escaped(format_samples(trial.samples)), escaped(format_seconds(trial.wall_s) if trial.wall_s else ""),
-        escaped(trial.state), escaped(trial.reason),
+        trial.number, value, *(format_setting(trial.parameters.get(name)) for name in names),
+        format_samples(trial.samples), format_seconds(trial.wall_s) if trial.wall_s else "", trial.state, trial.reason,
     )  # fmt: skip
 
 
@@ -100,19 +79,14 @@ def format_setting(value: JSON) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _forecast(result: StudyResult) -> Markup:
-    forecast = result.forecast
-    if forecast is None:
-        return Markup("")
-    spent = sum(one.wall_s for one in result.trials)
+def _expected(forecast: StudyForecast, result: StudyResult) -> list[tuple[str, str]]:
+    spent = format_seconds(sum(one.wall_s for one in result.trials))
     rows = [
-        (name, escaped(f"{format_quantity(estimate.value, estimate.unit)} ({format_interval(estimate)})"))
+        (name, f"{format_quantity(estimate.value, estimate.unit)} ({format_interval(estimate)})")
         for name, estimate in estimates_of(forecast)
         if estimate is not None
     ]
-    measured = ("training time of all trials so far, added up", escaped(format_seconds(spent)))
-    lines = element("ul", *(element("li", escaped(line)) for line in forecast.assumptions))
-    return section("What was expected", facts([*rows, measured]), lines)
+    return [*rows, ("training time of all trials so far, added up", spent)]
 
 
 def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
@@ -125,19 +99,16 @@ def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
     ]  # fmt: skip
 
 
-def _about(result: StudyResult) -> Markup:
+def _about(result: StudyResult) -> list[tuple[str, object]]:
     settings = result.settings
-    fixed = ", ".join(f"{name}={value}" for name, value in settings.fixed.items())
-    rows = [
-        ("job", escaped(settings.job)), ("begun", escaped(settings.made_at)), ("sampler", escaped(settings.sampler)),
-        ("pruner", escaped(settings.pruner)), ("seed", escaped(settings.seed)),
-        ("population", escaped(f"{settings.members} members, {settings.intervals} intervals") if settings.members
-         else Markup("")),
-        ("set for all trials", escaped(fixed) if fixed else Markup("")),
-        ("samples of a whole trial", escaped(format_samples(settings.total_samples))),
-        ("chosen by", escaped(f"{settings.objective}; the test data was not used")),
+    return [
+        ("job", settings.job), ("begun", settings.made_at), ("sampler", settings.sampler),
+        ("pruner", settings.pruner), ("seed", settings.seed),
+        ("population", f"{settings.members} members, {settings.intervals} intervals" if settings.members else ""),
+        ("set for all trials", ", ".join(f"{name}={value}" for name, value in settings.fixed.items())),
+        ("samples of a whole trial", format_samples(settings.total_samples)),
+        ("chosen by", f"{settings.objective}; the test data was not used"),
     ]  # fmt: skip
-    return section("How it was searched", facts(rows))
 
 
 _MOST_CURVES = 200
@@ -210,9 +181,8 @@ def _curves(result: StudyResult) -> Chart | None:
     pruned = sum(one.state == "pruned" for one in shown)
     figure.update_layout(hovermode="closest")
     of = f" of {len(with_curve)}, the best" if len(shown) < len(with_curve) else ""
-    chart = as_chart("study-curves", "All trials", f"{len(shown)} trials{of}, {pruned} of them pruned", figure)
-    figure.update_layout(showlegend=False)
-    return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
+    words = f"{len(shown)} trials{of}, {pruned} of them pruned"
+    return as_chart("study-curves", "All trials", words, figure, has_legend=False)
 
 
 def _coordinates(result: StudyResult) -> Chart | None:
@@ -233,11 +203,8 @@ def _coordinates(result: StudyResult) -> Chart | None:
         trace.hoverinfo = "name"
         figure.add_trace(trace)
     _draw_axes(figure, axes, result, (low, high))
-    chart = as_chart(
-        "study-coordinates", "Settings of finished trials", "the best fifth orange, the best thick", figure
-    )
-    figure.update_layout(showlegend=False)
-    return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
+    words = "the best fifth orange, the best thick"
+    return as_chart("study-coordinates", "Settings of finished trials", words, figure, has_legend=False)
 
 
 def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends: tuple[float, float]) -> None:

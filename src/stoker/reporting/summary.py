@@ -8,7 +8,7 @@ from statistics import fmean
 
 from stoker.records import Estimate, Event, Report
 from stoker.records.progress import is_validation
-from stoker.reporting.bottlenecks import verdict_lines
+from stoker.reporting.event_text import verdict_lines
 from stoker.reporting.history import (
     best_evaluation,
     evaluation_metrics,
@@ -30,8 +30,6 @@ from stoker.reporting.wording import (
     is_wide,
 )
 from stoker.units import format_rate, format_seconds
-
-__all__ = ["ForecastRow", "TimeShare", "forecast_rows", "live_history", "summary_lines", "time_split"]
 
 PHASES = {
     "update": "forward, backward, update",

@@ -1,4 +1,4 @@
-"""How metrics, quantities and plans are written for people; the page and the terminal say them alike."""
+"""How metrics, quantities and plans are written for people; the page and the terminal share it."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from stoker.records.codec import JSON
 from stoker.serving.batching.scheduler import Executed
-from stoker.serving.service import BatchTotal, ModelStatistics, Total
 
 SECONDS = tuple(0.0001 * 2**power for power in range(18))
 """Upper bounds of the histograms' buckets [s]: 0.1 ms to 13 s, each twice the previous."""
@@ -33,38 +33,35 @@ MOST_RETIRED = 8
 OK = "ok"
 
 
-class ServedCollector(Collector):
-    """Gauges read when the page is: `served` gives (labels of a version, rows in its queue, whether it is ready)."""
-
-    def __init__(self, served: Callable[[], Iterable[tuple[dict[str, str], int, bool]]]) -> None:
-        self._served = served
-
-    def collect(self) -> Iterable[Metric]:
-        """The gauges of every version that serves."""
-        labels = ("model", "version")
-        info = GaugeMetricFamily(
-            "stoker_model_info", "A version that serves.", labels=(*labels, "digest", "engine", "precision")
-        )
-        rows = GaugeMetricFamily("stoker_queue_rows", "Samples that wait.", labels=labels)
-        ready = GaugeMetricFamily("stoker_model_ready", "Whether it would answer now.", labels=labels)
-        for facts, waiting, is_ready in self._served():
-            place = (facts["model"], facts["version"])
-            info.add_metric((*place, facts["digest"], facts["engine"], facts["precision"]), 1)
-            rows.add_metric(place, waiting)
-            ready.add_metric(place, is_ready)
-        return info, rows, ready
+Served = Callable[[], Iterable[tuple[dict[str, str], int, bool]]]
+"""Each version that serves: its labels, the rows in its queue, and whether it would answer now."""
 
 
-class SampledMetric(Collector):
-    """A gauge, or with `is_total` a counter, whose value is read when the page is."""
+class SampledCollector(Collector):
+    """Series that are read when the page is."""
 
-    def __init__(self, name: str, what: str, read: Callable[[], float], *, is_total: bool) -> None:
-        self._name, self._what, self._read, self._is_total = name, what, read, is_total
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """The current value."""
-        family = CounterMetricFamily if self._is_total else GaugeMetricFamily
-        return [family(self._name, self._what, value=self._read())]
+        """The current values."""
+        return self._read()
+
+
+def served_series(served: Served) -> Iterable[Metric]:
+    """The gauges of every version that serves."""
+    labels = ("model", "version")
+    info = GaugeMetricFamily(
+        "stoker_model_info", "A version that serves.", labels=(*labels, "digest", "engine", "precision")
+    )
+    rows = GaugeMetricFamily("stoker_queue_rows", "Samples that wait.", labels=labels)
+    ready = GaugeMetricFamily("stoker_model_ready", "Whether it would answer now.", labels=labels)
+    for facts, waiting, is_ready in served():
+        place = (facts["model"], facts["version"])
+        info.add_metric((*place, facts["digest"], facts["engine"], facts["precision"]), 1)
+        rows.add_metric(place, waiting)
+        ready.add_metric(place, is_ready)
+    return info, rows, ready
 
 
 class VersionMetrics:
@@ -150,13 +147,14 @@ class Metrics:
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self._retired: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def watch(self, served: Callable[[], Iterable[tuple[dict[str, str], int, bool]]]) -> None:
-        """Read `served` with each page; see `ServedCollector`."""
-        self.registry.register(ServedCollector(served))
+    def watch(self, served: Served) -> None:
+        """Read the versions that serve with each page."""
+        self.registry.register(SampledCollector(lambda: served_series(served)))
 
     def read(self, name: str, what: str, value: Callable[[], float], *, is_total: bool = False) -> None:
-        """Add a series without labels whose value is read with each page."""
-        self.registry.register(SampledMetric(f"stoker_{name}", what, value, is_total=is_total))
+        """Add a gauge, or with `is_total` a counter, without labels, whose value is read with each page."""
+        family = CounterMetricFamily if is_total else GaugeMetricFamily
+        self.registry.register(SampledCollector(lambda: [family(f"stoker_{name}", what, value=value())]))
 
     def version(self, model: str, version: str) -> VersionMetrics:
         """The children of a version, until its `release`; a version that is loaded again continues its series."""
@@ -264,8 +262,9 @@ class _Sum:
         self.count += count
         self.seconds += seconds
 
-    def total(self) -> Total:
-        return Total(count=self.count, ns=round(self.seconds * 1e9))
+    def document(self) -> dict[str, int]:
+        """The protocol's form, in nanoseconds."""
+        return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
 @dataclass(slots=True)
@@ -281,6 +280,10 @@ class _Compute:
         self.input.add(count * batch.input_s, count)
         self.infer.add(count * batch.infer_s, count)
         self.output.add(count * batch.output_s, count)
+
+    def document(self) -> dict[str, JSON]:
+        """The protocol's form."""
+        return {f"compute_{part}": getattr(self, part).document() for part in ("input", "infer", "output")}
 
 
 class Counters:
@@ -315,28 +318,23 @@ class Counters:
         self._requests.add(batch, batch.requests)
         self._batches.setdefault(batch.rows, _Compute()).add(batch, 1)
 
-    def statistics(self) -> ModelStatistics:
-        """The current counts."""
-        batches = tuple(
-            BatchTotal(
-                batch_size=rows,
-                compute_input=compute.input.total(),
-                compute_infer=compute.infer.total(),
-                compute_output=compute.output.total(),
-            )
-            for rows, compute in sorted(self._batches.items())
-        )
-        return ModelStatistics(
-            name=self._name,
-            version=self._version,
-            last_inference_ms=round(self._last_s * 1000),
-            inference_count=self._rows,
-            execution_count=sum(batch.compute_infer.count for batch in batches),
-            success=self._success.total(),
-            fail=self._fail.total(),
-            queue=self._queue.total(),
-            compute_input=self._requests.input.total(),
-            compute_infer=self._requests.infer.total(),
-            compute_output=self._requests.output.total(),
-            batches=batches,
-        )
+    def document(self) -> JSON:
+        """The current counts, in the statistics extension's form."""
+        batches = sorted(self._batches.items())
+        none = _Sum().document()
+        return {
+            "name": self._name,
+            "version": self._version,
+            "last_inference": round(self._last_s * 1000),
+            "inference_count": self._rows,
+            "execution_count": sum(compute.infer.count for _, compute in batches),
+            "inference_stats": {
+                "success": self._success.document(),
+                "fail": self._fail.document(),
+                "queue": self._queue.document(),
+                **self._requests.document(),
+                "cache_hit": none,
+                "cache_miss": none,
+            },
+            "batch_stats": [{"batch_size": rows, **compute.document()} for rows, compute in batches],
+        }

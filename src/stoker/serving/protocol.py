@@ -14,8 +14,7 @@ import dataclasses
 import math
 import re
 import secrets
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast, get_args
 
@@ -23,7 +22,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.artifacts.dtypes import STRING_LENGTH, Arrays, Buffer, datatype_of, dtype_of
 from stoker.engines import engine_record
 from stoker.errors import nearest
 from stoker.records import BATCH, Datatype, DynamicDim, Manifest, ServiceSettings, TensorSpec
@@ -32,10 +31,9 @@ from stoker.serving.refusals import BadRequest, TooLarge, Unsupported
 from stoker.serving.service import (
     InferenceRequest,
     InferenceResponse,
-    ModelStatistics,
     Parameter,
     RepositoryEntry,
-    Total,
+    ServerContext,
 )
 from stoker.units import KIB
 
@@ -50,8 +48,6 @@ EXTENSIONS = (
 """Extensions of every server."""
 ADMIN_EXTENSIONS = ("model_repository",)
 """Further extensions of the admin port."""
-
-_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any]:
@@ -71,41 +67,33 @@ def model_metadata(model: str, manifest: Manifest, versions: Iterable[str]) -> d
     }
 
 
-def statistics_document(models: Iterable[ModelStatistics]) -> dict[str, Any]:
-    """Statistics of models, in the statistics extension's form."""
-    documents = []
-    for model in models:
-        totals = {name: _total(getattr(model, name)) for name in ("success", "fail", "queue", *_COMPUTE)}
-        batches = [
-            {"batch_size": batch.batch_size, **{name: _total(getattr(batch, name)) for name in _COMPUTE}}
-            for batch in model.batches
-        ]
-        documents.append(
-            {
-                "name": model.name,
-                "version": model.version,
-                "last_inference": model.last_inference_ms,
-                "inference_count": model.inference_count,
-                "execution_count": model.execution_count,
-                "inference_stats": {**totals, "cache_hit": _total(Total()), "cache_miss": _total(Total())},
-                "batch_stats": batches,
-            }
-        )
-    return {"model_stats": documents}
-
-
 def index_document(entries: Iterable[RepositoryEntry]) -> list[dict[str, str]]:
     """The repository's index."""
     return [dataclasses.asdict(entry) for entry in entries]
 
 
+STATE: dict[str, Callable[[ServerContext, str, str], Any]] = {
+    "live": lambda _edge, _model, _version: {"live": True},
+    "ready": lambda edge, _model, _version: {"ready": edge.service.is_ready()},
+    "model_ready": lambda edge, model, version: {"name": model, "ready": edge.service.is_model_ready(model, version)},
+    "models": lambda edge, _model, _version: {
+        "models": list(dict.fromkeys(entry.name for entry in edge.service.index(ready_only=True)))
+    },
+    "server": lambda edge, _model, _version: server_metadata(
+        name=edge.name, version=edge.version, is_admin=edge.is_admin
+    ),
+    "metadata": lambda edge, model, version: model_metadata(
+        model, edge.service.manifest(model, version), edge.service.versions(model)
+    ),
+    "config": lambda edge, model, version: edge.service.config(model, version),
+    "statistics": lambda edge, model, version: {"model_stats": edge.service.statistics(model, version)},
+}
+"""Documents that only report the state, of the server or of a model and version; HTTP and gRPC give the same ones."""
+
+
 def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     shape = [size if isinstance(size, int) else -1 for size in spec.shape]
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
-
-
-def _total(total: Total) -> dict[str, int]:
-    return {"count": total.count, "ns": total.ns}
 
 
 def triton_config(manifest: Manifest, settings: ServiceSettings, versions: tuple[int, ...]) -> JSON:
@@ -359,15 +347,12 @@ def _largest(row: NDArray[Any], most: int) -> NDArray[np.intp]:
     return indices[len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable")[::-1]][:most]
 
 
-Buffer = bytes | bytearray | memoryview
-
 MOST_DIMS = 32
 """Limit on a tensor's dimensions; NumPy's is 64."""
 MOST_ELEMENTS = 2**40
 """Limit on the product of a shape, zeros counted as ones; sizes in bytes then fit 64 bits."""
 
 _DATATYPES: frozenset[str] = frozenset(get_args(Datatype))
-_LENGTH = struct.Struct("<I")
 
 
 def datatype_named(value: object, tensor: str) -> Datatype:
@@ -429,23 +414,6 @@ def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: st
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def to_raw(array: NDArray[Any]) -> Buffer:
-    """The bytes of a tensor: a view if it is row-major, else a copy; each string after its length."""
-    if array.dtype.kind in "OSU":
-        parts: list[bytes] = []
-        for value in array.reshape(-1).tolist():
-            element = as_bytes(value)
-            parts += (_LENGTH.pack(len(element)), element)
-        return b"".join(parts)
-    flat = array.reshape(-1)
-    return np.ascontiguousarray(flat).view(np.uint8).data
-
-
-def as_bytes(value: object) -> bytes:
-    """An element of a BYTES tensor; text becomes UTF-8."""
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
 def strings(values: Sequence[bytes]) -> NDArray[Any]:
     """A BYTES tensor of one dimension."""
     array = np.empty(len(values), object)
@@ -455,12 +423,12 @@ def strings(values: Sequence[bytes]) -> NDArray[Any]:
 
 def _unpack(raw: Buffer, elements: int, tensor: str) -> NDArray[Any]:
     """Strings, each after its length in four bytes."""
-    if elements * _LENGTH.size > len(raw):
+    if elements * STRING_LENGTH.size > len(raw):
         raise BadRequest(f"{tensor} comes with {len(raw)} bytes, too few for {elements} strings and their lengths")
     view, values, end = memoryview(raw), [], 0
     for _ in range(elements):
-        start = end + _LENGTH.size
-        end = start + _LENGTH.unpack_from(view, end)[0] if start <= len(view) else start
+        start = end + STRING_LENGTH.size
+        end = start + STRING_LENGTH.unpack_from(view, end)[0] if start <= len(view) else start
         if end > len(view):
             raise BadRequest(f"{tensor} has a string that ends {end - len(view)} bytes behind its {len(view)} bytes")
         values.append(bytes(view[start:end]))
@@ -481,13 +449,7 @@ _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 _PART_BYTES = 256 * KIB
 
 
-class Numbers(NamedTuple):
-    """The text of a long `data` of numbers, nested or flat, not yet parsed."""
-
-    text: bytes
-
-
-def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
+def cut_out(text: bytes) -> tuple[bytes, dict[str, bytes]]:
     """A JSON text with each long `data` of numbers replaced by a random string, and the numbers by that string.
 
     Parsed at once such a list takes thirty times its length in memory, and blocks the process.
@@ -496,11 +458,11 @@ def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
         TooLarge: the rest has too many lists, objects or values.
     """
     token = secrets.token_hex(16)
-    long: dict[str, Numbers] = {}
+    long: dict[str, bytes] = {}
 
     def replaced(match: re.Match[bytes]) -> bytes:
         name = f"{token}{len(long)}"
-        long[name] = Numbers(match[1])
+        long[name] = match[1]
         return b'"data":"%s"' % name.encode()
 
     rest = _LONG.sub(replaced, text)
@@ -512,9 +474,9 @@ def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
     return rest, long
 
 
-def _from_long(numbers: Numbers, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+def _from_long(text: bytes, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
     """The tensor in a long text: its brackets are compared with the shape's, its numbers parsed in parts."""
-    text, elements = numbers.text, count(shape)
+    elements = count(shape)
     values, lists = text.count(b",") + 1, text.count(b"[")
     if values != elements:
         raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {values}")
@@ -558,7 +520,7 @@ def from_json_data(data: object, datatype: Datatype, shape: tuple[int, ...], ten
     """
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{tensor} is {datatype}, which JSON does not carry; send it as binary data")
-    if isinstance(data, Numbers):
+    if isinstance(data, bytes):  # the text of a long list; parsed JSON has no bytes
         return _from_long(data, datatype, shape, tensor)
     values = _flat(data, shape, tensor)
     if datatype == "BYTES":

@@ -15,7 +15,6 @@ import ipaddress
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import BadJob
@@ -28,20 +27,52 @@ _WANTED = "wanted one NAME:KEY or NAME:sha256:DIGEST in a line; 64 hexadecimal d
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class KeyRing:
-    """The accepted keys, as SHA-256 digests with the caller's name."""
+class KeyFile:
+    """API keys of a file, as last read: one `NAME:KEY` or `NAME:sha256:DIGEST` per line.
 
-    digests: tuple[tuple[str, bytes], ...]
+    Empty lines and `#` comments are skipped. 64 hexadecimal digits alone are a digest, with a warning, since they could
+    be a key; `NAME:key:DIGITS` is a key. A name may have several keys, so that a key can be replaced while the old one
+    is still valid. Keys are kept as SHA-256 digests with the caller's name.
 
-    def caller(self, key: str) -> str:
-        """The name of the key's caller.
+    Raises:
+        BadJob: see `read`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.read()
+
+    def read(self) -> None:
+        """Read the file again; if it cannot be used, the earlier keys still apply.
+
+        Raises:
+            BadJob: the file cannot be read, has no key, a line of another form, or a key that is too short.
+        """
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadJob(f"the file of API keys {self._path} cannot be read: {error}") from error
+        digests = tuple(
+            _parse(line.strip(), f"{self._path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        )
+        if not digests:
+            raise BadJob(f"the file of API keys {self._path} has none", remedy=_WANTED)
+        self._digests = digests
+
+    def authorize(self, headers: Mapping[str, str]) -> str:
+        """The caller's name, from the headers of a request or the metadata of a call; names in lower case.
 
         Every digest is compared, each in constant time, so that the time does not depend on the keys.
 
         Raises:
-            Unauthorized: the key is empty or unknown.
+            Unauthorized: there is no key, or it is unknown.
         """
+        key = headers.get("x-api-key", "").strip()
+        if not key:
+            scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
+            key = bearer.strip() if scheme.lower() == "bearer" else ""
         if not key:
             raise Unauthorized("this server wants an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`")
         # Headers are decoded as Latin-1, and clients send either that or UTF-8.
@@ -52,70 +83,12 @@ class KeyRing:
         caller = ""
         for content in contents:
             presented = hashlib.sha256(content).digest()
-            for name, expected in self.digests:
+            for name, expected in self._digests:
                 if hmac.compare_digest(presented, expected):
                     caller = name
         if not caller:
             raise Unauthorized("the API key is not known to this server")
         return caller
-
-    def authorize(self, headers: Mapping[str, str]) -> str:
-        """The caller's name, from the headers of a request or the metadata of a call; names in lower case.
-
-        Raises:
-            Unauthorized: there is no key, or it is unknown.
-        """
-        if key := headers.get("x-api-key", "").strip():
-            return self.caller(key)
-        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
-        return self.caller(key.strip() if scheme.lower() == "bearer" else "")
-
-
-class KeyFile:
-    """The keys in a file, as last read.
-
-    Raises:
-        BadJob: see `read_keys`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ring = read_keys(path)
-
-    def read(self) -> None:
-        """Read the file again; if it cannot be used, the earlier keys still apply.
-
-        Raises:
-            BadJob: see `read_keys`.
-        """
-        self._ring = read_keys(self._path)
-
-    def authorize(self, headers: Mapping[str, str]) -> str:
-        """The caller; see `KeyRing.authorize`."""
-        return self._ring.authorize(headers)
-
-
-def read_keys(path: Path) -> KeyRing:
-    """The keys in a file: one `NAME:KEY` or `NAME:sha256:DIGEST` per line; empty lines and `#` comments are skipped.
-
-    64 hexadecimal digits alone are a digest, with a warning, since they could be a key; `NAME:key:DIGITS` is a key.
-    A name may have several keys, so that a key can be replaced while the old one is still valid.
-
-    Raises:
-        BadJob: the file cannot be read, has no key, a line of another form, or a key that is too short.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadJob(f"the file of API keys {path} cannot be read: {error}") from error
-    digests = tuple(
-        _parse(line.strip(), f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    )
-    if not digests:
-        raise BadJob(f"the file of API keys {path} has none", remedy=_WANTED)
-    return KeyRing(digests)
 
 
 def _parse(line: str, where: str) -> tuple[str, bytes]:

@@ -71,10 +71,8 @@ class Server:
             self.metrics.read(
                 "access_log_dropped", "Lines of the access log not written.", lambda: log.dropped, is_total=True
             )
-        self._http: HttpListener | None = None
-        self._grpc: GrpcListener | None = None
-        self._admin: HttpListener | None = None
-        self._admin_grpc: GrpcListener | None = None
+        self._public: dict[str, HttpListener | GrpcListener] = {}
+        self._private: dict[str, HttpListener | GrpcListener] = {}
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> ServerStarted:
@@ -114,11 +112,15 @@ class Server:
             for name, model in self.repository.models.items()
             for _, served in sorted(model.served.items())
         )
+        public, private = (
+            {kind: listener.address for kind, listener in listeners.items()}
+            for listeners in (self._public, self._private)
+        )
         return ServerStarted(
-            http=None if self._http is None else self._http.address,
-            grpc=None if self._grpc is None else self._grpc.address,
-            admin=None if self._admin is None else self._admin.address,
-            admin_grpc=None if self._admin_grpc is None else self._admin_grpc.address,
+            http=public.get("http"),
+            grpc=public.get("grpc"),
+            admin=private.get("http"),
+            admin_grpc=private.get("grpc"),
             models=models,
             problems=problems,
             has_keys=self._keys is not None,
@@ -131,11 +133,10 @@ class Server:
         ends_s = time.monotonic() + grace_s
         if self._watching is not None:
             self._watching.cancel()
-        public = [listener for listener in (self._http, self._grpc) if listener is not None]
-        unanswered = await asyncio.gather(*(listener.close(_seconds_left(ends_s)) for listener in public))
-        for listener in (self._admin, self._admin_grpc):
-            if listener is not None:
-                await listener.close(LEAST_CLOSING_S)
+        closing = (listener.close(_seconds_left(ends_s)) for listener in self._public.values())
+        unanswered = await asyncio.gather(*closing)
+        for listener in self._private.values():
+            await listener.close(LEAST_CLOSING_S)
         await self.repository.close(max(LEAST_CLOSING_S, _seconds_left(ends_s)))
         if self._log is not None:
             self._log.close()
@@ -167,19 +168,18 @@ class Server:
         options = self._options
         public, private = self._context(self._keys), self._context(self._admin_keys, is_admin=True)
         if options.grpc_port is not None:
-            self._grpc = GrpcListener(options.host, options.grpc_port, public, self._tls)
+            self._public["grpc"] = GrpcListener(options.host, options.grpc_port, public, self._tls)
         if options.admin_grpc_port is not None:
-            self._admin_grpc = GrpcListener(options.admin_host, options.admin_grpc_port, private, self._tls)
+            self._private["grpc"] = GrpcListener(options.admin_host, options.admin_grpc_port, private, self._tls)
         http, admin = bind_all(
             (options.host, options.http_port, "http"), (options.admin_host, options.admin_port, "admin")
         )
         if http is not None:
-            self._http = HttpListener(http, public, self._tls)
+            self._public["http"] = HttpListener(http, public, self._tls)
         if admin is not None:
-            self._admin = HttpListener(admin, private, self._tls)
-        for listener in (self._http, self._grpc, self._admin, self._admin_grpc):
-            if listener is not None:
-                await listener.opened()
+            self._private["http"] = HttpListener(admin, private, self._tls)
+        for listener in (*self._public.values(), *self._private.values()):
+            await listener.opened()
 
     def _context(self, keys: KeyFile | None, *, is_admin: bool = False) -> ServerContext:
         options = self._options

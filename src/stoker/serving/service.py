@@ -74,45 +74,6 @@ class RepositoryEntry:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Total:
-    """A count, and the total time [ns]."""
-
-    count: int = 0
-    ns: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchTotal:
-    """Executed batches of one size [rows], and the time in each part of them."""
-
-    batch_size: int
-    compute_input: Total = Total()
-    compute_infer: Total = Total()
-    compute_output: Total = Total()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelStatistics:
-    """Statistics of a model's version since it was loaded, as the protocol's statistics extension counts.
-
-    `last_inference_ms` is since 1970; `inference_count` counts rows, `execution_count` batches.
-    """
-
-    name: str
-    version: str
-    last_inference_ms: int = 0
-    inference_count: int = 0
-    execution_count: int = 0
-    success: Total = Total()
-    fail: Total = Total()
-    queue: Total = Total()
-    compute_input: Total = Total()
-    compute_infer: Total = Total()
-    compute_output: Total = Total()
-    batches: tuple[BatchTotal, ...] = ()
-
-
 class Service(Protocol):
     """Models that answer requests. Methods raise `Refusal`: NotFound, BadRequest, QueueFull, Unavailable and others."""
 
@@ -136,8 +97,8 @@ class Service(Protocol):
         """Its settings in the form of Triton's model configuration."""
         ...
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
-        """Of one version, of all versions of a model, or of all models."""
+    def statistics(self, model: str = "", version: str = "") -> list[JSON]:
+        """Of one version, of all versions of a model, or of all models, in the statistics extension's form."""
         ...
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
@@ -249,9 +210,9 @@ class RequestLimits:
     connections_of_peer: int = 512
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class AccessEntry:
-    """One request and its outcome, for the access log.
+    """One request and its outcome, for the access log; filled in until the request ends.
 
     `status` is HTTP's, or gRPC's by name. Bytes are sizes of bodies on the wire. `reason` is a refusal's
     (`queue_full`), `error` its message; both are empty for an answer. Each request of a gRPC stream has an entry.
@@ -260,8 +221,8 @@ class AccessEntry:
     protocol: str
     method: str
     path: str
-    status: int | str
-    seconds: float
+    status: int | str = ""
+    seconds: float = 0.0
     model: str = ""
     version: str = ""
     id: str = ""
@@ -295,3 +256,9 @@ class ServerContext:
     name: str = "stoker"
     version: str = version("stoker")
     clock: Callable[[], float] = time.perf_counter
+
+    def finished(self, entry: AccessEntry, started: float) -> None:
+        """Log a request that began at `started` on the clock [s]."""
+        if self.log is not None:
+            entry.seconds = self.clock() - started
+            self.log(entry)

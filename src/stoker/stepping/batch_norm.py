@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from stoker.records import Coupling
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -36,8 +38,20 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
 
 
+class OrdinaryBatchNorm:
+    """Batch norms as they are: what passes at once is normalised together.
+
+    As in the other two classes, `micro_batch` is the size of the next pass [samples], and `counts` whether its samples
+    count.
+    """
+
+    micro_batch, counts = 0, True
+
+
 class GroupedBatchNorm:
     """Makes every batch-norm module of a model normalise over groups of `group` samples."""
+
+    counts = True
 
     def __init__(self, model: nn.Module, group: int) -> None:
         self.group = group
@@ -63,8 +77,10 @@ class GroupedBatchNorm:
 class SyncBatchNorm:
     """Makes every batch norm of a model, in training mode, normalise over the processes of `group`, in place.
 
-    `counts` says whether the samples of the next pass count; all processes make a pass together.
+    All processes make a pass together.
     """
+
+    micro_batch = 0
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.counts = True
@@ -86,6 +102,27 @@ class SyncBatchNorm:
             return normalized
 
         return synced
+
+
+CoupledBatchNorm = OrdinaryBatchNorm | GroupedBatchNorm | SyncBatchNorm
+
+
+def couple_batch_norms(
+    model: nn.Module, coupling: Coupling, micro_batch: int, sharing: dist.ProcessGroup | None
+) -> CoupledBatchNorm:
+    """Make the model's batch norms normalise over the coupled samples, in place.
+
+    Args:
+        model: on its device.
+        coupling: of the job's samples.
+        micro_batch: most samples in a pass [samples].
+        sharing: the processes that each take a part of every group; None: this process has whole groups.
+    """
+    if coupling.kind == "batch_norm" and sharing is not None:
+        return SyncBatchNorm(model, sharing)
+    if coupling.kind == "batch_norm" and coupling.group is not None and micro_batch > coupling.group:
+        return GroupedBatchNorm(model, coupling.group)
+    return OrdinaryBatchNorm()
 
 
 @torch.no_grad()

@@ -19,23 +19,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from stoker.errors import RunFailed
-from stoker.jobs import Loss
+from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
+from stoker.stepping.loss_pass import AutogradPass, BatchPass
 from stoker.stepping.losses import without_values
-from stoker.stepping.python_state import python_state
+from stoker.stepping.python_state import python_generators, python_state
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import users_line
 
@@ -130,30 +129,38 @@ counts are divided by in another way, and under autocast that rounds."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class CapturedPass:
-    """The mean loss of a batch, its gradient left in the parameters.
+class CapturedPass(BatchPass):
+    """A pass that is recorded at the first batch of a whole micro-batch; batches of another form pass as usual.
 
     Args:
-        loss: of a batch in the model's precision; draws from PyTorch's generators alone.
+        ordinary: the pass by autograd; the loss draws from PyTorch's generators alone.
         model: whose parameters and buffers it reads, and may write.
-        parameters: those that get gradients.
+        parameters: those that the optimiser moves.
     """
 
-    def __init__(self, loss: Callable[[Content], Loss], model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        self._loss, self._model, self._parameters = loss, model, parameters
+    def __init__(self, ordinary: AutogradPass, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        self._ordinary, self._model, self._moved = ordinary, model, parameters
+        self.renew()
+
+    def renew(self) -> None:
+        """Record another pass at the next batch, with gradients of the parameters that are trained now."""
+        self._parameters = [parameter for parameter in self._moved if parameter.requires_grad]
         self._form: tuple[Any, ...] = ()
         self._repeat: Repeat | None = None
         self._used: list[int] = []
         self._last: tuple[Content, int] | None = None
 
-    def __call__(self, content: Content, update: int) -> torch.Tensor | None:
-        """The mean loss before the update, a detached scalar; None if such a batch has to be passed uncaptured.
+    def __call__(self, batch: Batch, update: int) -> torch.Tensor:
+        """As `BatchPass`.
 
         Random draws go on from where PyTorch's generators are, as in an ordinary pass.
 
         Raises:
             RunFailed: the pass cannot be captured, or no longer does what an ordinary one does.
         """
+        if batch.size != self._ordinary.micro_batch:
+            return self._ordinary(batch, update)
+        content = self._ordinary.whole(batch, update)
         leaves: list[torch.Tensor] = []
         form = _form_of(content, leaves)
         if self._repeat is None:
@@ -161,14 +168,14 @@ class CapturedPass:
                 self._form, self._repeat = form, self._captured(content, leaves)
                 self._check(content, update)
         if form != self._form:
-            return None
+            return self._ordinary(batch, update)
         if update % CHECK_EVERY == 0:
             self._check(content, update)
         mean, *gradients = self._repeat(*leaves)
         for index, gradient in zip(self._used, gradients, strict=True):
             self._parameters[index].grad = gradient
         self._last = content, update
-        return mean
+        return mean.detach()
 
     def check(self) -> None:
         """Compare the captured pass with an ordinary one on the last batch, before a checkpoint.
@@ -182,7 +189,7 @@ class CapturedPass:
     def _pass(self, content: Content) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """An ordinary pass: the mean loss and each parameter's gradient, laid out like the parameter."""
         with without_values():
-            loss = self._loss(content)
+            loss = self._ordinary.loss(content, self._ordinary.micro_batch)
             count = torch.as_tensor(loss.count, dtype=loss.sum.dtype, device=loss.sum.device)
             gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
                 loss.sum, self._parameters, count.reciprocal(), allow_unused=True
@@ -279,9 +286,7 @@ class CapturedPass:
 
     def _python_state(self) -> tuple[Any, ...]:
         """State that a captured pass would not change: plain values in modules, and generators other than PyTorch's."""
-        values = python_state(self._model, with_tensors=False).values
-        numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
-        return values, random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
+        return python_state(self._model, with_tensors=False).values, *python_generators()
 
 
 def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
-from stoker.loading.fields import Fields, map_tensors
+from stoker.loading.fields import map_tensors
 from stoker.loading.samples import Samples
 from stoker.stepping.foreign_models import scores
 
@@ -145,13 +145,13 @@ def in_chunks(job: Job, model: nn.Module, chunks: int) -> ChunkedLoss | None:
     """
     if chunks == 1:
         return None
-    if job.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
+    if job.objective.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
         raise BadJob(
             f'the plan computes the loss in {chunks} chunks, which is possible for loss="token_cross_entropy" alone, '
             "and not with mix",
             remedy=_REMEDY,
         )
-    return ChunkedLoss(model, chunks, label_smoothing=job.label_smoothing)
+    return ChunkedLoss(model, chunks, label_smoothing=job.objective.label_smoothing)
 
 
 def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
@@ -164,13 +164,13 @@ def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
     """
     layer = output_layer(model)
     is_large = layer is not None and layer.out_features >= _LEAST_VOCABULARY * layer.in_features
-    if not is_large or job.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
+    if not is_large or job.objective.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
         return 1
     try:
         outline = copy.deepcopy(model).to("meta")
         content = samples.prepare(samples.fetch(np.zeros(1, dtype=np.int64), 0))
         content = map_tensors(content, lambda tensor: tensor.to("meta"))
-        fields = Fields(job.inputs, job.target)
+        fields = job.fields
         with torch.random.fork_rng(devices=[]):
             ChunkedLoss(outline, CHUNKS).features(lambda: scores(fields.call(outline, content)))
     except Exception:  # noqa: BLE001 - a model that reads values fails on the meta device in many ways

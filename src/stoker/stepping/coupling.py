@@ -10,6 +10,7 @@ The sections: the verdict; the comparison of parts with the whole batch; the mod
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -51,9 +52,9 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     """
     if job.step is not None:
         return _by_own_step(job)
-    if job.loss_scope == "batch":
-        return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
-    if job.batch == 1 or len(samples) < 2:
+    if job.objective.scope == "batch":
+        return _coupled(job, "whole_group", ("the loss",), 'declared: scope="batch"')
+    if job.batch_size == 1 or len(samples) < 2:
         return _separable("an update sees one sample")
     began_s = time.process_time()
     probe = working_probe(job, samples)
@@ -93,7 +94,7 @@ def _probed(job: Job, probe: CouplingProbe, num_samples: int, *, is_repeatable: 
     if (shared := probe.shared_draw()) is not None:
         return _coupled(job, "whole_group", (shared,), f"{_SHARED} ({probe.describe()})")
     compared = f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)}"
-    size = _affordable(probe, job.batch, compared_s, time.process_time() - began_s)
+    size = _affordable(probe, job.batch_size, compared_s, time.process_time() - began_s)
     if size <= sum(probe.sizes) or math.isnan(parts.largest):
         return replace(_separable(f"{compared} ({probe.describe()})"), tried=sum(probe.sizes))
     large = compare_large(probe, size)
@@ -126,8 +127,8 @@ def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
     """
     if job.step is not None:
         return _by_own_step(job)
-    if job.loss_scope == "batch":
-        return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
+    if job.objective.scope == "batch":
+        return _coupled(job, "whole_group", ("the loss",), 'declared: scope="batch"')
     norms = batch_norms(model)
     evidence = f"by the types of its modules only, not probed: {why}"
     return _coupled(job, "batch_norm", _counted(norms), evidence) if norms else _separable(evidence)
@@ -144,7 +145,7 @@ def _by_batch_norm(job: Job, probe: CouplingProbe, frozen: CouplingProbe, where:
     if parts.problem is not None:
         cause = parts.cause or loss_cause(frozen, where)
         return _coupled(job, "whole_group", (*names, cause), f"{evidence}; {parts.problem}")
-    if job.coupling_group is not None and job.coupling_group < job.batch:
+    if job.coupling_group is not None and job.coupling_group < job.batch_size:
         if (shared := frozen.shared_draw()) is not None:
             return _coupled(job, "whole_group", (*names, shared), f"{evidence}; {_SHARED}")
         groups = compare_groups(probe)
@@ -157,12 +158,12 @@ def _require_last_batch(job: Job, probe: CouplingProbe, num_samples: int) -> Non
     """Refuse a job whose epoch ends in a batch, or in a group of one sample, that the model cannot take."""
     if isinstance(job.batch, TokenBatch):
         return  # separability is not known yet; coupled samples are refused later
-    group = job.coupling_group or job.batch
-    whole, rest = divmod(num_samples, job.batch)
-    has_single = group > 1 and 1 in {job.batch % group if whole else 0, rest % group}
+    group = job.coupling_group or job.batch_size
+    whole, rest = divmod(num_samples, job.batch_size)
+    has_single = group > 1 and 1 in {job.batch_size % group if whole else 0, rest % group}
     if has_single and _statistics(probe):
         tried = 1
-    elif rest and sum(probe.sizes) == job.batch:
+    elif rest and sum(probe.sizes) == job.batch_size:
         tried = rest
     else:
         return
@@ -170,7 +171,8 @@ def _require_last_batch(job: Job, probe: CouplingProbe, num_samples: int) -> Non
     try:
         probe.value(probe.model, *[row] * tried)
     except (RuntimeError, ValueError) as error:
-        where = f"{num_samples} samples in batches of {job.batch}" + (f" and groups of {group}" if has_single else "")
+        groups = f" and groups of {group}" if has_single else ""
+        where = f"{num_samples} samples in batches of {job.batch_size}{groups}"
         raise BadJob(
             f"{where} leave {tried} at the end of an epoch, which the model does not take: {error}",
             remedy="Choose another batch (or coupling_group), or leave samples out, so that the last are enough.",
@@ -187,14 +189,13 @@ def _separable(evidence: str) -> Coupling:
 
 
 def _coupled(job: Job, kind: CouplingKind, causes: tuple[str, ...], evidence: str) -> Coupling:
-    batch: int = job.batch
-    if isinstance(batch, TokenBatch):
+    if isinstance(job.batch, TokenBatch):
         raise BadJob(
-            f"Job(batch={batch!r}) makes batches of different numbers of samples, and those of this job influence one "
-            f"another through {', '.join(causes)} ({evidence})",
+            f"Job(batch={job.batch!r}) makes batches of different numbers of samples, and those of this job influence "
+            f"one another through {', '.join(causes)} ({evidence})",
             remedy="Give the batch as a number of samples, or take layers that treat each sample by itself.",
         )
-    return Coupling(kind=kind, group=job.coupling_group or job.batch, causes=causes, evidence=evidence)
+    return Coupling(kind=kind, group=job.coupling_group or job.batch_size, causes=causes, evidence=evidence)
 
 
 def _adds_up(parts: Agreement) -> str:
@@ -238,17 +239,28 @@ class _Pass:
 
 
 def compare_parts(probe: CouplingProbe) -> Agreement:
-    """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts."""
-    differences: list[float] = []
+    """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts.
+
+    Watching every operation to silence draws costs more than the operations of a recurrent layer: where no pass was
+    seen to draw, it is done only if the parts do not agree without.
+    """
+    if not probe.drawn and (agreement := _compare_rounds(probe)).problem is None:
+        return agreement
     with RandomDraws(silenced=True):
-        if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
-            return Agreement(math.nan)
-        for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
-            batch = probe.pool.batch(quad.first, quad.second)
-            agreement = _compare_cut(probe, model, batch, max(1, len(quad.first) - 1))
-            if agreement.problem is not None:
-                return agreement
-            differences.append(agreement.largest)
+        return _compare_rounds(probe)
+
+
+def _compare_rounds(probe: CouplingProbe) -> Agreement:
+    """The first problem in a few rounds, or the largest difference in them; NaN if the loss depends on the seed."""
+    differences: list[float] = []
+    if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
+        return Agreement(math.nan)
+    for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
+        batch = probe.pool.batch(quad.first, quad.second)
+        agreement = _compare_cut(probe, model, batch, max(1, len(quad.first) - 1))
+        if agreement.problem is not None:
+            return agreement
+        differences.append(agreement.largest)
     return Agreement(max(filter(math.isfinite, differences), default=math.nan))
 
 
@@ -257,7 +269,7 @@ def compare_large(probe: CouplingProbe, size: int) -> Agreement:
     rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 2, None)).first
     rows[: size - size // 8] = rows[0]
     batch, half = probe.pool.batch(rows), size // 2
-    with RandomDraws(silenced=True):
+    with RandomDraws(silenced=True) if probe.drawn else contextlib.nullcontext():
         try:
             whole, first, second = (
                 probe.value_of(probe.fresh(probe.model), batch, start, stop)

@@ -38,6 +38,9 @@ from stoker.stepping.diloco_exchange import (
     codec_of,
     fragments_of,
 )
+from stoker.stepping.layouts.base import Strategy
+from stoker.stepping.update_rule import UpdateRule
+from stoker.stepping.weight_averaging import SavedWeights
 from stoker.stepping.world import SIGNALS, World
 
 
@@ -83,9 +86,9 @@ class OuterOptimizer:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.sync, self._calendar = sync, ExchangeSchedule.of(sync, job.batch)
+        self.sync, self._calendar = sync, ExchangeSchedule.of(sync, job.batch_size)
         self._model, self._world, self._clock = model, world, clock
-        self._batch, self._group = job.batch, coupling.group
+        self._batch, self._group = job.batch_size, coupling.group
         self._fragments = fragments_of((p for p in model.parameters() if p.requires_grad), sync.fragments)
         start = [fragment.read() for fragment in self._fragments]
         self._statistics = RunningStatistics(model, start[0].dtype, start[0].device)
@@ -349,6 +352,70 @@ class OuterOptimizer:
         for fragment, start in zip(self._fragments, self.shared.start, strict=True):
             fragment.write(start)
         self._statistics.write(self.shared.statistics)
+
+
+class SiteUpdate(UpdateRule):
+    """An update of a site's own part of the batch; none where the site has no sample of a ragged batch.
+
+    Args:
+        rule: how the site's own update moves its weights.
+        outer: moves the shared weights.
+    """
+
+    def __init__(self, rule: UpdateRule, outer: OuterOptimizer) -> None:
+        self._rule, self._outer = rule, outer
+
+    @property
+    def rate_factor(self) -> float:
+        """As `UpdateRule`."""
+        return self._outer.rate_factor
+
+    def __call__(self, batch: Batch, update: int) -> torch.Tensor:
+        """As `UpdateRule`."""
+        self.is_moving = True
+        if not samples_here(batch):
+            return self._outer.last_loss
+        try:
+            return self._rule(batch, update)
+        finally:
+            self.is_moving = self._rule.is_moving
+
+
+class SiteWeights(SavedWeights):
+    """The weights that all sites share, as of the last exchange; exchanges follow the updates."""
+
+    def __init__(self, model: nn.Module, outer: OuterOptimizer) -> None:
+        super().__init__(model)
+        self.outer = self._outer = outer
+
+    def follow(self, batch: Batch, update: int, loss: torch.Tensor) -> None:
+        """As `SavedWeights`.
+
+        Raises:
+            RuntimeError, RunFailed: as `OuterOptimizer.after`.
+        """
+        self._outer.after(update, samples_here(batch), loss)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """As `SavedWeights`."""
+        return self._outer.weights()
+
+    def whole(self, strategy: Strategy) -> dict[str, torch.Tensor]:
+        """As `SavedWeights`."""
+        del strategy
+        return self._outer.weights()
+
+    def begin_at_model(self) -> None:
+        """As `SavedWeights`."""
+        self._outer.begin_at_weights()
+
+    def settle(self) -> None:
+        """Exchange for the last time.
+
+        Raises:
+            RuntimeError, RunFailed: as `OuterOptimizer.settle`.
+        """
+        self._outer.settle()
 
 
 NEVER = -1

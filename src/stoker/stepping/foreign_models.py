@@ -27,7 +27,8 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.loading.fields import Content, Fields
+from stoker.jobs.fields import Fields
+from stoker.loading.fields import Content
 
 
 def adopt_model(model: nn.Module) -> nn.Module:
@@ -124,9 +125,9 @@ def require_aligned(job: Job, model: Any, content: Content) -> None:
     Raises:
         BadJob: the loss is the token cross-entropy, and the labels are the tokens that go into a causal model.
     """
-    if job.loss != "token_cross_entropy" or not isinstance(content, Mapping) or not shifts_labels(model):
+    if job.objective.loss != "token_cross_entropy" or not isinstance(content, Mapping) or not shifts_labels(model):
         return
-    tokens, labels = content.get("input_ids"), Fields(job.inputs, job.target).target_of(content)
+    tokens, labels = content.get("input_ids"), job.fields.target_of(content)
     are_tokens = isinstance(tokens, torch.Tensor) and isinstance(labels, torch.Tensor) and tokens.shape == labels.shape
     if are_tokens and bool(((labels == tokens) | (labels == _IGNORED)).all()):
         raise BadJob(

@@ -9,6 +9,7 @@ and drop them, since their sums wait for every parameter.
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import math
 from collections.abc import Iterator
@@ -90,23 +91,38 @@ def describe_trained_share(job: Job, model: nn.Module) -> str | None:
 
 
 class GradualUnfreezing:
-    """The part of a model that is frozen at first; made from the model with nothing frozen yet.
+    """The part of a model that is frozen at first, which may be none; made from the model with nothing frozen yet.
 
     Args:
+        job: what is frozen, with durations in updates.
         model: its parameters may be this process's parts of them.
-        freeze: with durations in updates.
+        optimizer: is made ready for parameters that thaw.
         is_alone: there are no other processes that wait for gradients.
 
     Raises:
         BadJob: durations are not in updates yet.
     """
 
-    def __init__(self, model: nn.Module, freeze: Freeze, *, is_alone: bool) -> None:
+    def __init__(self, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._frozen: list[nn.Parameter] = []
+        self._releases: list[tuple[nn.Parameter, float]] = []
+        self._norms: list[tuple[nn.Module, float]] = []
+        if _is_gradual(job.freeze):
+            self._read(job.freeze, model)
+        self._dates = sorted({release for _, release in self._releases})
+        self._num_thawed = None if self._dates else 0
+        if self._dates and type(optimizer) is torch.optim.SGD:
+            self._divide(optimizer)
+
+    def _read(self, freeze: Freeze, model: nn.Module) -> None:
+        """Note when each parameter and each batch norm thaws."""
         for pattern, duration in freeze.durations.items():
             if duration is not None and duration.unit != "updates":
-                raise BadJob(f"Job(freeze=…): {pattern!r} is frozen for {duration}, and nobody counted its updates",
-                             remedy="Give it in updates; `stoker train` counts epochs and samples itself.")  # fmt: skip
-        self._is_alone = is_alone
+                raise BadJob(
+                    f"Job(freeze=…): {pattern!r} is frozen for {duration}, and its updates were not counted",
+                    remedy="Give it in updates; `stoker train` counts epochs and samples itself.",
+                )
         self._releases = [(p, release) for p, release in _releases(model, freeze) if p.requires_grad and release]
         known = {id(parameter): release for parameter, release in self._releases}
         self._norms = [
@@ -114,24 +130,10 @@ class GradualUnfreezing:
             for norm, parameters in (_governed(model) if freeze.statistics == "kept" else ())
             if norm.training and all(id(parameter) in known for parameter in parameters)
         ]
-        self._dates = sorted({release for _, release in self._releases})
-        self._num_thawed: int | None = None
-        self._frozen: list[nn.Parameter] = []
-
-    @classmethod
-    def of(
-        cls, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_alone: bool
-    ) -> GradualUnfreezing | None:
-        """The temporary freezes of `job`, with `optimizer` made ready for them; None if it has none."""
-        if not _is_gradual(job.freeze):
-            return None
-        thawing = cls(model, job.freeze, is_alone=is_alone)
-        thawing.divide(optimizer)
-        return thawing
 
     def at(self, update: int) -> bool:
         """Freeze and thaw for update number `update` (from 0); whether anything changed."""
-        num_thawed = sum(date <= update for date in self._dates)
+        num_thawed = bisect.bisect_right(self._dates, update)
         if num_thawed == self._num_thawed:
             return False
         self._num_thawed = num_thawed
@@ -149,10 +151,8 @@ class GradualUnfreezing:
             for parameter in self._frozen:
                 parameter.grad = None
 
-    def divide(self, optimizer: torch.optim.Optimizer) -> None:
+    def _divide(self, optimizer: torch.optim.Optimizer) -> None:
         """Make parameters that thaw together a group of `optimizer`: a fused SGD's kernel takes all momenta or none."""
-        if type(optimizer) is not torch.optim.SGD:
-            return
         known = {id(parameter): release for parameter, release in self._releases}
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:

@@ -3,7 +3,7 @@
 A loss of the user's own that compares every sample with every target, because PyTorch broadcast an output [B, 1]
 against a target [B] to [B, B], is refused: one that returns values by their shape, one that returns their sum or mean
 because it is the same for targets in another order. Named losses check shapes themselves. Not seen: a loss of the form
-(model, batch). A loss that is meant to compare all pairs says so: `loss_scope="batch"`.
+(model, batch). A loss that is meant to compare all pairs says so: `Objective(loss, scope="batch")`.
 Source: PyTorch, "Broadcasting semantics", https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
 
@@ -26,7 +26,7 @@ from torch import nn
 from stoker.errors import BadJob, first_line
 from stoker.jobs import Job, Loss
 from stoker.jobs.metrics import Named, is_stateful, metric_name
-from stoker.loading.fields import Content, Fields
+from stoker.loading.fields import Content
 from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.foreign_models import OwnLoss, in_full_precision, scores
@@ -94,13 +94,13 @@ class TrainingObjective:
         in_chunks: ChunkedLoss | None = None,
     ) -> None:
         self._in_chunks = in_chunks
-        self.fields = Fields(job.inputs, job.target)
-        self.label_smoothing = job.label_smoothing
-        self._is_of_batch = job.loss_scope == "batch"
+        self.fields = job.fields
+        self.label_smoothing = job.objective.label_smoothing
+        self._is_of_batch = job.objective.scope == "batch"
         self._device, self._dtype = device, dtype
-        self._own = OwnLoss(self.fields) if job.loss == "own" else None
-        _require_nothing_to_train(job.loss)
-        losses = () if job.loss is None else (self._measure("loss", job.loss, LOSSES),)
+        self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
+        _require_nothing_to_train(job.objective.loss)
+        losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
         self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in summed))
         self._stateful = tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric))
@@ -223,8 +223,8 @@ class TrainingObjective:
             raise BadJob(
                 f"metric {asking[0]} is given the model's output, and calling the model as named losses do "
                 f"raised {type(error).__name__}: {first_line(error)}",
-                remedy="Name what goes into the model: Job(inputs=[0, 1]), or by name; or give a metric of the form "
-                "metric(model, batch).",
+                remedy="Name what goes into the model: Fields(inputs=[0, 1]), or by name; or give a metric of the "
+                "form metric(model, batch).",
             ) from error
 
     def _chunked(self, in_chunks: ChunkedLoss, model: Callable[..., Any], content: Content) -> Loss:
@@ -519,7 +519,7 @@ def mixed_loss(entries: Entries, output: Any, target: MixedTarget) -> Loss:
     """Sum and count of share * loss(output, first target) + (1 - share) * loss(output, second target).
 
     Entries that are not counted, such as labels of -100, count in the same proportion, so that sum and count add up
-    over micro-batches and processes. Source: as `jobs/mixing.py`.
+    over micro-batches and processes. Source: as `jobs/regularization.py`.
     """
     (first, counted), (second, also) = entries(output, target.first), entries(output, target.second)
     share = target.share.to(first.dtype).view(-1, *[1] * (first.dim() - 1))
@@ -539,10 +539,10 @@ def entries_of(job: Job, loss: Callable[..., Any], *, takes_model: bool) -> Entr
             "Job(mix=…) mixes the losses of samples, and a loss of the form loss(model, batch) gives one for all",
             remedy="Give a loss of the form loss(output, target) with one value per sample, or leave mix out.",
         )
-    if job.loss == "cross_entropy":
-        return functools.partial(_cross_entropy_entries, label_smoothing=job.label_smoothing)
-    if job.loss == "token_cross_entropy":
-        return functools.partial(_token_cross_entropy_entries, label_smoothing=job.label_smoothing)
+    if job.objective.loss == "cross_entropy":
+        return functools.partial(_cross_entropy_entries, label_smoothing=job.objective.label_smoothing)
+    if job.objective.loss == "token_cross_entropy":
+        return functools.partial(_token_cross_entropy_entries, label_smoothing=job.objective.label_smoothing)
 
     def entries(output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
         values = loss(output, target)
@@ -623,5 +623,5 @@ def _crossed(what: str, output: torch.Tensor, target: torch.Tensor) -> BadJob:
     return BadJob(
         f"{what}: an output {list(output.shape)} against a target {list(target.shape)} compares every sample with "
         "every target",
-        remedy='Give both one shape, as by output.squeeze(1); a loss of all pairs says so: loss_scope="batch".',
+        remedy='Give both one shape, as by output.squeeze(1); one of pairs says so: Objective(loss, scope="batch").',
     )

@@ -17,13 +17,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.records import Estimate
-from stoker.records.hyperparameters import NoiseScale
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.step import Step
 
@@ -35,6 +36,25 @@ _T_OF_8_IN_10 = 1.415
 
 PRECISE_ENOUGH = 0.2
 """Relative standard error of the scale's inverse at which no more samples are taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """Number of samples at which an update's gradient is as much signal as noise.
+
+    `squared_gradient` estimates |G|², the squared norm of the gradient over all data, without bias: where it is lost in
+    noise it may come out negative. `variance` estimates tr(Σ), the summed variance of a single sample's gradient, both
+    from `num_samples` samples in groups of `group`, after training on `trained_samples` others. `scale` is their ratio
+    tr(Σ) / |G|² [samples]; its value or its high end is infinite where the samples do not bound it.
+    """
+
+    schema: ClassVar[int] = 1
+    scale: Estimate
+    squared_gradient: float
+    variance: float
+    group: int
+    num_samples: int
+    trained_samples: int
 
 
 class NoiseMeter:

@@ -4,7 +4,7 @@ What: `step(model, optimizers, batch)` makes a whole update of one optimiser bat
 Use when: generators and discriminators, actors and critics, several losses in turns.
 Costs: the step is atomic. It is never cut into micro-batches, nor repeated in pieces; where it does not fit the device,
 no plan does. Its changes stay, even where its loss is not finite.
-Does not combine with: what Stoker otherwise does between loss and update (`clip_norm`, `penalty`, `label_smoothing`,
+Does not combine with: what Stoker otherwise does between loss and update (`clip_norm`, a penalty, label smoothing,
 `coupling_group`), which such a step does itself.
 
 Random draws are keyed by seed and update, gradients are forgotten after every update, and the state of model and
@@ -25,11 +25,13 @@ from torch.utils.checkpoint import CheckpointError
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
+from stoker.loading.batches import Batch
 from stoker.loading.fields import Content
 from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.precision import products_in
 from stoker.stepping.step_failures import NotFinite
+from stoker.stepping.update_rule import UpdateRule
 
 _NAMED = 4
 """Names listed in a message."""
@@ -127,7 +129,7 @@ def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
     return CombinedOptimizer(given, parts)
 
 
-class OwnStep:
+class OwnStep(UpdateRule):
     """Runs a job's own step, and looks at its first update.
 
     Args:
@@ -135,6 +137,7 @@ class OwnStep:
         model: what it trains.
         optimizer: made for that model; it is handed to the step as the job's function gave it.
         plan: how it is executed; the whole batch at once.
+        whole: the content of a batch, with generators seeded for its update.
         conditions: the context that the step runs in, such as autocast.
     """
 
@@ -144,9 +147,10 @@ class OwnStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         plan: Plan,
+        whole: Callable[[Batch, int], Content],
         conditions: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._function, self._model, self._optimizer = function, model, optimizer
+        self._function, self._model, self._optimizer, self._whole = function, model, optimizer, whole
         self._device, self._precision, self._conditions = torch.device(plan.device), plan.precision, conditions
         self._given = optimizer.given if isinstance(optimizer, CombinedOptimizer) else optimizer
         self._parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
@@ -154,13 +158,15 @@ class OwnStep:
         self.values: dict[str, torch.Tensor] = {}
         """The scalars that the last step returned, by name."""
 
-    def update(self, content: Content, update: int) -> torch.Tensor:
+    def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """Make the update; the loss it returned (of a dict the entry `loss`, or the first), a detached scalar.
 
         Raises:
             BadJob: it returned no loss, or trained nothing in its first update.
             NotFinite: on a CPU, its loss is not finite; the update has been made.
         """
+        self.is_moving = True
+        content = self._whole(batch, update)
         if self._is_checked or all(group["lr"] == 0 for group in self._optimizer.param_groups):
             loss = self._run(content)
         else:
@@ -174,12 +180,13 @@ class OwnStep:
             )
         return loss
 
-    def gradients(self, content: Content) -> torch.Tensor:
+    def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave in the parameters the gradients that their first steps would use; nothing else changes.
 
         Returns:
             The loss, a detached scalar.
         """
+        content = self._whole(batch, update)
         tensors = [*self._model.parameters(), *self._model.buffers()]
         before = [tensor.detach().clone() for tensor in tensors]
         state = copy.deepcopy(self._optimizer.state_dict())

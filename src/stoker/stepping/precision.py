@@ -28,6 +28,9 @@ from stoker.stepping.distributed_tensors import is_spread
 from stoker.stepping.model import default_dtype
 from stoker.stepping.random_draws import RandomDraws
 
+NO_CONDITIONS = contextlib.nullcontext()
+"""A context without effect, made once: it can be entered again and within itself."""
+
 _TF32_SINCE = (8, 0)
 """Compute capability of the first devices that multiply in tf32.
 
@@ -56,7 +59,7 @@ def products_in(precision: Precision, device: torch.device) -> contextlib.Abstra
 
     By default PyTorch lets cuDNN use tf32; under a plan of fp32 it may not. On a CPU nothing changes.
     """
-    return _tf32(allowed=precision == "tf32") if device.type == "cuda" else contextlib.nullcontext()
+    return _tf32(allowed=precision == "tf32") if device.type == "cuda" else NO_CONDITIONS
 
 
 @contextlib.contextmanager
@@ -83,7 +86,7 @@ def autocasting(
 ) -> contextlib.AbstractContextManager[Any]:
     """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws."""
     if dtype is None and draws and precision != "bf16":
-        return contextlib.nullcontext()
+        return NO_CONDITIONS
     return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws)
 
 

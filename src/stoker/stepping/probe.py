@@ -11,7 +11,6 @@ import contextlib
 import copy
 import itertools
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,13 +23,13 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
-from stoker.loading.fields import Content, Fields, map_tensors, take
+from stoker.loading.fields import Content, map_tensors, take
 from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of, seed_generators
 from stoker.loading.samples import BadSample, Samples
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype
-from stoker.stepping.python_state import is_shared, python_state
+from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -121,7 +120,7 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype) -> ProbeSample
         map_tensors(content, _require_computable)
     except BadSample as problem:
         raise BadJob(str(problem)) from problem
-    fields = Fields(job.inputs, job.target)
+    fields = job.fields
     pipeline = InputPipeline(torch.device("cpu"), fields, samples.prepare, job.augment, job.seed, dtype=dtype)
     return ProbeSamples(content, indices, pipeline)
 
@@ -184,7 +183,7 @@ class Draws:
     def are_pythons(self) -> bool:
         """Whether it drew from the generators of Python or NumPy."""
         seed_generators(key_of(RandomStream.PROBE, 0))
-        return self.generators != _python_generators()
+        return self.generators != python_generators()
 
 
 @dataclass(frozen=True)
@@ -360,7 +359,7 @@ class CouplingProbe:
     def _draws(self, model: nn.Module, rows: Indices) -> Draws:
         with RandomDraws() as draws:
             self.value(model, rows)
-        return Draws(dict(draws.elements), _python_generators())
+        return Draws(dict(draws.elements), python_generators())
 
     def _is_moved_by(self, operation: str, rows: Indices) -> bool:
         """Whether the loss depends on the draws of an operation."""
@@ -407,7 +406,7 @@ class CouplingProbe:
 
     def require_by_sample(self) -> None:
         """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
-        if isinstance(self.job.loss, str):
+        if isinstance(self.job.objective.loss, str):
             return  # named losses look at shapes themselves
         model, quad = next(self.quads())
         batch = self.pool.batch(quad.first, quad.second)
@@ -435,8 +434,8 @@ def working_probe(job: Job, samples: Samples) -> CouplingProbe:
         BadJob: the samples or the loss cannot be used. An error of the model at every attempt is passed on.
     """
     model = build_model(job)
-    few = (min(_HALF_IF_SLOW, job.batch // 2),) * 2
-    real = (job.batch // 2, job.batch - job.batch // 2)
+    few = (min(_HALF_IF_SLOW, job.batch_size // 2),) * 2
+    real = (job.batch_size // 2, job.batch_size - job.batch_size // 2)
     for dtype, sizes in ((torch.float64, few), (torch.float32, few), (torch.float64, real)):
         with contextlib.suppress(Exception):  # the last attempt, below, shows what is wrong
             return _calibrated(_sized_by_speed(_probe(job, samples, model, dtype, sizes), model))
@@ -446,13 +445,13 @@ def working_probe(job: Job, samples: Samples) -> CouplingProbe:
 def _sized_by_speed(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
     """The probe with more samples and rounds where one loss is fast, in fp32 where it is very slow."""
     probe, seconds = _warm(probe)
-    half = min(_HALF, probe.job.batch // 2)
+    half = min(_HALF, probe.job.batch_size // 2)
     if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
         slow = _probe(probe.job, probe.samples, model, torch.float32, probe.sizes)
         probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notice=probe.notice)
     if seconds > _SLOW_S:
         return replace(probe, rounds=_ROUNDS_IF_SLOW)
-    return probe if sum(probe.sizes) == probe.job.batch else replace(probe, sizes=(half, half))
+    return probe if sum(probe.sizes) == probe.job.batch_size else replace(probe, sizes=(half, half))
 
 
 def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
@@ -464,7 +463,7 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
     batch = probe.pool.batch(quad.first, quad.second)
     value = with_graph.value_of(watched, batch, 0, batch.size)
     handle.remove()
-    notice = normalised_twice(probe.job.loss, outputs[-1]) if outputs else None
+    notice = normalised_twice(probe.job.objective.loss, outputs[-1]) if outputs else None
     for tried in (probe, with_graph):
         started, cpu_started_s = time.perf_counter(), time.process_time()
         try:
@@ -508,19 +507,13 @@ def _calibrated(probe: CouplingProbe) -> CouplingProbe:
     _, quad = next(probe.quads())
     with RandomDraws() as draws:
         value: Value | None = probe.value(probe.model, quad.first, quad.second)
-    drew = Draws(dict(draws.elements), _python_generators())
+    drew = Draws(dict(draws.elements), python_generators())
     assert value is not None
     if not np.isfinite(value.sum):
         probe, value = replace(probe, models=(probe.models[1], probe.models[1])), None
     coarse = probe.dtype is torch.float32 or draws.coarsest > torch.finfo(torch.float64).eps
     tolerance = ROUNDING[torch.float32 if coarse else torch.float64]
     return replace(probe, tolerance=tolerance, drawn=frozenset(draws.drawn), first=value, drew=drew)
-
-
-def _python_generators() -> tuple[object, ...]:
-    """The states of Python's and NumPy's generators."""
-    numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
-    return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
 def _unscaled(fewer: Draws, more: Draws, few: int, many: int) -> list[str]:

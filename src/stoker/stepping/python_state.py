@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import random
 import sys
 import types
 from collections import deque
@@ -98,6 +99,12 @@ def python_state(model: nn.Module, loss: object = None, *, with_tensors: bool = 
         for key, value in holder.values.items():
             values[holder.name, key] = _form(value, with_tensors=with_tensors)
     return PythonState(values, kinds)
+
+
+def python_generators() -> tuple[object, ...]:
+    """The states of Python's and NumPy's generators."""
+    numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
+    return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
 def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[str, JSON]:

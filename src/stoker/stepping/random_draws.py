@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from stoker.loading.order import extended, seed_torch
+from stoker.stepping.torch_compile import without_compiler
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,6 +87,8 @@ class RandomDraws(TorchDispatchMode):
             _ = result.copy_(value) if isinstance(value, torch.Tensor) else result.fill_(value)
         return result
 
+
+without_compiler(RandomDraws.__torch_dispatch__)
 
 _AVERAGES: dict[str, Callable[[dict[str, Any]], float | torch.Tensor]] = {
     "bernoulli": lambda given: given["p"] if "p" in given else given["self"],

@@ -5,7 +5,7 @@ What: gradients are taken at y, between the weights z that move by them and thei
 Use when: the length of the run is not known beforehand, or no schedule shall be chosen.
 Costs: one tensor of state for each weight (SGD), two (AdamW): as much as with momentum. x is a copy of the weights for
     as long as an evaluation, or the copy for a checkpoint, takes.
-Does not combine with: schedules that fall, other averages (`ema`, `swa`), `sync`, a step of the job's own.
+Does not combine with: schedules that fall, another `average`, `sync`, a step of the job's own.
 Source: A. Defazio et al., "The Road Less Scheduled" (2024), https://arxiv.org/abs/2405.15682, algorithm 1; the updates
     in terms of y and z, and the weights of the average, are those of https://github.com/facebookresearch/schedule_free.
     There the counts are an optimiser's group's; here each parameter's, with whose state they are saved.

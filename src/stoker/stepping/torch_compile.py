@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -189,3 +189,20 @@ def _absent(variable: str, names: tuple[str, ...], language: str) -> str | None:
     if any(shutil.which(name) for name in candidates):
         return None
     return f"no {language} compiler is found here (looked for {', '.join(candidates)})"
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def without_compiler(wrapper: FunctionT) -> FunctionT:
+    """The wrapper, which from now on calls its function without importing the compiler: for what is never compiled.
+
+    PyTorch wraps methods of optimisers, and those that see every operation, so that its compiler does not trace them. A
+    wrapper imports the compiler at its first call, which takes a second of every start, asks it for a function to call
+    instead, and keeps that in an attribute of the function.
+    Source: `_disable_dynamo` in torch/_compile.py. In a version without the attribute the compiler is imported.
+    """
+    plain = getattr(wrapper, "__wrapped__", None)
+    if plain is not None and not hasattr(plain, "__dynamo_disable"):
+        setattr(plain, "__dynamo_disable", plain)
+    return wrapper

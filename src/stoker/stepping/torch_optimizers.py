@@ -24,42 +24,20 @@ from torch import nn
 
 from stoker.errors import BadJob, nearest
 from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
-from stoker.jobs.optimizers import (
-    Adadelta,
-    Adafactor,
-    Adagrad,
-    Adamax,
-    Group,
-    NAdam,
-    RAdam,
-    RMSprop,
-    ScheduleFreeAdamW,
-    ScheduleFreeSGD,
-    group_name,
-)
+from stoker.jobs.optimizers import Adagrad, Group, ScheduleFreeAdamW, ScheduleFreeSGD, group_name
 from stoker.records import Plan
 from stoker.stepping import muon, schedule_free
 from stoker.stepping.distributed_tensors import local
 from stoker.stepping.own_step import own_optimizers
+from stoker.stepping.torch_compile import without_compiler
 
-_CLASSES: dict[type[Optimizer], type[torch.optim.Optimizer]] = {
-    SGD: torch.optim.SGD,
-    Adam: torch.optim.Adam,
-    AdamW: torch.optim.AdamW,
-    Adagrad: torch.optim.Adagrad,
-    RMSprop: torch.optim.RMSprop,
-    Adadelta: torch.optim.Adadelta,
-    Adamax: torch.optim.Adamax,
-    NAdam: torch.optim.NAdam,
-    RAdam: torch.optim.RAdam,
-    Adafactor: torch.optim.Adafactor,
-    ScheduleFreeSGD: schedule_free.ScheduleFreeOptimizer,
-    ScheduleFreeAdamW: schedule_free.ScheduleFreeOptimizer,
-}
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 """Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
 """Optimisers with one implementation, over lists of tensors."""
+
+for _method in ("add_param_group", "state_dict", "load_state_dict"):
+    without_compiler(getattr(torch.optim.Optimizer, _method))
 
 
 def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
@@ -82,13 +60,13 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
             groups, rest = parameter_groups(job.optimizer, matrices), job.optimizer.rest
             rest_optimizer = None
             if others:
-                rest_optimizer = _CLASSES[type(rest)](parameter_groups(rest, others), **rest.settings(), **chosen)
+                rest_optimizer = _class_of(rest)(parameter_groups(rest, others), **rest.settings(), **chosen)
             # In reduced precision the plan reduces the products; momenta and weights keep their dtype.
             is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
             products_in = torch.bfloat16 if is_bf16 else None
             return muon.MuonOptimizer(groups, rest_optimizer, products_in=products_in, **job.optimizer.settings())
         groups = parameter_groups(job.optimizer, trainable)
-        return _CLASSES[type(job.optimizer)](groups, **job.optimizer.settings(), **chosen)
+        return _class_of(job.optimizer)(groups, **job.optimizer.settings(), **chosen)
     if job.optimizer is None:
         raise BadJob(
             f"the job's recipe {job.recipe!r} has not set its optimiser yet",
@@ -100,6 +78,15 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
     return optimizer
+
+
+def _class_of(settings: Optimizer) -> type[torch.optim.Optimizer]:
+    """The class of an optimiser: ours, or PyTorch's, after which its settings are named."""
+    is_ours = isinstance(settings, _OURS)
+    chosen: type[torch.optim.Optimizer] = (
+        schedule_free.ScheduleFreeOptimizer if is_ours else getattr(torch.optim, type(settings).__name__)
+    )
+    return chosen
 
 
 def _require_real(what: str, named: dict[str, nn.Parameter], remedy: str) -> None:
@@ -123,8 +110,7 @@ def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
             remedy='Set optimizer_implementation of the plan to "default".',
         )
     # Lists of tensors cannot mix DTensors with plain ones: there each parameter is updated by itself.
-    is_spread = plan.layout.shards * plan.layout.tensor > 1
-    return {} if implementation == "foreach" and is_spread else {implementation: True}
+    return {} if implementation == "foreach" and plan.layout.divides_tensors else {implementation: True}
 
 
 def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:

@@ -1,6 +1,11 @@
-"""Averages of a model's weights: exponential (EMA), of points of a run (SWA), and the choice among them for a job."""
+"""The weights that a run evaluates and saves: the model's own, or an average (EMA, SWA) of them, as the job says."""
 
 from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -8,9 +13,14 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import EMA, Job
 from stoker.jobs.averages import SWA
+from stoker.loading.batches import Batch
 from stoker.records import Coupling, Plan
 from stoker.stepping.distributed_tensors import all_local
+from stoker.stepping.layouts.base import Strategy
 from stoker.stepping.schedule_free import ScheduleFreeAverage, ScheduleFreeOptimizer
+
+if TYPE_CHECKING:
+    from stoker.stepping.diloco import OuterOptimizer
 
 
 class ExponentialAverage:
@@ -111,10 +121,10 @@ def average_of(
     Raises:
         BadJob: they need running statistics of their own, and no process holds the whole model.
     """
-    if isinstance(job.ema, EMA):
-        return ExponentialAverage(job.ema, model)
+    if isinstance(job.average, EMA):
+        return ExponentialAverage(job.average, model)
     average: KeptAverage | None = None
-    if isinstance(job.swa, SWA):
+    if isinstance(job.average, SWA):
         average = EqualAverage(model)
     elif isinstance(optimizer, ScheduleFreeOptimizer):
         average = ScheduleFreeAverage(model, optimizer)
@@ -122,6 +132,87 @@ def average_of(
         raise BadJob(
             "the averaged weights need running statistics of their own for each batch norm, which takes whole models; "
             f"{plan.layout.in_words()} hold parts of one",
-            remedy="Use a layout of replicas, another norm, or ema in place of this average.",
+            remedy="Use a layout of replicas, another norm, or stoker.EMA in place of this average.",
         )
     return average
+
+
+class SavedWeights(abc.ABC):
+    """The weights that a run evaluates and saves, which follow the model's."""
+
+    average: KeptAverage | None = None
+    """An average, which checkpoints hold besides the model."""
+    outer: OuterOptimizer | None = None
+    """What sites share, which checkpoints hold besides the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @abc.abstractmethod
+    def follow(self, batch: Batch, update: int, loss: torch.Tensor) -> None:
+        """Follow the model's weights after update number `update` (from 0) on `batch`, whose mean loss was `loss`."""
+
+    @abc.abstractmethod
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights and buffers, by name."""
+
+    @abc.abstractmethod
+    def begin_at_model(self) -> None:
+        """Begin at the model's weights."""
+
+    @contextlib.contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Within the context, the model has these weights and buffers."""
+        live = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        self._model.load_state_dict(self.weights())
+        try:
+            yield
+        finally:
+            self._model.load_state_dict(live)
+
+    def whole(self, strategy: Strategy) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers, or those that sites share, put together over all processes; collective."""
+        return strategy.whole(self._model.state_dict())
+
+    def settle(self) -> None:  # noqa: B027 - only sites have something to do
+        """End training."""
+
+
+class ModelWeights(SavedWeights):
+    """The model's own weights."""
+
+    def follow(self, batch: Batch, update: int, loss: torch.Tensor) -> None:
+        """They are the model's."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """As `SavedWeights`."""
+        return self._model.state_dict()
+
+    def begin_at_model(self) -> None:
+        """They are the model's."""
+
+    @contextlib.contextmanager
+    def in_model(self) -> Iterator[None]:
+        """The model has them."""
+        yield
+
+
+class AveragedWeights(SavedWeights):
+    """An average of the model's weights."""
+
+    def __init__(self, model: nn.Module, average: KeptAverage) -> None:
+        super().__init__(model)
+        self.average = self._average = average
+
+    def follow(self, batch: Batch, update: int, loss: torch.Tensor) -> None:
+        """As `SavedWeights`."""
+        del batch, loss
+        self._average.update(update)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """As `SavedWeights`."""
+        return self._average.weights
+
+    def begin_at_model(self) -> None:
+        """As `SavedWeights`."""
+        self._average.load(self._model.state_dict())

@@ -29,9 +29,6 @@ Moment = Literal["computed", "summing", "agreed"]
 """A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
 gradients and losses are equal in all processes."""
 
-AXES = ("stages", "replicas", "shards", "tensor")
-"""Names of the mesh's dimensions, as in `Layout`."""
-
 SIGNALS = ("stop", "save", "meet")
 """Signals of a process to the others with each update: it was asked to stop, a checkpoint is due, a process waits to
 join."""
@@ -69,8 +66,9 @@ def unmarked(_: Moment) -> None:
 class World:
     """Process number `rank` of those of `layout`.
 
-    `mesh` has the dimensions AXES, and `data` is the group of those that take parts of the same batches; both None in a
-    world of one. `signals` are exchanged with every update. `mark` is called at each `Moment` of an update.
+    `mesh` has the dimensions of the layout's mesh, and `data` is the group of those that take parts of the same
+    batches; both None in a world of one. `signals` are exchanged with every update. `mark` is called at each `Moment`
+    of an update.
     """
 
     layout: Layout = ONE_PROCESS
@@ -148,9 +146,10 @@ def join(
     patience = timedelta(seconds=patience_s)
     meeting = PrefixStore(f"world/{name}", store)
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=layout.world_size, timeout=patience)
-    shape = tuple(getattr(layout, axis) for axis in AXES)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
-    data = mesh["replicas", "shards"]._flatten("data").get_group()  # noqa: SLF001 - as FSDP2's own guides do
+    names = tuple(axis.name for axis in layout.mesh)
+    mesh = init_device_mesh(device.type, tuple(axis.size for axis in layout.mesh), mesh_dim_names=names)
+    sharing = tuple(axis.name for axis in layout.mesh if axis.shares_batch)
+    data = mesh[sharing]._flatten("data").get_group()  # noqa: SLF001 - as FSDP2's own guides do
     for group in (*mesh.get_all_groups(), data):  # those of a mesh would wait for half an hour
         _set_pg_timeout(patience, group)
     return World(layout, rank, mesh, data)

@@ -45,7 +45,7 @@ from stoker.store.files import (
 MANIFEST = "manifest.json"
 _BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
-_ONE_DIRECTORY = "All processes must see one directory of the run, on a file system that tells each what others wrote."
+_ONE_DIRECTORY = "All processes must see one directory of the run, on a file system where each sees what others wrote."
 _READABLE = (1, 2)
 """Earlier schema versions of manifests that can be read; they have no checksum."""
 _REMEDY = "Restore one of them from a copy, or start another run with --new; they were left as they are."
@@ -88,8 +88,6 @@ class CheckpointStore:
         position_name: str,
         files: Callable[[Path], None],
         manifest: Callable[[tuple[FileDigest, ...]], CheckpointManifest],
-        *,
-        expected_bytes: int | None = None,
     ) -> Path:
         """Write a checkpoint durably, then remove the ones no longer kept.
 
@@ -97,7 +95,6 @@ class CheckpointStore:
             position_name: `checkpoint_name(position)`.
             files: Writes the files into the directory it is given; they are fsynced and digested afterwards.
             manifest: The manifest, given the digests of the files.
-            expected_bytes: How much it will take [bytes], for the message of a full disk; the previous one's size else.
 
         Returns:
             Its directory; the directory's name is the one for `mark_best`.
@@ -106,7 +103,7 @@ class CheckpointStore:
             RunFailed: it cannot be written; the previous ones are intact and nothing half-made is left.
         """
         draft = self.draft(position_name)
-        with self._errors(draft, expected_bytes):
+        with self._errors(draft):
             self._make(draft)
             try:
                 files(draft.aside)
@@ -241,9 +238,9 @@ class CheckpointStore:
             return found
         return f"{MANIFEST} is of another job ({found.spec_digest[:12]}…, this run is {(self.spec_digest or '')[:12]}…)"
 
-    def _errors(self, draft: Draft, expected_bytes: int | None = None) -> AbstractContextManager[None]:
-        needed_bytes = expected_bytes or self._previous_bytes()
-        return disk_errors(draft.target, f"checkpoint {draft.target.name}", needed_bytes=needed_bytes)
+    def _errors(self, draft: Draft) -> AbstractContextManager[None]:
+        what = f"checkpoint {draft.target.name}"
+        return disk_errors(draft.target, what, needed_bytes=self._previous_bytes())
 
     def _make(self, draft: Draft) -> None:
         make_directories(self.directory)

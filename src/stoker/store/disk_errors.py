@@ -29,7 +29,7 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     errno.EFBIG: ("the file is larger than allowed here", f"Raise the limit (ulimit -f), or: {_ELSEWHERE}"),
     errno.ENOENT: (
         "the directory is not there",
-        "Make it, or name another place; if something removed it meanwhile, run the command again.",
+        "Make it, or name another place; if something removed it in between, run the command again.",
     ),
     errno.ENOTDIR: ("part of the path is a file, not a directory", _ELSEWHERE),
     errno.ENAMETOOLONG: ("the name is too long", "Give a shorter name with {option}."),

@@ -30,16 +30,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from stoker.errors import RunFailed, StokerError
+from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.records import dumps, loads
 from stoker.records.codec import printable
-from stoker.store.disk_errors import disk_errors
+from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.locations import cache_root, is_own
 
 if sys.platform != "win32":
     import fcntl
+
+R = TypeVar("R")
 
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
 
@@ -274,6 +276,19 @@ def read_lines(path: Path) -> list[bytes]:
     except FileNotFoundError:
         return []
     return content.split(b"\n")[:-1]
+
+
+def read_record(path: Path, kind: type[R], *, remedy: str) -> R:
+    """The record in a file.
+
+    Raises:
+        BadRun: it cannot be read, is damaged (the field is named) or of another version; with `remedy`.
+    """
+    try:
+        with read_errors(path):
+            return loads(path.read_bytes(), kind)
+    except ValueError as problem:
+        raise BadRun(f"{path} cannot be used: {problem}.", remedy=remedy) from problem
 
 
 def make_directories(path: Path) -> None:

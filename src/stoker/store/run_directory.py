@@ -19,7 +19,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     report.html
     lock               see RunLock
 ```
-`flow` and trackers add `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
+Training and trackers add `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
 `pruning.json`, `tracking/`.
 """
 
@@ -46,7 +46,6 @@ from stoker.records import (
     Report,
     Run,
     dumps,
-    loads,
 )
 from stoker.records.codec import Record
 from stoker.records.progress import read_event
@@ -58,6 +57,7 @@ from stoker.store.files import (
     disk,
     is_aside,
     read_lines,
+    read_record,
     remove_leftovers,
     remove_tree,
     write_atomic,
@@ -348,12 +348,7 @@ class RunDirectory:
         return tuple(events)
 
     def _read(self, name: str, record: type[R]) -> R:
-        path = self.path / name
-        try:
-            with read_errors(path):
-                return loads(path.read_bytes(), record)
-        except ValueError as problem:
-            raise BadRun(f"{path} cannot be used: {problem}.", remedy=_NOT_LOST) from problem
+        return read_record(self.path / name, record, remedy=_NOT_LOST)
 
     def _read_if_there(self, name: str, record: type[R]) -> R | None:
         with read_errors(self.path / name):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stoker.errors import BadRun, nearest, told_in_part
+from stoker.errors import BadRun, listed_in_part, nearest
 from stoker.records import JobSpec, Run
 from stoker.store.disk_errors import read_errors
 from stoker.store.locks import is_locked
@@ -62,7 +62,7 @@ def find_run(root: Path, word: str) -> RunDirectory:
     if len(fitting) == 1:
         return by_name[fitting[0]]
     if fitting:
-        several = f"{len(fitting)} runs: {told_in_part(fitting, word)}"
+        several = f"{len(fitting)} runs: {listed_in_part(fitting, word)}"
         raise BadRun(f"{word!r} is the start of {several}.", remedy="Write more of it.")
     if word and Path(word).is_dir():
         raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
@@ -133,7 +133,7 @@ def choose_directory(
     if run_dir is not None and runs and runs[0][0].path == base:
         require_same_spec(runs[0][0], spec, earlier)
     if own:
-        return RunChoice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} starts anew.")
+        return RunChoice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} is a new run.")
     return RunChoice(free, continues=False, because=None)
 
 

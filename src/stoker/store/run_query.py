@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.errors import BadJob
 from stoker.records import JobSpec, Run
-from stoker.records.job_spec import leaves
+from stoker.records.run import leaves
 
 Value = str | float
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 from stoker.records import Layout
 from stoker.stepping.world import World, join, leave
 
-_PRELOADED = ["stoker.testing.ranks", "stoker.stepping.step", "torch._dynamo"]
+_PRELOADED = ["stoker.testing.ranks", "stoker.stepping.step", "stoker.loading.datasets", "stoker.zoo", "torch._dynamo"]
 """Imported before forking. PyTorch imports the last one, of 800 modules, at an optimiser's first step."""
+_OF_TESTS = ("pytest", "hypothesis")
+"""Imported before forking where this process has imported them: each rank imports the module of the test."""
 PATIENCE_S = 60.0
 """Longest wait of one process for another [s]: tests share their cores."""
 
@@ -40,7 +43,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> l
         RankFailed: a process raised; the others are ended.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload([*_PRELOADED, *(name for name in _OF_TESTS if name in sys.modules)])
     with tempfile.TemporaryDirectory(prefix="stoker-ranks-") as folder:
         processes, ends = [], []
         for rank in range(layout.world_size):

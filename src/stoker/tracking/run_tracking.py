@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.records import Event, JobSpec, Plan, to_json
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
+from stoker.reporting.history import as_number
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker
@@ -355,14 +355,6 @@ def point_of(event: Event) -> MetricPoint | None:
     elif event.kind in ("evaluated", "finished") and isinstance(metrics := fields.get("metrics"), Mapping):
         group = "final" if event.kind == "finished" else fields.get("split", "valid")
         values = {f"{group}/{name}": value for name, value in metrics.items()}
-    numbers = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+    numbers = {name: number for name, value in values.items() if (number := as_number(value)) is not None}
     samples = fields.get("samples")
     return MetricPoint(samples=samples, at=event.at, values=numbers) if numbers and isinstance(samples, int) else None
-
-
-def _number(value: JSON) -> float | None:
-    """A value of an event as a number, or None; JSON has words for numbers that are not finite."""
-    words = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-    if isinstance(value, str) and value in words:
-        return words[value]
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -57,7 +57,7 @@ def require_renewable(step: Step, source: BatchSource) -> None:
     raise BadJob(
         f"the averaged weights need running statistics of their own for each batch norm, from the first training "
         f"batches, and {source.samples.name} is a {source.samples.data_class} that is read once",
-        remedy="Use indexed data, another norm, or ema in place of this average.",
+        remedy="Use indexed data, another norm, or stoker.EMA in place of this average.",
     )
 
 
@@ -66,8 +66,8 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
     average, norms = step.average, _tracking(step.model)
     if average is None or isinstance(average, ExponentialAverage) or not average.needs_statistics or not norms:
         return
-    settings, plan = step.job.swa, step.plan
-    num_batches = _BATCHES if settings is None else settings.statistics
+    settings, plan = step.job.average, step.plan
+    num_batches = settings.statistics if isinstance(settings, SWA) else _BATCHES
     precision = autocasting(plan.precision, step.device, dtype=step.dtype, draws=step.dropout)
     with (
         _own_draws(step), step.with_kept_weights(), _plain_means(step.model, norms), torch.no_grad(),
@@ -104,7 +104,7 @@ def _tracking(model: nn.Module) -> list[Any]:
 def _groups(step: Step, source: BatchSource, num_batches: int) -> Iterator[Batch]:
     """The first whole groups of coupled samples of epoch 0; an incomplete one if there is no other."""
     num_train = source.extent.num_train
-    size = min(step.coupling.group or step.job.batch, num_train)
+    size = min(step.coupling.group or step.job.batch_size, num_train)
     for start in range(0, min(num_batches * size, num_train - num_train % size), size):
         indices = source.order.indices(0, start, start + size)
         yield Batch(source.samples.fetch(indices, 0), indices, 0, source.pipeline)

@@ -129,11 +129,11 @@ def stateful_metrics(step: Step) -> StatefulMetrics | None:
     """The job's stateful metrics, reset; None if it has none.
 
     Raises:
-        BadJob: the layout has stages.
+        BadJob: each process has a part of the model alone.
     """
     if not any(map(is_stateful, step.job.metrics)):
         return None
-    if step.world.layout.stages > 1:
+    if step.world.layout.cuts_model:
         raise BadJob("metrics that keep a state see outputs, which only the last of several stages has",
                      remedy="Use a layout without stages, or a metric of values per sample.")  # fmt: skip
     return StatefulMetrics(step.job, step.device)

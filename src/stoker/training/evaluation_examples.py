@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from stoker.errors import first_line
+from stoker.jobs.fields import Fields
 from stoker.loading.batches import Batch
-from stoker.loading.fields import Content, Fields, map_tensors
+from stoker.loading.fields import Content, map_tensors
 from stoker.records import dumps, loads
 from stoker.records.codec import from_json, to_json
 from stoker.records.run import Example, ExampleSet, ExampleSets
@@ -71,7 +72,7 @@ class ExampleWatcher:
         """As `EvaluationWatcher.miss`."""
         self.problem = (
             f"the model cannot be called as named losses do: {type(problem).__name__}: {first_line(problem)}. "
-            "Job(inputs=…) names what goes into it"
+            "stoker.Fields(inputs=…) names what goes into it"
         )
 
     @property

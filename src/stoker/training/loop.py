@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stoker.devices.failure_rates import checkpoint_interval_s
+from stoker.devices.hardware import checkpoint_interval_s
+from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.samples import Samples, reads_repeated
@@ -70,7 +71,7 @@ class Loop:
     checkpointer: Checkpointer
     telemetry: Telemetry
     stop: StopRequest
-    recovery: Recovery | None = None
+    recovery: Recovery
     watchdog: Watchdog | None = None
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     reached: Position = field(default_factory=Position, init=False)
@@ -104,7 +105,6 @@ class Loop:
             RollBack: training has to go on from the last checkpoint.
             RendezvousRequested: a new generation has to be formed; the last update is complete.
         """
-        recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
         self.reached, self.step.rate_factor = position, self.course.rate_factor
         if math.isnan(self.save_every_s):
             self.save_every_s = self.step.plan.checkpoint_every_s
@@ -114,24 +114,25 @@ class Loop:
             self.threads.start(position)
         try:
             with self.watchdog or contextlib.nullcontext():
-                position = self._train(position, recovery)
+                position = self._train(position)
                 self._announce(self.checkpointer.close())
         except BaseException as error:
             self._announce(self.checkpointer.abandon())
             if isinstance(error, NotFinite):  # noticed late, as on a GPU
-                raise recovery.late(error, self.reached) from error
+                raise self.recovery.late(error, self.reached) from error
             raise
         return position
 
-    def _train(self, position: Position, recovery: Recovery) -> Position:
-        telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
+    def _train(self, position: Position) -> Position:
+        recovery, telemetry, total = self.recovery, self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
-        self._make_up(position, recovery)
+        self._make_up(position)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self.source.batches(position, end):
             telemetry.lap("data")
             before = position
-            self.step.looks_at_norm = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
+            is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
+            self.step.clipping.looks_at_norm = is_shown
             recovery.keep()
             loss: torch.Tensor | None = None
             shortage: Shortage | None = None
@@ -154,7 +155,7 @@ class Loop:
             if is_last:
                 self.step.settle()
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
-            is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
+            is_best = self._evaluate_if_due(before, position, is_last=is_last)
             is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
             keeps = self._keeps(before, position)
@@ -182,7 +183,7 @@ class Loop:
         outer = self.step.outer
         if outer is not None and outer.shared.update == self.reached.updates:
             self.unevaluated, self.reached = self.reached, self.extent.position(self.reached.updates + 1)
-        return self.unevaluated is not None or (self.recovery is not None and self.recovery.drop())
+        return self.unevaluated is not None or self.recovery.drop()
 
     def is_complete(self, position: Position) -> bool:
         """Whether nothing is left to train: the run reached its end, or ended early."""
@@ -197,8 +198,8 @@ class Loop:
 
     def _average_if_due(self, before: Position, position: Position) -> None:
         """Take the weights into their equal-weight average (SWA)."""
-        average, swa = self.step.average, self.step.job.swa
-        if not isinstance(average, EqualAverage) or swa is None:
+        average, swa = self.step.average, self.step.job.average
+        if not isinstance(average, EqualAverage) or not isinstance(swa, SWA):
             return
         if average_is_due(swa, self.extent, self.total_updates, before, position):
             average.take()
@@ -212,13 +213,13 @@ class Loop:
         world.signals.tell(signal, value=mine and not is_set)  # what is done now is not asked for again
         return is_set
 
-    def _make_up(self, position: Position, recovery: Recovery) -> None:
+    def _make_up(self, position: Position) -> None:
         """Do what was due after the last update and did not complete."""
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
             if is_last:
                 self.step.settle()
-            is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
+            is_best = self._evaluate_if_due(self.unevaluated, position, is_last=is_last)
             keeps = self._keeps(self.unevaluated, position)
             if is_best or is_last or self._ends_early() or keeps:
                 self._save(position, is_best=is_best, keeps=keeps)
@@ -226,7 +227,7 @@ class Loop:
 
     def _report_progress(self, position: Position) -> None:
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
-        norm, self.step.gradient_norm = self.step.gradient_norm, None
+        norm, self.step.clipping.gradient_norm = self.step.clipping.gradient_norm, None
         more: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
         if len(set(rates)) > 1:
             more["lrs"] = list(rates)
@@ -253,7 +254,7 @@ class Loop:
 
     def _show_update(self, show: Callable[[Update], None], loss: torch.Tensor, batch: int, position: Position) -> None:
         """Pass an update on as numbers; waits for a GPU."""
-        norm, rate = self.step.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
+        norm, rate = self.step.clipping.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
         show(Update(
             samples=position.samples, updates=position.updates, epoch=position.epoch, batch=batch, loss=float(loss),
             lr=rate, grad_norm=None if norm is None else float(norm), wall_s=self.telemetry.wall_s,
@@ -262,11 +263,11 @@ class Loop:
     def _report_replaced_worker(self, death: WorkerDeath) -> None:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loader worker", why=death.why)
 
-    def _evaluate_if_due(self, before: Position, position: Position, recovery: Recovery, *, is_last: bool) -> bool:
+    def _evaluate_if_due(self, before: Position, position: Position, *, is_last: bool) -> bool:
         """Evaluate where an interval ends; True if the result is the best so far."""
         is_due = is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)
         if is_due or self._keeps(before, position):
-            recovery.without_weights(lambda: renew_statistics(self.step, self.source), position)
+            self.recovery.without_weights(lambda: renew_statistics(self.step, self.source), position)
         if not (self.held_out and is_due):
             return False
         if self.telemetry.has_news:
@@ -275,7 +276,7 @@ class Loop:
         for split, samples in self.held_out.items():
             with evaluating(split):
                 work = functools.partial(self._evaluate, samples)
-                evaluated[split] = recovery.without_weights(work, position)
+                evaluated[split] = self.recovery.without_weights(work, position)
             took_s[split] = self.telemetry.lap("evaluation")
         metrics = by_measure(evaluated)
         value = metric_value(metrics, self.best.name)

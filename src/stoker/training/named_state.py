@@ -198,7 +198,7 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
         return skeleton
     names, groups = names_of(step), [entries(group) for group in kept["param_groups"]["of"]]
     numbers = [number for group in groups for number in group["params"]["of"]]
-    if step.world.layout.stages > 1:
+    if step.world.layout.cuts_model:
         raise ValueError("it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
                          "resume it once without stages")  # fmt: skip
     if sorted(set(numbers)) != list(range(len(names))):
@@ -238,7 +238,7 @@ def united(skeletons: list[JSON]) -> JSON:
 def _matching_groups(step: Step, names: list[str | int], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The saved settings of each of the optimiser's groups, with the numbers of its parameters."""
     own = step.optimizer.param_groups
-    is_part = step.world.layout.stages > 1
+    is_part = step.world.layout.cuts_model
     if len(own) > len(saved) or (len(own) < len(saved) and not is_part):
         raise ValueError(f"it has {len(saved)} groups of parameters, the job's {len(own)}")
     groups, first, left = [], 0, list(saved)

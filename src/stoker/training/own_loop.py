@@ -26,6 +26,7 @@ from stoker.devices import attached_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
+from stoker.jobs.objective import Objective
 from stoker.loading.fields import map_tensors
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.model.search_space import precisions
@@ -203,9 +204,8 @@ def _measured(
         return twin
 
     job = Job(
-        model=model, data=batch, loss=mean_loss, optimizer=copied, batch=size, until=_MEASURED_FOR,
-        loss_scope="batch",  # a loop computes the loss of whole batches
-        name="own loop",
+        model=model, data=batch, optimizer=copied, batch=size, until=_MEASURED_FOR, name="own loop",
+        loss=Objective(mean_loss, scope="batch"),  # a loop computes the loss of whole batches
     )  # fmt: skip
     return decide(prepare_job(job), device)[0]
 

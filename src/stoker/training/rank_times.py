@@ -121,11 +121,6 @@ class StreamTimestamps:
 Timestamps = HostTimestamps | StreamTimestamps
 
 
-def timestamps_on(device: torch.device) -> Timestamps:
-    """Timestamps for work on `device`."""
-    return StreamTimestamps(device) if device.type == "cuda" else HostTimestamps()
-
-
 PINGS = 8
 """Number of pings from each process on another host."""
 
@@ -401,7 +396,7 @@ def rank_clock(
         worker=worker,
         first_update=0,
         alignment=align_clocks(process_group_store(), world.rank, world.layout.world_size),
-        moments=timestamps_on(device),
+        moments=StreamTimestamps(device) if device.type == "cuda" else HostTimestamps(),
         write=write,
     )
 

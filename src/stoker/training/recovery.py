@@ -18,7 +18,7 @@ import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,40 +26,19 @@ from torch import nn
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
-from stoker.records import FULL_PRECISIONS, EventKind, Plan, Position, Precision, to_json
+from stoker.records import FULL_PRECISIONS, Position, Precision
 from stoker.stepping.capture import Buffers
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.non_finite import InData, examine, write_dump
+from stoker.training.plan_in_force import Replanned
+from stoker.training.telemetry import Emit
 from stoker.units import format_bytes
 
 Found = TypeVar("Found")
 
 MOST_SKIPPED = 10
 """More updates skipped in a row than this end the run: such a run no longer learns."""
-
-
-class Tell(Protocol):
-    """Sends events."""
-
-    def __call__(self, kind: EventKind, **fields: Any) -> None:
-        """Send an event of this kind."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Replanned:
-    """A change of plan during a run.
-
-    `free_bytes` is the device's free memory when memory ran out, `reachable_bytes` what this process held or could
-    have got [bytes]; None where memory was not the reason, or where they are unknown.
-    """
-
-    old: Plan
-    new: Plan
-    why: str
-    free_bytes: int | None = None
-    reachable_bytes: int | None = None
 
 
 class RollBack(Exception):
@@ -100,7 +79,7 @@ class Recovery:
         self,
         step: Step,
         *,
-        tell: Tell = lambda kind, **fields: None,  # noqa: ARG005 - sends nothing
+        tell: Emit = lambda kind, **fields: None,  # noqa: ARG005 - sends nothing
         replanned: Callable[[Replanned], None] = lambda _change: None,
         dumps: Path | None = None,
         in_data: InData = lambda indices, _epoch: indices,
@@ -192,7 +171,7 @@ class Recovery:
         if step.device.type == "cuda":
             torch.cuda.empty_cache()
         largest = min(plan.micro_batch, size)
-        sizes = [legal for legal in step.coupling.legal_micro_batches(step.job.batch) if legal < largest]
+        sizes = [legal for legal in step.coupling.legal_micro_batches(step.job.batch_size) if legal < largest]
         said, free = shortage
         left = "" if free is None else f" with {format_bytes(free)} free"
         where = f"at update {position.updates + 1}{left}: {said}"
@@ -214,7 +193,7 @@ class Recovery:
             raise ReplanAllRanks(change)
         self._replanned(change)
         self.step.cut_to(change.new.micro_batch)
-        emit_replanned(self._tell, change, position.samples)
+        change.emit(self._tell, position.samples)
 
     def _no_smaller(self, size: int, where: str) -> DoesNotFit:
         coupling, plan = self.step.coupling, self.step.plan
@@ -269,14 +248,6 @@ class Recovery:
             why += f"; this was in {plan.precision} already: from the last checkpoint it would come to the same again"
         where = "" if path is None else f" What was found is in {path}."
         return RunFailed(why, remedy=f"{problem.remedy or ''}{where}".strip() or None)
-
-
-def emit_replanned(tell: Tell, change: Replanned, samples: int) -> None:
-    """Send the event of a change of plan after `samples` samples."""
-    tell(
-        "replanned", samples=samples, old=to_json(change.old), new=to_json(change.new), why=change.why,
-        free_bytes=change.free_bytes,
-    )  # fmt: skip
 
 
 _LOOK_EVERY = 256

@@ -24,14 +24,14 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker import records
-from stoker.errors import DoesNotFit, RunFailed, first_line
+from stoker.errors import RunFailed, first_line
 from stoker.planning.plan_history import memory_identity
+from stoker.planning.planner import may_give_up_threads
 from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.torch_profile import ProfiledSource, TorchProfile
-from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.records import Device, Event
 from stoker.records.codec import JSON
 from stoker.records.plan import OutOfMemory
 from stoker.stepping.world import ALONE, World, is_broken, join, leave
@@ -39,20 +39,20 @@ from stoker.store import RunDirectory, cache_root, disk_errors
 from stoker.store.files import make_directories
 from stoker.store.record_caches import out_of_memory_log
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
-from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
+from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired, require_same
 from stoker.training.elastic.state_broadcast import SurvivorState
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Update
 from stoker.training.loop import RendezvousRequested
+from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.rank_times import RankClock, rank_clock
-from stoker.training.recovery import ReplanAllRanks, Replanned, RollBack, emit_replanned
+from stoker.training.recovery import ReplanAllRanks, RollBack
 from stoker.training.run_completion import final_metrics, finish_run, leave_unfinished
 from stoker.training.run_handle import Run
-from stoker.training.run_setup import decision_in_force, emit_event, plan_for_layout, with_plan
 from stoker.training.session import TrainingSession, build_session, slowest_s
 from stoker.training.signals import StopRequest
-from stoker.training.telemetry import Sink
-from stoker.training.threads import thread_keeper
+from stoker.training.telemetry import Sink, emit_event
+from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import WatchdogPatience
 
 
@@ -64,8 +64,7 @@ class RunProcess:
         prepared: the resolved job.
         directory: the run's directory, visible to all processes and locked by the first.
         device: the device of this process.
-        decision: the plan in force.
-        coupling: how samples influence each other.
+        plans: the plan in force.
         sinks: receive every event of rank 0; the run's own log is among them.
         member: finds the other processes; None for a process alone.
         profile: run a few updates under PyTorch's profiler.
@@ -76,8 +75,7 @@ class RunProcess:
     prepared: ResolvedJob
     directory: RunDirectory
     device: Device
-    decision: Decision
-    coupling: Coupling
+    plans: PlanInForce
     sinks: Sequence[Sink]
     member: ElasticWorker | None = None
     profile: bool = False
@@ -93,7 +91,7 @@ class RunProcess:
     _clock: RankClock | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._forecast_plan, self._began_at = self.plan, time.monotonic()
+        self._forecast_plan, self._began_at = self.plans.plan, time.monotonic()
 
     @classmethod
     def of_rank(
@@ -104,18 +102,12 @@ class RunProcess:
         Raises:
             RunFailed: this process does not see the plan there.
         """
-        decision, coupling = directory.read_decision(), directory.read_coupling()
-        if decision is None or coupling is None:
+        if directory.read_decision() is None or directory.read_coupling() is None:
             raise RunFailed(
                 f"{directory.path} cannot be seen by every process, or has lost its plan",
                 remedy="Put the run's directory where all machines find it under the same path.",
             )
-        return cls(prepared, directory, device, decision_in_force(directory, decision), coupling, sinks, member)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force."""
-        return self.decision.chosen.plan
+        return cls(prepared, directory, device, PlanInForce.of(directory), sinks, member)
 
     def emit(self, kind: records.EventKind, **fields: Any) -> None:
         """Send an event."""
@@ -137,8 +129,8 @@ class RunProcess:
                 sink(event)
 
         session = build_session(
-            self.prepared, self.directory, self.device, decision=self.decision, coupling=self.coupling, sink=send,
-            stop=self.stop, replanned=self._record_change, world=world, carried=self._carried, age_s=age_s,
+            self.prepared, self.directory, self.device, plans=self.plans, sink=send,
+            stop=self.stop, replanned=self._change, world=world, carried=self._carried, age_s=age_s,
         )  # fmt: skip
         self._carried = None
         if self.profile:
@@ -146,10 +138,11 @@ class RunProcess:
         session.loop.on_update = self.on_update
         if self.member is not None:
             session.loop.is_called = self.member.is_called
-        else:
-            session.loop.threads = thread_keeper(
-                session.step, session.loop.telemetry.emit,
-                usual_samples_per_s=self.decision.chosen.forecast.samples_per_s.value, others_share=self.others_share,
+        elif self.plans.plan.device == "cpu":
+            session.loop.threads = ThreadKeeper(
+                lambda: self.plans.plan, session.loop.telemetry.emit,
+                usual_samples_per_s=self.plans.decision.chosen.forecast.samples_per_s.value,
+                is_free=may_give_up_threads(self.plans.plan), others_share=self.others_share,
             )  # fmt: skip
         return session
 
@@ -180,8 +173,6 @@ class RunProcess:
             RunFailed: the run cannot go on; what was saved is intact.
             WorkerRetired: the run goes on, or ended, without this process.
         """
-        if session is not None:  # its micro-batch may have become smaller
-            self.decision = with_plan(self.decision, session.step.plan)
         self._notes = {}
         if isinstance(error, WorkerRetired):
             raise error
@@ -192,15 +183,17 @@ class RunProcess:
         elif isinstance(error, ReplanAllRanks | RollBack):
             change, self._why = error.change, error.change.why
             self._carried = self._survivor_state(session) if isinstance(error, ReplanAllRanks) else None
-            self._record_change(change)
             if self.member is None:
+                self._change(change)
                 # Each rollback makes micro-batches smaller, or takes fp32: there are few, and then training goes on.
                 assert session is not None
                 samples = session.loop.reached.samples
-                emit_replanned(self.emit, change, samples)
+                change.emit(self.emit, samples)
                 self.emit("recovered", samples=samples, what="rolled back", why=change.why)
-                self.decision = with_plan(self.decision, change.new)
-            elif self.member.can_reform:
+                return
+            self.plans.propose(change.new)
+            self._note_shortage(change)
+            if self.member.can_reform:
                 self._notes = {"plan": records.to_json(change.new), "why": change.why}
             else:
                 raise RunFailed(change.why, remedy="The same command goes on under a plan that needs less.") from error
@@ -217,7 +210,7 @@ class RunProcess:
             leave()
             return self.member.lost(self._why, self._notes)
         gc.collect()  # the old model is freed before another one is built
-        if self.plan.device.startswith("cuda"):
+        if self.plans.plan.device.startswith("cuda"):
             torch.cuda.empty_cache()
         return None
 
@@ -236,39 +229,21 @@ class RunProcess:
 
     def _join(self, member: ElasticWorker, meeting: Rendezvous) -> World:
         """The world of the processes that met, under a plan that all of them share."""
-        patience_s = WatchdogPatience.of(slowest_s(self.prepared.job, self.decision)).others_s
+        patience_s = WatchdogPatience.of(slowest_s(self.prepared.job, self.plans.decision)).others_s
         facts = {
             "the job": self.prepared.spec.digest()[:12], "Stoker": version("stoker"), "PyTorch": torch.__version__,
             "Python": platform.python_version(),
         }  # fmt: skip
-        member.require_same(facts, patience_s=patience_s)
-        self._adopt_plan(meeting, member.store)
+        stated_s = member.patience_s
+        require_same(member.store, meeting, facts, patience_s=patience_s if stated_s is None else stated_s)
+        if (change := self.plans.agree(self.prepared.job, meeting, member.store)) is not None:
+            change.emit(self.emit, 0 if self._carried is None else self._carried.position.samples)
         device = torch.device(self.device.torch_name)
         with member.joining():
-            world = join(
-                self.plan.layout, meeting.rank, member.store, device=device, name=meeting.name, patience_s=patience_s
-            )
+            layout = self.plans.plan.layout
+            world = join(layout, meeting.rank, member.store, device=device, name=meeting.name, patience_s=patience_s)
         self._clock = rank_clock(world, worker=member.worker, device=device, write=self.directory.write_rank_times)
         return dataclasses.replace(world, mark=self._clock.mark)
-
-    def _adopt_plan(self, meeting: Rendezvous, store: Store) -> None:
-        """Go on under the plan of rank 0 (its own, or the one that a rank needs), laid out for all that met."""
-        old, key = self.plan, f"{meeting.name}/plan"
-        if meeting.rank > 0:
-            self.decision = with_plan(self.decision, records.loads(store.get(key), Plan))
-            return
-        agreed = records.from_json(meeting.notes["plan"], Plan) if "plan" in meeting.notes else old
-        layout = agreed.layout.resized(meeting.size)
-        if layout is None:
-            raise DoesNotFit(f"{old.layout.in_words()} cannot be spread over {meeting.size} processes")
-        new = plan_for_layout(layout, agreed, self.coupling, self.prepared.job)
-        store.set(key, records.dumps(new, indent=None))
-        self.decision = with_plan(self.decision, new)
-        if new != old:
-            self.directory.write_changed_plan(new)
-            why = str(meeting.notes.get("why") or _who_is_here(old.layout.world_size, meeting.size))
-            samples = 0 if self._carried is None else self._carried.position.samples
-            emit_replanned(self.emit, Replanned(old=old, new=new, why=why), samples)
 
     def _survivor_state(self, session: TrainingSession | None) -> SurvivorState | None:
         """The state after an update that failed; None where only a checkpoint will do."""
@@ -277,9 +252,13 @@ class RunProcess:
         can_go_on = session.step.plan.layout.is_replicated and session.loop.is_between_updates()
         return SurvivorState.of(session.loop) if can_go_on else None
 
-    def _record_change(self, change: Replanned) -> None:
-        """Write a change of plan into the run, for a resume, and running out of memory into the cache, for planning."""
-        self.directory.write_changed_plan(change.new)
+    def _change(self, change: Replanned) -> None:
+        """Go on under the new plan, which is stored first; a shortage of memory is noted for planning."""
+        self.plans.change(change.new)
+        self._note_shortage(change)
+
+    def _note_shortage(self, change: Replanned) -> None:
+        """Write that memory ran out into the cache, if it did, for planning."""
         if change.old.micro_batch == change.new.micro_batch:
             return
         is_forecast = change.old == self._forecast_plan
@@ -290,22 +269,11 @@ class RunProcess:
             plan=change.old,
             run=self.directory.name,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
-            forecast_bytes=self.decision.chosen.forecast.peak_bytes.value if is_forecast else None,
+            forecast_bytes=self.plans.decision.chosen.forecast.peak_bytes.value if is_forecast else None,
             reachable_bytes=change.reachable_bytes,
         )
         with contextlib.suppress(RunFailed):  # without the cache the next run repeats one update
             out_of_memory_log(cache_root()).append(failure)
-
-
-def _who_is_here(before: int, now: int) -> str:
-    """Why a plan is for another number of processes.
-
-    >>> _who_is_here(4, 3), _who_is_here(2, 1), _who_is_here(1, 2)
-    ('3 of 4 processes are left', '1 of 2 processes is left', '2 processes are here, not 1 any more')
-    """
-    if now < before:
-        return f"{now} of {before} processes {'is' if now == 1 else 'are'} left"
-    return f"{now} processes are here, not {before} any more"
 
 
 def profile_updates(session: TrainingSession) -> None:

@@ -24,12 +24,10 @@ from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_
 from stoker.training.checkpoints import kept_weights
 from stoker.training.evaluation import evaluate, evaluation_batch
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, read_examples, write_examples
-from stoker.training.recovery import Recovery
 from stoker.training.run_handle import WEIGHTS, Run
-from stoker.training.run_setup import emit_event, with_plan
 from stoker.training.session import TrainingSession
 from stoker.training.snapshots import load_weights
-from stoker.training.telemetry import Sink, Telemetry
+from stoker.training.telemetry import Sink, Telemetry, emit_event
 
 _DIVERGED = 3.0
 """A loss that rose by more than this factor of its first value diverged; a smaller rise is overfitting or noise."""
@@ -38,15 +36,13 @@ _DIVERGED = 3.0
 def final_metrics(session: TrainingSession) -> dict[str, float]:
     """Metrics of the weights worth keeping, which stay in the step's model; the only use of the test set."""
     job, data, step = session.prepared.job, session.prepared.data, session.step
-    # The plan that training ended under is the run's: it may have begun under another, and the evaluations below may
-    # need still smaller batches.
-    session.decision = with_plan(session.decision, step.plan)
-    best = session.store.best() if job.select != "last" and data.valid is not None else None
+    session.trained_under = session.plans.decision
+    best = session.store.best() if job.evaluation.select != "last" and data.valid is not None else None
     if best is not None:
         weights = kept_weights(*best)
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
-    step.average = step.outer = None  # from here on the weights worth keeping are the model's own
+    step.keep_model_weights()
     load_weights(step.model, weights, session.directory.path, world=step.world)
     whole: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []
@@ -70,7 +66,6 @@ def final_metrics(session: TrainingSession) -> dict[str, float]:
 def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
     """The final weights' metrics on one set, and the examples seen; in smaller batches where memory is short."""
     step, emit = session.step, session.loop.telemetry.emit
-    recovery = session.loop.recovery or Recovery(step, tell=emit)
     classes = tuple(getattr(session.prepared.job.data, "classes", ()))
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
@@ -78,7 +73,7 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
         return evaluate(step, samples, evaluation_batch(step), watcher=watcher), watcher
 
     with evaluating(split):
-        metrics, watcher = recovery.without_weights(work, session.position)
+        metrics, watcher = session.loop.recovery.without_weights(work, session.position)
     if watcher.problem is not None:
         emit("warned", message=f"samples of {split} cannot be shown in the report: {watcher.problem}")
     return metrics, watcher
@@ -142,7 +137,7 @@ def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottlene
     """What bounded the run, written into its directory; figures that contradict each other give warnings."""
     directory, telemetry = session.directory, session.loop.telemetry
     with _warn_on_error(telemetry, "what held the run back"):
-        report = dataclasses.replace(directory.read_report(), run=done, decision=session.decision)
+        report = dataclasses.replace(directory.read_report(), run=done, decision=session.trained_under)
         found = bottleneck_of(session.prepared, report)
         if found is None:
             return None
@@ -158,7 +153,7 @@ def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> N
     events, environment = session.directory.read_events(), session.directory.read_environment()
     if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
         return
-    chosen = session.decision.chosen
+    chosen = session.plans.decision.chosen
     log = calibration_log(cache_root())
     at = datetime.now(UTC).isoformat(timespec="seconds")
 

@@ -118,7 +118,7 @@ class Run:
         return self.directory.report_path
 
     def kept(self) -> tuple[KeptWeights, ...]:
-        """The weights that `Job(keep_every=…)` kept so far, oldest first.
+        """The weights that `Evaluation(keep_every=…)` kept so far, oldest first.
 
         Raises:
             BadRun: a file of them cannot be read.
@@ -130,8 +130,8 @@ class Run:
         """The weights the run kept, by name; no code of the job runs.
 
         Args:
-            at: a moment for which `Job(keep_every=…)` kept weights, such as `stoker.epochs(5)`, also of an unfinished
-                run (default: the final weights).
+            at: a moment for which `Evaluation(keep_every=…)` kept weights, such as `stoker.epochs(5)`, also of an
+                unfinished run (default: the final weights).
 
         Raises:
             BadRun: the run is not finished, kept none at that moment, or its weights cannot be read.
@@ -238,7 +238,7 @@ class Run:
             raise BadRun(
                 f"{self.name} kept no weights at {at}; "
                 + (f"it kept those of epochs {known}" if kept else "it kept none"),
-                remedy="Job(keep_every=…) says how often weights are kept; run.kept() lists them.",
+                remedy="Evaluation(keep_every=…) says how often weights are kept; run.kept() lists them.",
             )
         return match
 

@@ -26,7 +26,7 @@ from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import data_indices
 from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.records import CheckpointManifest, Coupling, Decision, Device, JobSpec, Position
+from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
 from stoker.stepping.step import Step
@@ -44,8 +44,9 @@ from stoker.training.checkpoints import (
 )
 from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
 from stoker.training.loop import Best, Loop, evaluation_is_due
+from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.rank_messages import require_visible_to_all_ranks
-from stoker.training.recovery import Recovery, Replanned
+from stoker.training.recovery import Recovery
 from stoker.training.run_control import RunControl
 from stoker.training.run_setup import environment
 from stoker.training.signals import StopRequest
@@ -84,11 +85,13 @@ class TrainingSession:
 
     prepared: ResolvedJob
     directory: RunDirectory
-    decision: Decision
+    plans: PlanInForce
     store: CheckpointStore
     loop: Loop
     position: Position
     is_profiled: bool = False
+    trained_under: Decision | None = None
+    """The decision with the plan of the last update, once training has ended: evaluations may need a smaller one."""
     metrics: dict[str, float] | None = None
     """Final metrics, of the weights worth keeping."""
     weights: dict[str, torch.Tensor] | None = None
@@ -112,8 +115,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     directory: RunDirectory,
     device: Device,
     *,
-    decision: Decision,
-    coupling: Coupling,
+    plans: PlanInForce,
     sink: Sink,
     stop: StopRequest,
     replanned: Callable[[Replanned], None],
@@ -130,11 +132,11 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
-    plan, identity = decision.chosen.plan, directory.read_run().spec_digest
+    decision, plan, identity = plans.decision, plans.plan, directory.read_run().spec_digest
     store = CheckpointStore(directory.checkpoints, spec_digest=identity)
     if world.layout.world_size > 1:
         require_visible_to_all_ranks(world, directory.path)
-    step = Step(prepared.job, plan, coupling, world=world)
+    step = Step(prepared.job, plan, plans.coupling, world=world)
     seed_generators(key_of(RandomStream.MICRO_BATCH, prepared.job.seed))
     start, given = None, state_from_furthest_rank(step, carried)
     if given is not None:
@@ -158,8 +160,8 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         extent=prepared.extent,
         total_updates=decision.chosen.forecast.total_updates,
         held_out=prepared.data.held_out,
-        evaluate_every=prepared.job.evaluate_every,
-        keep_every=prepared.job.keep_every,
+        evaluate_every=prepared.job.evaluation.every,
+        keep_every=prepared.job.evaluation.keep_every,
         best=_best_so_far(prepared.job, progress),
         checkpointer=checkpointer,
         telemetry=telemetry,
@@ -182,7 +184,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         step.average.count = int(progress.get("averaged", 0))
     if plan.device_mtbf_h is not None:
         loop.save_every_s = float(progress.get("save_every_s", plan.checkpoint_every_s))
-    session = TrainingSession(prepared, directory, decision, store, loop, position)
+    session = TrainingSession(prepared, directory, plans, store, loop, position)
     for problem in store.problems:
         telemetry.emit("warned", message=problem)
     if start is not None:
@@ -196,7 +198,7 @@ def _repeat_if_missed(
     prepared: ResolvedJob, directory: RunDirectory, store: CheckpointStore, start: _Start, progress: dict[str, JSON]
 ) -> None:
     """Repeat what follows the writing of a checkpoint, where a kill came in between: mark the best, keep weights."""
-    every, position, folder = prepared.job.keep_every, start.position, directory.kept_weights
+    every, position, folder = prepared.job.evaluation.keep_every, start.position, directory.kept_weights
     if "best" in progress and progress["best"]["samples"] == position.samples:
         store.mark_best(start.path.name)
     if not start.is_own:
@@ -209,7 +211,7 @@ def _repeat_if_missed(
 
 def slowest_s(job: Job, decision: Decision) -> float:
     """Forecast time of the slowest phase of the run [s]; see `slowest_phase_s`."""
-    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch)
+    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch_size)
     return slowest_phase_s(decision.chosen.forecast, updates_apart)
 
 
@@ -222,7 +224,7 @@ def _unsaved_s(store: CheckpointStore, age_s: float) -> float:
 
 
 def _telemetry(prepared: ResolvedJob, decision: Decision, position: Position, wall_s: float, sink: Sink) -> Telemetry:
-    extent, every = prepared.extent, prepared.job.evaluate_every
+    extent, every = prepared.extent, prepared.job.evaluation.every
     forecast, has_valid = decision.chosen.forecast, prepared.data.valid is not None
     left = extent.evaluations(every, forecast.total_updates) - extent.intervals(every, position) + 1
     return Telemetry(
@@ -297,7 +299,7 @@ def _continues(theirs: JobSpec, mine: JobSpec) -> bool:
 
 def _announce_start(session: TrainingSession, device: Device) -> None:
     """Send the event that training begins, with the exactness it guarantees, and warnings about the job."""
-    prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.decision.chosen.plan
+    prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.plans.plan
     was, now = session.directory.read_environment(), environment(device, plan)
     level = (
         "bit-equal on resume" if plan.device == "cpu" else "same law on resume: GPU kernels may not be deterministic"
@@ -346,12 +348,12 @@ def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
     It is the one that `select` names. Otherwise it is the first metric, if that is one number with a known direction
     (its name, an attribute `lower_is_better`, or torchmetrics' `higher_is_better`), and else the loss.
     """
-    if job.select in ("best", "last"):
+    if job.evaluation.select in ("best", "last"):
         first = next(iter(job.metrics), "loss")
         lower_is_better = says_lower_is_better(first) if gives_one_number(first) else None
         name = "loss" if lower_is_better is None else metric_name(first)
     else:
-        name = bare_name(job.select)
-        lower_is_better = direction_of(measure_of(job, job.select), list(job.metrics), None)
+        name = bare_name(job.evaluation.select)
+        lower_is_better = direction_of(measure_of(job, job.evaluation.select), list(job.metrics), None)
     found: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
     return Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))

@@ -64,7 +64,9 @@ def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
     """
     here, shape = local(tensor).detach(), tuple(tensor.shape)
     if not is_spread(tensor):
-        return TensorShard(shape, tuple(((0, size),) for size in shape), here, _stage(world.layout, world.rank))
+        return TensorShard(
+            shape, tuple(((0, size),) for size in shape), here, world.layout.with_same_modules(world.rank)
+        )
     spread: Any = tensor
     mesh, placements = spread.device_mesh, tuple(spread.placements)
     if any(placement.is_partial() for placement in placements):
@@ -118,12 +120,6 @@ def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tens
 def region(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
     """The index of a block in its tensor."""
     return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-
-
-def _stage(layout: Layout, rank: int) -> tuple[int, ...]:
-    """The processes of the same stage."""
-    stage = layout.coordinates(rank)[0]
-    return tuple(other for other in range(layout.world_size) if layout.coordinates(other)[0] == stage)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -183,7 +179,7 @@ def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) 
     mine = layout.coordinates(rank)
     is_spanned = [len({coordinates[axis] for coordinates in at}) > 1 for axis in range(len(mine))]
     holders = []
-    for other in _stage(layout, rank):
+    for other in layout.with_same_modules(rank):
         theirs = layout.coordinates(other)
         twin: Sizes = tuple(them if spans else me for them, me, spans in zip(theirs, mine, is_spanned, strict=True))
         if all(at[twin][dim] == at[mine][dim] for dim in cut):

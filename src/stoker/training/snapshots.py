@@ -102,7 +102,7 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
     there = {name: str(list(source.shape(item["of"]))) if isinstance(item, dict) and item["is"] == "tensor"
              else "no tensor" for name, item in entries(skeletons["model"]).items()}  # fmt: skip
     here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
-    _require_same(here, there, where, is_part=step.world.layout.stages > 1)
+    _require_same(here, there, where, is_part=step.world.layout.cuts_model)
     step.model.load_state_dict(_weights(step.model.state_dict(), skeletons["model"], source, step.world))
     try:
         _put_back_optimizer(step, renamed(skeletons["optimizer"], step), source)
@@ -132,7 +132,7 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
     _require_same(
         {name: _shape(tensor) for name, tensor in here.items()},
         {name: _shape(tensor) for name, tensor in weights.items()},
-        source, is_part=world.layout.stages > 1,
+        source, is_part=world.layout.cuts_model,
     )  # fmt: skip
     whole = InMemory(weights)
     parts = {}
@@ -171,7 +171,7 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
     tree["state"] = {
         name: rebuilt(item, _spread_like(of_name[name], source, step.world, whole) if name in of_name else whole)
         for name, item in entries(kept["state"]).items()
-        if name in names and (name in of_name or step.world.layout.stages == 1)
+        if name in names and (name in of_name or not step.world.layout.cuts_model)
     }
     saved = numbered(step, tree)
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
@@ -337,7 +337,7 @@ def share_of(step: Step, progress: dict[str, JSON]) -> CheckpointShare:
             skeletons["python"] = python
         skeletons["progress"] = pack(progress, "progress")[0]
     trained = tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad)
-    if not is_separate and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):
+    if not is_separate and world.rank != world.layout.with_same_modules(world.rank)[0]:
         skeletons = {}
     return CheckpointShare(world.rank, world.layout.world_size, tensors, stored, skeletons, trained, f"{prefix}model")
 

@@ -15,9 +15,8 @@ from stoker.store import RunDirectory
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.supervisor import INTERRUPTED, Supervisor
 from stoker.training.run_handle import Run
-from stoker.training.run_setup import emit_event
 from stoker.training.session import slowest_s
-from stoker.training.telemetry import Sink
+from stoker.training.telemetry import Sink, emit_event
 from stoker.training.watchdog import PATIENCE_VARIABLE, WatchdogPatience
 from stoker.units import format_seconds
 
@@ -71,7 +70,7 @@ def require_file(entry: Entry | None, count: int) -> Entry:
 
 
 class WorkerListener:
-    """Hands on what the processes tell, and what becomes of them."""
+    """Passes on the events of the processes, and reports those that are lost or come back."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._log, self._shown = sinks[:1], sinks[1:]
@@ -85,29 +84,26 @@ class WorkerListener:
             sink(event)
 
     def on_loss(self, what: str, fields: dict[str, Any]) -> None:
-        """What became of the processes, as the supervisor tells it."""
-        sinks = [*self._log, *self._shown]
+        """News of the processes from the supervisor."""
+        sinks, message = [*self._log, *self._shown], ""
+        who = f"process {fields['worker']}" if "worker" in fields else ""
+        if fields.get("rank", -1) >= 0:
+            who += f" (rank {fields['rank']})"
         match what:
             case "lost":
-                emit_event(sinks, "warned", message=f"{_affected_ranks(fields)} is lost: {fields['why']}")
+                message = f"{who} is lost: {fields['why']}"
             case "silent":
-                who, what = _affected_ranks(fields), "is stopped" if fields["is_stopped"] else "shows no sign of life"
-                emit_event(
-                    sinks, "warned", message=f"{who} {what} since {format_seconds(fields['seconds'])}; the others wait "
-                    f"for it, {format_seconds(fields['patience_s'])} at most ({PATIENCE_VARIABLE}=SECONDS sets that)",
-                )  # fmt: skip
-            case "awake":
+                state = "is stopped" if fields["is_stopped"] else "shows no sign of life"
                 message = (
-                    f"{_affected_ranks(fields)} is back after {format_seconds(fields['seconds'])}, and nothing is lost"
+                    f"{who} {state} since {format_seconds(fields['seconds'])}; the others wait for it, "
+                    f"{format_seconds(fields['patience_s'])} at most ({PATIENCE_VARIABLE}=SECONDS sets that)"
                 )
-                emit_event(sinks, "warned", message=message)
+            case "awake":
+                message = f"{who} is back after {format_seconds(fields['seconds'])}, and nothing is lost"
             case "restarted":
-                emit_event(sinks, "warned", message=f"process {fields['worker']} is started again")
+                message = f"{who} is started again"
             case "left_out":
-                times = fields["returns"]
-                emit_event(
-                    sinks, "warned", message=f"process {fields['worker']} failed {times + 1} times and is left out"
-                )
+                message = f"{who} failed {fields['returns'] + 1} times and is left out"
             case "met" if fields["generation"] > 1:
                 count = len(fields["workers"])
                 emit_event(
@@ -116,11 +112,8 @@ class WorkerListener:
                     why="another one is back" if fields["why"] == RENDEZVOUS_REQUESTED else fields["why"],
                     took_s=fields["seconds"],
                 )  # fmt: skip
-
-
-def _affected_ranks(fields: dict[str, Any]) -> str:
-    """A process, with its rank if it has one."""
-    return f"process {fields['worker']}" + (f" (rank {fields['rank']})" if fields["rank"] >= 0 else "")
+        if message:
+            emit_event(sinks, "warned", message=message)
 
 
 class _HeldOutput:

@@ -7,8 +7,9 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +17,22 @@ from stoker.records import Event, EventKind, Position
 from stoker.records.codec import JSON
 
 Sink = Callable[[Event], None]
+
+
+class Emit(Protocol):
+    """Sends events."""
+
+    def __call__(self, kind: EventKind, **fields: Any) -> None:
+        """Send an event of this kind, which happened now."""
+        ...
+
+
+def emit_event(sinks: Sequence[Sink], kind: EventKind, **fields: Any) -> None:
+    """Send an event that happened now."""
+    event = Event(kind=kind, at=time.time(), fields=fields)
+    for sink in sinks:
+        sink(event)
+
 
 _HALF_LIFE_S = 20.0
 """Half-life of past samples and seconds in the rate that the time left is computed from [s]."""

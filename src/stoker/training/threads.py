@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from stoker.devices.cpu import CpuSample, attached_cpu, free_cores, others_cores, sample_cpu
-from stoker.planning.planner import may_give_up_threads
 from stoker.records import Plan, Position
-from stoker.stepping.step import Step
-from stoker.training.recovery import Replanned, Tell, emit_replanned
+from stoker.training.plan_in_force import Replanned
+from stoker.training.telemetry import Emit
 
 WINDOW_S = 2.0
 """Time between two looks at the machine [s]."""
@@ -78,7 +77,7 @@ class ThreadKeeper:
     def __init__(
         self,
         plan: Callable[[], Plan],
-        tell: Tell,
+        tell: Emit,
         *,
         usual_samples_per_s: float,
         is_free: bool = True,
@@ -173,19 +172,7 @@ class ThreadKeeper:
             new=dataclasses.replace(self._plan(), threads=threads),
             why=f"{why}; from here on the same mathematics, not bit-equal to a run with {_threads(old)} throughout",
         )
-        emit_replanned(self._tell, change, position.samples)
-
-
-def thread_keeper(
-    step: Step, tell: Tell, *, usual_samples_per_s: float, others_share: float = 0.0
-) -> ThreadKeeper | None:
-    """The keeper of a run's threads; None for a run on another device than the CPU."""
-    if step.plan.device != "cpu":
-        return None
-    return ThreadKeeper(
-        lambda: step.plan, tell, usual_samples_per_s=usual_samples_per_s, is_free=may_give_up_threads(step.plan),
-        others_share=others_share,
-    )  # fmt: skip
+        change.emit(self._tell, position.samples)
 
 
 def _cores(count: int) -> str:

@@ -7,6 +7,7 @@ processes of a launcher such as torchrun, and those that `--on 2xhere` starts al
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,9 +18,9 @@ from torch.distributed import DistError
 from stoker import records
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
-from stoker.errors import BadJob, NoDevice, StokerError
+from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.jobs import Entry, Job
-from stoker.planning.decision import decide, decide_many, given_plan, memory_limit, most_threads, require_mtbf
+from stoker.planning.decision import decide, given_plan, memory_limit, most_threads, require_mtbf
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
@@ -33,24 +34,20 @@ from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
 from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Hook, Hooks
+from stoker.training.plan_in_force import PlanInForce, saving_every
 from stoker.training.run import RunProcess
 from stoker.training.run_completion import record_failure
 from stoker.training.run_handle import Run, keep_sources
 from stoker.training.run_setup import (
     choose_run_directory,
-    chosen_plan,
     create_run,
     device_of,
     discard_on_error,
-    emit_event,
-    fit_plan_to_ranks,
-    require_same_plan,
-    saving_every,
 )
 from stoker.training.session import TrainingSession
 from stoker.training.signals import stop_on_signals
 from stoker.training.supervised_run import require_file, train_supervised
-from stoker.training.telemetry import Sink
+from stoker.training.telemetry import Sink, emit_event
 from stoker.training.watchdog import patience_s
 from stoker.units import Duration
 
@@ -93,7 +90,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
         device_mtbf_h: mean time between failures of one device [h]. With the measured cost of a checkpoint it gives the
-            time between checkpoints; None: as stated in `stoker.devices.failure_rates`.
+            time between checkpoints; None: as stated in `stoker.devices.hardware`.
         memory: most device memory to use [bytes]; a number, or `6GB`. A continued run keeps its own plan.
         threads: most compute threads on a CPU, in all processes together (default: OMP_NUM_THREADS if it is set, else
             one for each core). A continued run keeps its own plan.
@@ -104,7 +101,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             kind, `stoker.on("updated", f)` for every update. A hook that raises is reported once, then disabled. Hooks
             run on rank 0 only.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
-            `csv`; see docs/experiment-tracking.md.
+            `csv`; see docs/reports.md.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -165,18 +162,18 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         logged: list[Sink] = [directory.append_event, *shown]
         followers = tracked(directory, targets, lambda text: emit_event(logged, "warned", message=text))
         sinks = [*logged, *stack.enter_context(followers)]
-        count = 1 if place is None else place.count
-        began = chosen_plan(directory, checkpoint_every, device_mtbf_h)
-        decision, coupling = fit_plan_to_ranks(directory, prepared.job, began, count, device, sinks)
-        for text in _warnings(prepared, decision):
+        plans = PlanInForce.of(directory)
+        plans.save_every(checkpoint_every, device_mtbf_h)
+        plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
+        for text in _warnings(prepared, plans.decision):
             emit_event(sinks, "warned", message=text)
         with _failure_recorded(directory, sinks), _exit_if_retired():
             if place is not None and member is None:
-                return train_supervised(prepared, directory, decision, sinks)
+                return train_supervised(prepared, directory, plans.decision, sinks)
             if member is not None:
                 member.store.set(_RUN_DIRECTORY_KEY, str(directory.path.resolve()))
             process = RunProcess(
-                prepared, directory, device, decision, coupling, sinks, member, profile=profile,
+                prepared, directory, device, plans, sinks, member, profile=profile,
                 others_share=others_share, on_update=listening.updated if listening.see_updates else None,
             )  # fmt: skip
             run = run_to_end(process, meeting)
@@ -196,7 +193,7 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
         RunFailed: training could not go on; what was saved is intact.
         WorkerRetired: the run goes on, or ended, without this process.
     """
-    plan, member = process.plan, process.member
+    plan, member = process.plans.plan, process.member
     if (problem := apply_malloc(plan.malloc)) and member is None:
         emit_event(process.sinks, "warned", message=f"memory is had as it is by default: {problem}")
     with (
@@ -270,7 +267,7 @@ def _warnings(prepared: ResolvedJob, decision: Decision) -> tuple[str, ...]:
     job = prepared.job
     if job.sync is None or job.until.unit != "seconds":
         return prepared.warnings
-    warning = job.sync.for_run(job.batch, decision.chosen.forecast.total_updates)[1]
+    warning = job.sync.for_run(job.batch_size, decision.chosen.forecast.total_updates)[1]
     return () if warning is None else (warning,)
 
 
@@ -310,7 +307,17 @@ def _require_its_plan(
     shown: Sequence[Sink],
 ) -> None:
     """Refuse another plan for a run that exists; warn that limits do not change its own."""
-    require_same_plan(directory, given)
+    decision = directory.read_decision()
+    if given is not None and decision is not None:
+        began = decision.chosen.plan
+        asked = dataclasses.replace(
+            given, checkpoint_every_s=began.checkpoint_every_s, device_mtbf_h=began.device_mtbf_h
+        )
+        if began != asked:
+            raise BadRun(
+                f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
+                remedy="Drop --plan to continue it, or start another run with --new.",
+            )
     for option, value, limit in (("memory", memory, memory_limit(memory)), ("threads", threads, most_threads(threads))):
         if value is not None and limit is not None:
             message = f"{directory.name} goes on under its own plan, which --{option} does not change; use --new"
@@ -361,8 +368,9 @@ def _decide(
     """The plan of a new run, on one device or on several."""
     if prepared.data.note:
         emit_event(sinks, "noted", message=prepared.data.note)
-    with unchanged(prepared.model, prepared.job.loss):  # a loss that counts its calls begins where it was given
-        if place is not None:
-            place = place.limited_to(memory_bytes, most_threads(threads))
-            return decide_many(prepared, place, given, device_mtbf_h=device_mtbf_h)
-        return decide(prepared, device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h)
+    with unchanged(
+        prepared.model, prepared.job.objective.loss
+    ):  # a loss that counts its calls begins where it was given
+        return decide(
+            prepared, place or device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h
+        )

@@ -169,7 +169,7 @@ class Conductor:
         last = self._failures[-_MOST_EQUAL:]
         if len(last) == _MOST_EQUAL and len(set(last)) == 1:
             self.problem = RunFailed(
-                f"{_MOST_EQUAL} trials in a row failed alike: {ending.words}",
+                f"{_MOST_EQUAL} trials in a row failed with the same error: {ending.words}",
                 remedy="Mend it and give the same command again; what is done is kept.",
             )
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Optimizer
+from stoker.jobs.averages import SWA
+from stoker.jobs.earlier_names import SPELLINGS
 from stoker.jobs.job import plateau_of
 from stoker.jobs.job_description import describe_settings
 from stoker.records.codec import JSON
@@ -210,7 +212,7 @@ def require_forkable(prepared: ResolvedJob) -> None:
         "Job(until=seconds(…)): an interval is counted in samples": job.until.unit == "seconds",
         "Job(stop=…): its patience would count evaluations of several members": bool(job.stop),
         "a plateau schedule: it would count evaluations of several members": plateau_of(job) is not None,
-        "Job(swa=…): its average would be of several members": job.swa is not None,
+        "Job(average=stoker.SWA(…)): its average would be of several members": isinstance(job.average, SWA),
         "Job(sync=…)": job.sync is not None,
         "an optimiser of its own: only Stoker's take new settings in the middle of a run": not isinstance(
             job.optimizer, Optimizer
@@ -232,7 +234,7 @@ def changed_by(one: ResolvedJob, other: ResolvedJob) -> str | None:
     mine, theirs = describe_settings(one.job), describe_settings(other.job)
     for name in dict.fromkeys((*mine, *theirs)):
         if name not in CHANGEABLE and mine.get(name) != theirs.get(name):
-            return f"Job({name}=…)"
+            return str(SPELLINGS.get(name, f"Job({name}=…)"))
     return "the kind of optimiser" if type(one.job.optimizer) is not type(other.job.optimizer) else None
 
 

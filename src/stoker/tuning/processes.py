@@ -8,26 +8,19 @@ that ends: its run is saved first, and can be continued.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import pickle
-import signal
-import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from stoker.errors import BadJob, RunFailed, StokerError, first_line
+from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.records import Device
 from stoker.records.codec import JSON
+from stoker.store.child_process import ChildProcess, Raised, require_picklable
 from stoker.units import format_bytes
 
 TrialResultKind = Literal["finished", "stopped", "out of memory", "diverged", "failed"]
@@ -240,15 +233,12 @@ def run_here(conductor: TrialSource, run_trial: RunTrial, slot: TrialSlot) -> No
 
 
 @dataclass
-class _Child:
-    """A process with a trial in it."""
+class _Running:
+    """A trial in a process of its own."""
 
     request: TrialRequest
     slot: TrialSlot
-    process: BaseProcess
-    pipe: connection.Connection
-    kills: int
-    """Processes that the system had killed for memory when this one began."""
+    process: ChildProcess
 
 
 class Processes:
@@ -263,8 +253,9 @@ class Processes:
     def __init__(
         self, run_trial: RunTrial, slots: Sequence[TrialSlot], *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._payload, self._now = _pickled(run_trial), now
-        self._free, self._children = list(slots), dict[int, _Child]()
+        require_picklable(run_trial)
+        self._run_trial, self._now = run_trial, now
+        self._free, self._children = list(slots), dict[int, _Running]()
 
     def run(self, conductor: TrialSource) -> None:
         """Run trials until there are none, or the conductor says that it is over; then none is left running."""
@@ -284,45 +275,46 @@ class Processes:
             self._free.remove(slot)
             conductor.on_place(request.number, slot.on)
             output = request.directory.with_name(f"{request.directory.name}.{OUTPUT}")
-            process, pipe = _started(self._payload, (request, slot), slot, output)
-            self._children[request.number] = _Child(request, slot, process, pipe, _kills_for_memory())
+            output.parent.mkdir(parents=True, exist_ok=True)
+            process = ChildProcess(
+                _trial, self._run_trial, request, slot, name="stoker-trial", talks=True, cpus=slot.cpus, output=output
+            )
+            self._children[request.number] = _Running(request, slot, process)
             began = True
         return began
 
     def _wait(self, conductor: TrialSource) -> None:
-        by_pipe = {id(child.pipe): child for child in self._children.values()}
+        by_pipe = {id(child.process.pipe): child for child in self._children.values()}
         left_s = conductor.seconds_left
         timeout_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
-        ready = connection.wait([child.pipe for child in self._children.values()], timeout=timeout_s)
+        ready = connection.wait([child.process.pipe for child in self._children.values()], timeout=timeout_s)
         for pipe in ready:
             child = by_pipe[id(pipe)]
-            message, number = _received(child.pipe), child.request.number
+            message, number = child.process.receive(), child.request.number
             if isinstance(message, TrialReading):  # an evaluation: the child waits for the answer
-                _answer(child.pipe, conductor.judge(number, message))
+                child.process.answer(conductor.judge(number, message))
                 continue
-            ending = message if isinstance(message, TrialResult) else _failure(message, child)
+            ending = message if isinstance(message, TrialResult) else _failure(message, child.process)
             self._forget(child)
             conductor.ended(number, ending)
 
-    def _forget(self, child: _Child) -> None:
+    def _forget(self, child: _Running) -> None:
         del self._children[child.request.number]
         self._free.append(child.slot)
-        child.pipe.close()
-        child.process.join()
         child.process.close()
 
     def _stop(self, conductor: TrialSource | None) -> None:
         """Ask what runs to save and stop, and wait for it; endings go to the conductor, if one is given."""
         for child in self._children.values():
-            child.process.terminate()
+            child.process.stop()
         deadline = self._now() + _SAVING_S
         for child in list(self._children.values()):
             while child.request.number in self._children:
-                if not child.pipe.poll(max(0.0, deadline - self._now())):
+                if not child.process.pipe.poll(max(0.0, deadline - self._now())):
                     child.process.kill()
-                said = _received(child.pipe)
+                said = child.process.receive()
                 if isinstance(said, TrialReading):
-                    _answer(child.pipe, is_stopping=True)
+                    child.process.answer(value=True)
                     continue
                 self._forget(child)
                 if conductor is not None and isinstance(said, TrialResult):
@@ -336,131 +328,41 @@ def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot:
         StokerError: what it raised, in the same words.
         RunFailed: it raised something else, or its process ended.
     """
+    require_picklable(function)
     with tempfile.TemporaryDirectory(prefix="stoker-tune-") as folder:
         output = Path(folder) / OUTPUT
-        process, pipe = _started(_pickled(function), arguments, slot, output, is_judged=False)
+        process = ChildProcess(function, *arguments, name="stoker-trial", cpus=slot.cpus, output=output)
         try:
-            said = _received(pipe)
+            result = process.receive()
+            how = process.ending()[1] if result is None else ""
         except BaseException:
-            process.terminate()
+            process.stop()
             raise
         finally:
-            pipe.close()
-            process.join()
-        if isinstance(said, StokerError):
-            raise said
-        if isinstance(said, _Raised):
-            raise RunFailed(f"looking at the job ended with {said.words}")
-        if said is None:
+            process.close()
+        if isinstance(result, StokerError):
+            raise result
+        if isinstance(result, Raised):
+            raise RunFailed(f"looking at the job ended with {result.words}")
+        if result is None:
             last = output.read_text(errors="replace").strip().splitlines()[-1:]
-            raise RunFailed(f"looking at the job ended with exit code {process.exitcode}: {' '.join(last)}")
-        return said
+            raise RunFailed(f"the process that looked at the job {how}: {' '.join(last)}")
+        return result
 
 
-@dataclass(frozen=True)
-class _Raised:
-    """An exception that is no StokerError, in words."""
-
-    words: str
-
-
-def _pickled(function: Callable[..., Any]) -> bytes:
-    try:
-        return pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError) as problem:
-        raise BadJob(
-            f"{function} cannot be given to another process: {first_line(problem)}",
-            remedy="Define it at the top of a module, or put the job into a file with a function `job`.",
-        ) from problem
-
-
-def _started(
-    payload: bytes, arguments: tuple[Any, ...], slot: TrialSlot, output: Path, *, is_judged: bool = True
-) -> tuple[BaseProcess, connection.Connection]:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(
-        target=_child, args=(payload, arguments, slot.cpus, there, output, is_judged), name="stoker-trial"
-    )
-    process.start()
-    there.close()
-    return process, here
-
-
-def _received(pipe: connection.Connection) -> Any:
-    """What a child says next; None if it is gone."""
-    try:
-        return pipe.recv()
-    except (EOFError, ConnectionResetError):
-        return None
-
-
-def _answer(pipe: connection.Connection, is_stopping: bool) -> None:  # noqa: FBT001 - the answer itself
-    try:
-        pipe.send(is_stopping)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the child is gone, which is noticed next
-
-
-def _failure(said: Any, child: _Child) -> TrialResult:
+def _failure(message: Any, process: ChildProcess) -> TrialResult:
     """The ending of a trial that sent none."""
-    if isinstance(said, StokerError):
-        return TrialResult(kind="failed", words=said.message)
-    if isinstance(said, _Raised):
-        return TrialResult(kind="failed", words=said.words)
-    child.process.join()
-    code = child.process.exitcode or 0
-    if code == -signal.SIGKILL and _kills_for_memory() > child.kills:
+    if isinstance(message, StokerError | Raised):
+        return TrialResult(kind="failed", words=message.message if isinstance(message, StokerError) else message.words)
+    is_for_memory, how = process.ending()
+    if is_for_memory:
         return TrialResult(kind="out of memory", words="the system was short of memory and killed its process")
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return TrialResult(kind="failed", words=f"its process {how}")
 
 
-def _kills_for_memory() -> int:
-    """Number of processes that the kernel has killed for want of memory [processes]; 0 where it is unknown.
+def _trial(run_trial: RunTrial, request: TrialRequest, slot: TrialSlot, pipe: connection.Connection) -> TrialResult:
+    """A trial in its process, which sends each evaluation and waits for the answer."""
 
-    Source: Linux kernel, mm/vmstat.c: `oom_kill` counts those of control groups too.
-    """
-    try:
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _child(
-    payload: bytes,
-    arguments: tuple[Any, ...],
-    cpus: tuple[int, ...] | None,
-    pipe: connection.Connection,
-    output: Path,
-    is_judged: bool,  # noqa: FBT001 - arguments of a process are positional
-) -> None:
-    """The process of a trial: settle on its CPUs before anything counts them, run, say how it ended."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)  # for what this process prints
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for number in (1, 2):
-        os.dup2(descriptor, number)
-    os.close(descriptor)
-    if cpus is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
-    try:
-        function = pickle.loads(payload)  # noqa: S301 - from the parent, which made it
-        said = function(*arguments, _asking(pipe)) if is_judged else function(*arguments)
-    except StokerError as error:
-        # A subclass may take other arguments than it keeps: the nearest class of `stoker.errors` surely travels.
-        kind = next(base for base in type(error).__mro__ if base.__module__ == "stoker.errors")
-        said = kind(error.message, remedy=error.remedy)
-    except Exception as error:  # noqa: BLE001 - what a trial breaks is reported, and the study goes on
-        traceback.print_exc()
-        said = _Raised(f"{type(error).__name__}: {first_line(error)}")
-    pipe.send(said)
-
-
-def _asking(pipe: connection.Connection) -> Judge:
     def judge(reading: TrialReading) -> bool:
         try:
             pipe.send(reading)
@@ -468,11 +370,4 @@ def _asking(pipe: connection.Connection) -> Judge:
         except (EOFError, OSError):  # the process that asked for the trial is gone
             return True
 
-    return judge
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+    return run_trial(request, slot, judge)

@@ -15,19 +15,29 @@ Golovin et al., "Google Vizier", KDD 2017, section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from optuna import pruners, samplers
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, PrunerName, SamplerName
-from stoker.tuning.optuna_import import without_experimental_warnings
 from stoker.tuning.space import Space, grid, seed_of, startup_trials
 from stoker.tuning.study_forecast import REDUCTION, Rungs
+
+
+@contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Within the block, Optuna does not warn of what it calls experimental: its version is in the record."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:

@@ -22,8 +22,7 @@ from stoker.records.codec import JSON
 from stoker.records.study import StudyResult, StudySettings, StudyTrial
 from stoker.records.study import TrialState as State
 from stoker.store.locations import is_on_network
-from stoker.tuning.optuna_import import without_experimental_warnings
-from stoker.tuning.search_algorithms import pruner_for
+from stoker.tuning.search_algorithms import pruner_for, without_experimental_warnings
 from stoker.tuning.study_directory import StudyDirectory
 from stoker.tuning.study_forecast import rungs_of
 
@@ -91,7 +90,7 @@ def open_storage(url: str, directory: Path) -> RDBStorage:
         return RDBStorage(place, engine_kwargs=engine)
     except (ImportError, optuna.exceptions.DuplicatedStudyError) as problem:
         raise BadJob(
-            f"--storage {place}: {first_line(problem)}", remedy="Install the database's driver beside SQLAlchemy."
+            f"--storage {place}: {first_line(problem)}", remedy="Install the database's driver next to SQLAlchemy."
         ) from problem
     except RuntimeError as problem:  # Optuna's word for a database of another version
         raise BadRun(f"{place} cannot be used: {first_line(problem)}", remedy=_remedy(place)) from problem

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from stoker import records
 from stoker.errors import BadRun, RunFailed, first_line, nearest
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
 from stoker.store import RunLock, disk_errors, write_atomic
 from stoker.store.disk_errors import read_errors
-from stoker.store.files import is_aside, make_directories
+from stoker.store.files import is_aside, make_directories, read_record
 from stoker.store.locks import HELD_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _FORECAST, _PAGE = "forecast.json", "study.html"
 _BEFORE = (LOCK_FILE, HELD_FILE, _FORECAST)
 """What may be there before a study is, as a kill leaves it."""
 
-R = TypeVar("R")
+_REMEDY = "Restore it from a copy."
 
 
 class StudyDirectory:
@@ -54,11 +54,12 @@ class StudyDirectory:
         Raises:
             BadRun: it is missing, damaged or of another version.
         """
-        return self._read(FILE, StudySettings)
+        return read_record(self.path / FILE, StudySettings, remedy=_REMEDY)
 
     def read_forecast(self) -> StudyForecast | None:
         """What it was expected to take; None if that was not asked for; raises as `read_settings`."""
-        return self._read(_FORECAST, StudyForecast) if (self.path / _FORECAST).exists() else None
+        path = self.path / _FORECAST
+        return read_record(path, StudyForecast, remedy=_REMEDY) if path.exists() else None
 
     def begin(self, settings: StudySettings, forecast: StudyForecast | None) -> None:
         """Write down what the study is, the first time; its lock must be held.
@@ -99,14 +100,6 @@ class StudyDirectory:
             yield
         finally:
             lock.release()
-
-    def _read(self, name: str, record: type[R]) -> R:
-        path = self.path / name
-        try:
-            with read_errors(path):
-                return records.loads(path.read_bytes(), record)
-        except ValueError as problem:
-            raise BadRun(f"{path} cannot be used: {problem}.", remedy="Restore it from a copy.") from problem
 
 
 class Study:

@@ -97,7 +97,7 @@ def _space_parameters_note(parameters: Mapping[str, JSON]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTrial:
-    """Trains a trial in this process; see `stoker.tuning.conductor.RunTrial`. It is pickled on its way there."""
+    """Trains a trial in this process; see `stoker.tuning.processes.RunTrial`. It is pickled on its way there."""
 
     source: JobSource
     plan: Plan | Path | None = None
@@ -313,7 +313,7 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     first = prepared[0]
     if first.data.valid is None:
         raise BadJob(
-            f"{source.name}: the job has no valid data, so nothing tells which trial is better",
+            f"{source.name}: the job has no valid data, so trials cannot be compared",
             remedy="Give it: Job(valid=stoker.holdout(0.1), …).",
         )
     directions = _directions(first.job)
@@ -335,7 +335,7 @@ def _directions(job: Job) -> dict[str, bool | None]:
     """Of each measure that is one number, whether higher is better; None where it is not stated."""
     found: dict[str, bool | None] = {}
     for split in job.validation:
-        if job.loss is not None:
+        if job.objective.loss is not None:
             found[f"{split}/loss"] = False
         for metric in job.metrics:
             lower = says_lower_is_better(metric)
@@ -347,6 +347,6 @@ def _directions(job: Job) -> dict[str, bool | None]:
 def _ends(prepared: ResolvedJob) -> tuple[int, int]:
     """Where a run is first evaluated and where it ends [samples]; 0 where it is given in seconds."""
     extent, job = prepared.extent, prepared.job
-    first = extent.position(extent.updates_in(job.evaluate_every)).samples
+    first = extent.position(extent.updates_in(job.evaluation.every)).samples
     total = 0 if job.until.unit == "seconds" else extent.position(extent.updates_in(job.until)).samples
     return (min(first, total) if total else first), total

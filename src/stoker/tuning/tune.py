@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import platform
 import time
@@ -28,7 +29,6 @@ from stoker.records.study import (
     StudySettings,
 )
 from stoker.store import runs_root
-from stoker.tuning.optuna_import import require_optuna
 from stoker.tuning.population import LEAST_MEMBERS
 from stoker.tuning.processes import Processes, TrialPacking, TrialSlot, by_cores, in_a_process, packed, run_here
 from stoker.tuning.space import Space, as_text, describe_space, examples, grid, parse_space, startup_trials
@@ -172,7 +172,7 @@ def tune(
     Raises:
         BadJob: the space, the options or the job cannot be used.
         BadRun: the study is of another job or space, is in use, or its storage cannot be used.
-        RunFailed: three trials in a row failed alike; what is done is kept.
+        RunFailed: three trials in a row failed with the same error; what is done is kept.
     """
     asked, began = options_from(options), time.monotonic()
     if dry_run and not asked.planned:
@@ -256,6 +256,24 @@ def _conducted(
     sink(_event("done", study=directory.name, path=str(directory.path), best=best, trials=len(result.trials),
                 samples=result.samples, page=str(directory.page_path)))  # fmt: skip
     return Study(directory, result)
+
+
+def require_optuna(sampler: str = "") -> None:
+    """See that Optuna is installed, and what the sampler needs beyond it; quieten its own log.
+
+    Raises:
+        BadJob: it is not; the extra that brings it is named.
+    """
+    for name in ("optuna", *(("scipy", "torch") if sampler == "gp" else ())):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise BadJob(
+                f"tuning needs {name}, which is not installed here", remedy="pip install 'stoker[tune]'"
+            ) from error
+    import optuna  # noqa: PLC0415 - known to be there only now
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def _require_free(space: Space, source: JobSource) -> None:
@@ -357,7 +375,7 @@ def _intervals(asked: TuneOptions, survey: JobSurvey) -> int:
     if evaluations < (asked.intervals or 2):
         raise BadJob(
             f"--intervals {asked.intervals or 2}: each ends at an evaluation, and a run has {evaluations}",
-            remedy="Evaluate more often: Job(evaluate_every=…).",
+            remedy="Evaluate more often: Job(evaluation=stoker.Evaluation(every=…)).",
         )
     return asked.intervals or min(_INTERVALS, evaluations)
 

@@ -21,7 +21,7 @@ from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Pl
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.random_draws import RandomDraws
 from stoker.stepping.step import Step
-from stoker.verifying.subject import Level, Subject, Timebox
+from stoker.verifying.subject import Level, Subject, Timebox, verdict
 
 _QUESTION = "Is training the same under every legal plan?"
 _FEWEST, _MOST = 3, 30
@@ -76,12 +76,12 @@ def check_equality(subject: Subject, timebox: Timebox) -> Verdict:
     """
     subject = subject.without_workers()
     try:
-        verdict = _check(subject, torch.float64, timebox)
-        if not verdict.passed:
+        result = _check(subject, torch.float64, timebox)
+        if not result.passed:
             draws = _watched_loss(subject, _Terms(torch.float64, is_silenced=True))
             if draws.coarsest > torch.finfo(torch.float64).eps:  # as losses that call `logits.float()`
                 return _check(subject, torch.float32, timebox)
-        return verdict
+        return result
     except (BadJob, RuntimeError, TypeError):  # tensors of a fixed type in the model or the loss
         return _check(subject, torch.float32, timebox)
 
@@ -111,24 +111,26 @@ def _watched_loss(subject: Subject, terms: _Terms) -> RandomDraws:
 def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
     """As `check_equality`, in `dtype`; a difference is checked again with every draw silenced."""
     seen = _watched_loss(subject, _Terms(dtype, is_silenced=False))
-    verdict = _compare(subject, _Terms(dtype, is_silenced=bool(seen.drawn)), timebox)
-    if verdict.passed or seen.drawn:
-        return verdict
+    result = _compare(subject, _Terms(dtype, is_silenced=bool(seen.drawn)), timebox)
+    if result.passed or seen.drawn:
+        return result
     return _compare(subject, _Terms(dtype, is_silenced=True), timebox)
 
 
 def _compare(subject: Subject, terms: _Terms, timebox: Timebox) -> Verdict:
     if is_random(subject, silenced=terms.is_silenced, dtype=terms.dtype):
-        return _verdict(
+        return verdict(
+            _QUESTION,
             "Yes in law: the model draws at random other than through PyTorch, which cannot be silenced to compare.",
             "not compared; under the same plan the draws come back on resume",
-            level="same law",
+            "same law",
         )
     race = _race(subject, terms, timebox)
     if len(race.plans) == 1:
         same = f"Yes: the plan takes {subject.plan.micro_batch} samples at once, as what it is compared with does."
-        return _verdict(same, "there is no other legal micro-batch to try in the time there is")
-    return _race_verdict(race, _run(race, timebox), subject.job.batch)
+        evidence = "there is no other legal micro-batch to try in the time there is"
+        return verdict(_QUESTION, same, evidence, "same mathematics")
+    return _race_verdict(race, _run(race, timebox), subject.job.batch_size)
 
 
 def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
@@ -140,8 +142,8 @@ def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
         small = subject
     else:
         affordable = (timebox.seconds - timebox.spent_s) / (_SAFETY * _FEWEST * _AT_MOST * max(each_s, 1e-9))
-        small = scaled(subject, affordable_batch(subject.job.batch, affordable))
-    batch = small.job.batch
+        small = scaled(subject, affordable_batch(subject.job.batch_size, affordable))
+    batch = small.job.batch_size
     reference = Plan(
         device=small.plan.device,
         micro_batch=reference_micro_batch(small.coupling, batch),
@@ -160,7 +162,7 @@ def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
 
 def _update_s(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
     """Approximate time of an update in micro-batches of `size` [s]; infinite where the model cannot take so few."""
-    whole, rest = divmod(subject.job.batch, size)
+    whole, rest = divmod(subject.job.batch_size, size)
     try:
         last_s = _gradient_s(subject, terms, rest, timebox) if rest else 0.0
         return whole * _gradient_s(subject, terms, size, timebox) + last_s
@@ -233,34 +235,32 @@ def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 def _race_verdict(race: _Race, outcome: _Outcome, batch: int) -> Verdict:
     differences, limit = outcome.differences, _LARGEST[race.terms.dtype]
     subject, largest = race.subject, largest_of(differences)
-    of = "" if subject.job.batch == batch else f" (of the job's {batch}, for time)"
-    ragged = ", the ragged batch among them," if len(subject.data.train) % subject.job.batch else ""
+    of = "" if subject.job.batch_size == batch else f" (of the job's {batch}, for time)"
+    ragged = ", the ragged batch among them," if len(subject.data.train) % subject.job.batch_size else ""
     if isinstance(subject.job.batch, TokenBatch):
         of, ragged = f" at most, as they come to {subject.job.batch.num_tokens:,} tokens,", ""
     silenced = "with random draws silenced" if race.terms.is_silenced else "without random draws"
     evidence = (
-        f"{len(differences)} updates of {subject.job.batch} samples{of}{ragged} in "
+        f"{len(differences)} updates of {subject.job.batch_size} samples{of}{ragged} in "
         f"{str(race.terms.dtype).removeprefix('torch.')} {silenced}: "
         f"{' and '.join(_described(plan, race.plans[0]) for plan in race.plans[1:])}, against micro-batches of "
         f"{race.plans[0].micro_batch} in plain settings; largest difference of weights {largest:.1e}, limit {limit:g}"
     )
     level: Level = "same mathematics" if race.terms.dtype is torch.float64 else "same law"
     if largest <= limit:
-        return _verdict(f"Yes: weights agree to {largest:.1e} after {len(differences)} updates.", evidence, level=level)
+        answer = f"Yes: weights agree to {largest:.1e} after {len(differences)} updates."
+        return verdict(_QUESTION, answer, evidence, level)
     if len(differences) > _FEWEST and largest <= _AMPLIFIED * differences[-2]:
-        kept = len(differences) - 1
-        return _verdict(
-            f"Yes for {kept} updates, to {differences[-2]:.1e}; then training amplifies its own rounding (too high a "
-            "learning rate does that).",
-            evidence,
-            level=level,
+        answer = (
+            f"Yes for {len(differences) - 1} updates, to {differences[-2]:.1e}; then training amplifies its own "
+            "rounding (too high a learning rate does that)."
         )
-    return _verdict(
+        return verdict(_QUESTION, answer, evidence, level)
+    answer = (
         f"No: micro-batches of {outcome.worst.micro_batch} move the weights by {largest:.1e} after "
-        f"{len(differences)} updates. Do parts of the model depend on how many samples they see, or on earlier calls?",
-        evidence,
-        passed=False,
+        f"{len(differences)} updates. Do parts of the model depend on how many samples they see, or on earlier calls?"
     )
+    return verdict(_QUESTION, answer, evidence, None)
 
 
 def _described(plan: Plan, reference: Plan) -> str:
@@ -270,12 +270,6 @@ def _described(plan: Plan, reference: Plan) -> str:
     if plan.optimizer_implementation != reference.optimizer_implementation:
         settings.append(f"{plan.optimizer_implementation} optimiser")
     return f"{size} with {' and '.join(settings)}" if settings else size
-
-
-def _verdict(answer: str, evidence: str, *, passed: bool = True, level: Level = "same mathematics") -> Verdict:
-    return Verdict(
-        question=_QUESTION, answer=answer, passed=passed, level=level if passed else "none", evidence=evidence
-    )
 
 
 _SMALLEST = 8
@@ -299,17 +293,19 @@ def scaled(subject: Subject, batch: int) -> Subject:
     https://arxiv.org/abs/1706.02677, section 2.1).
     """
     job, coupling = subject.job, subject.coupling
-    if batch == job.batch:
+    if batch == job.batch_size:
         return subject
     group = (
-        None if coupling.group is None else max(min(2, coupling.group), math.ceil(coupling.group * batch / job.batch))
+        None
+        if coupling.group is None
+        else max(min(2, coupling.group), math.ceil(coupling.group * batch / job.batch_size))
     )
     small = replace(coupling, group=group)
-    micro_batch, share = subject.plan.micro_batch, batch / job.batch
-    if micro_batch >= job.batch:
+    micro_batch, share = subject.plan.micro_batch, batch / job.batch_size
+    if micro_batch >= job.batch_size:
         micro_batch = batch
     elif coupling.group is None or group is None:
-        micro_batch = max(1, math.ceil(micro_batch * batch / job.batch))
+        micro_batch = max(1, math.ceil(micro_batch * batch / job.batch_size))
     else:
         micro_batch = min(batch, micro_batch // coupling.group * group)
     scaled_job = replace(job, batch=batch, coupling_group=None if job.coupling_group is None else group)
@@ -342,14 +338,13 @@ def reference_micro_batch(coupling: Coupling, batch: int) -> int:
 
 def check_own_step(subject: Subject) -> Verdict:
     """The verdict for a job's own step, which is atomic; its computation is not examined."""
-    batch = subject.job.batch
-    return Verdict(
-        question=_QUESTION,
-        answer=f"In law: the update is the job's own step, which every plan gives all {batch} samples at once with the "
+    batch = subject.job.batch_size
+    return verdict(
+        _QUESTION,
+        f"In law: the update is the job's own step, which every plan gives all {batch} samples at once with the "
         "same random draws. Whether it divides by the right counts is not examined, nor compared in exact arithmetic.",
-        passed=True,
-        level="same law",
-        evidence="declared: step=…, which is never cut; that a run resumes to the same bits is examined above",
+        "declared: step=…, which is never cut; that a run resumes to the same bits is examined above",
+        "same law",
     )
 
 
@@ -360,14 +355,8 @@ def check_precision(subject: Subject, gradient_error: float | None) -> Verdict |
         return None
     question = f"Is {precision} close enough to fp32?"
     if gradient_error is None:
-        answer = "Unknown: its gradient was not compared with that of fp32."
-        return Verdict(question=question, answer=answer, passed=False, level="none", evidence="not measured")
+        return verdict(question, "Unknown: its gradient was not compared with that of fp32.", "not measured", None)
     passed = gradient_error <= LARGEST_GRADIENT_ERROR
     compared = f"gradients are {gradient_error:.2%} off those of fp32, limit {LARGEST_GRADIENT_ERROR:.0%}"
-    return Verdict(
-        question=question,
-        answer=f"{'Yes' if passed else 'No'}: {compared}.",
-        passed=passed,
-        level="same law" if passed else "none",
-        evidence="norm of the difference over the norm, in one update from equal weights; the worst of three batches",
-    )
+    evidence = "norm of the difference over the norm, in one update from equal weights; the worst of three batches"
+    return verdict(question, f"{'Yes' if passed else 'No'}: {compared}.", evidence, "same law" if passed else None)

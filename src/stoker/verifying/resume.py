@@ -13,7 +13,7 @@ from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Verdict
 from stoker.stepping.python_state import is_shared
 from stoker.stepping.step import Step
-from stoker.verifying.subject import Level, Subject, Timebox, same_bits
+from stoker.verifying.subject import Subject, Timebox, same_bits, verdict
 
 ThroughCheckpoint = Callable[[Step, Step], None]
 """Writes the first step's state to disk as a checkpoint and restores it into the second."""
@@ -76,7 +76,7 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
             try:
                 through_checkpoint(straight.step, resumed.step)
             except StokerError as problem:
-                return _verdict(f"No: {problem.message}.", "writing a checkpoint and restoring it")
+                return verdict(_QUESTION, f"No: {problem.message}.", "writing a checkpoint and restoring it", None)
             # One process plays two, each with its own generators, and its own values in the loss and in globals.
             generators, python = generator_states(), straight.step.python_changes()
             straight.evaluate_a_batch()
@@ -92,15 +92,17 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
     name = first_difference(here, there)
     if name is None and subject.coupling.unsaved:
         lost = " and ".join(subject.coupling.unsaved)
-        return _verdict(
+        return verdict(
+            _QUESTION,
             f"No: checkpoints do not hold {lost}, from which the next pass goes on: keep it in a buffer "
             "(register_buffer).",
             f"{evidence}; tensors in attributes as the probe found them",
+            None,
         )
     if name is None:
-        return _verdict("Yes, bit for bit, with all that is random in it.", evidence, passed=True)
+        return verdict(_QUESTION, "Yes, bit for bit, with all that is random in it.", evidence, "bit-equal")
     reason = _reason(subject, through_checkpoint, half)
-    return _verdict(f"No: {name} is the first that differs. {reason}", evidence)
+    return verdict(_QUESTION, f"No: {name} is the first that differs. {reason}", evidence, None)
 
 
 def state_of(step: Step) -> dict[str, torch.Tensor]:
@@ -167,8 +169,3 @@ def _leaves(tree: Any, path: str) -> list[tuple[str, torch.Tensor]]:
     if isinstance(tree, list | tuple):
         return [leaf for index, item in enumerate(tree) for leaf in _leaves(item, f"{path}[{index}]")]
     return [(path, torch.tensor(float(tree), dtype=torch.float64))] if isinstance(tree, bool | int | float) else []
-
-
-def _verdict(answer: str, evidence: str, *, passed: bool = False) -> Verdict:
-    level: Level = "bit-equal" if passed else "none"
-    return Verdict(question=_QUESTION, answer=answer, passed=passed, level=level, evidence=evidence)

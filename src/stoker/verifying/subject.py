@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,22 +13,18 @@ from stoker.jobs import Job
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
-from stoker.records import Coupling, Loader, Plan, Position
+from stoker.records import Coupling, Loader, Plan, Position, Verdict
 from stoker.stepping.step import Step
 
 Level = Literal["bit-equal", "same mathematics", "same law", "none"]
 
 
-@dataclass(frozen=True)
 class Timebox:
     """A time limit [s] that begins at construction."""
 
-    seconds: float
-    clock: Callable[[], float]
-    started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "started", self.clock())
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.seconds, self.clock = seconds, clock
+        self.started = clock()
 
     @property
     def spent_s(self) -> float:
@@ -85,6 +81,12 @@ class Subject:
         """Share of the run before `position` [0 to 1]; beyond the end of a short run it begins at 0 again."""
         total = self.extent.position(self.total_updates).samples
         return (position.samples % total) / total
+
+
+def verdict(question: str, answer: str, evidence: str, level: Level | None) -> Verdict:
+    """The verdict on a question: passed at a level of the contract; or None, and it does not hold."""
+    passed = level is not None
+    return Verdict(question=question, answer=answer, passed=passed, level=level or "none", evidence=evidence)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -34,7 +34,9 @@ def networks() -> tuple[nn.Module, nn.Module]:
 def test_classes_are_learned_from_labels_and_from_the_softened_teacher() -> None:
     """As in the paper, by hand."""
     student, teacher = networks()
-    found = Distillation(teacher, job(label_smoothing=0.1), temperature=2.0, share=0.25)(student, (INPUTS, LABELS))
+    found = Distillation(
+        teacher, job(stoker.Objective("cross_entropy", label_smoothing=0.1)), temperature=2.0, share=0.25
+    )(student, (INPUTS, LABELS))
     own = F.cross_entropy(student(INPUTS), LABELS, reduction="sum", label_smoothing=0.1)
     p, q = F.softmax(teacher(INPUTS) / 2, 1), F.log_softmax(student(INPUTS) / 2, 1)
     apart = (p * (p.log() - q)).sum() * 4

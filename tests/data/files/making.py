@@ -18,8 +18,7 @@ from PIL import Image
 
 import stoker
 from stoker.data.files.source import IndexedSource
-from stoker.data.files.tf_example import encoded
-from stoker.data.files.tfrecord import masked_crc
+from stoker.data.files.tfrecord import encoded, masked_crc
 
 CLASSES = ("cat", "dog", "owl")
 COUNT = 48

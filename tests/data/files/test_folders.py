@@ -94,7 +94,7 @@ def test_a_table_of_labels_that_is_wrong_is_told(table: str, message: str, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [(lambda root: (root / "yak").mkdir(), r"has no images of 'yak' \(48 of the other classes\)"),
-     (lambda root: (root / "loose.png").write_bytes(png_of(1)), r"loose\.png lies in no folder of a class")],
+     (lambda root: (root / "loose.png").write_bytes(png_of(1)), r"loose\.png is in no folder of a class")],
 )  # fmt: skip
 def test_a_folder_that_is_not_as_it_should_be_is_told(change: object, message: str, root: Path) -> None:
     """An empty class, and an image of none."""
@@ -128,7 +128,7 @@ def test_a_clean_list_leaves_samples_out(root: Path) -> None:
 def test_an_image_outside_the_classes_may_be_left_out(root: Path) -> None:
     """It is refused by its name, unless the clean list has it."""
     (root / "stray.png").write_bytes((root / "cat/0000.png").read_bytes())
-    with pytest.raises(BadJob, match=r"stray\.png lies in no folder of a class"):
+    with pytest.raises(BadJob, match=r"stray\.png is in no folder of a class"):
         len(stoker.data.image_folder(root))
     clean = CleanList(source=str(root), made_at="2026-01-01T00:00:00Z", kept=COUNT,
                       dropped=(Dropped(id="stray.png", why="unlabelled"),))  # fmt: skip

@@ -464,3 +464,10 @@ def test_a_whole_table_in_the_cache_is_read_once_a_boot(tmp_path: Path, monkeypa
     (folder / "features.f32").touch()
     assert opened(folder) is not None
     assert read == ["features.f32"]
+
+
+@pytest.mark.parametrize("make", [stoker.data.parquet, stoker.data.jsonl])
+def test_an_option_that_only_csv_has_is_refused(make: Callable[..., Table]) -> None:
+    """A Parquet or JSONL file has no delimiter: giving one is a mistake, not ignored."""
+    with pytest.raises(TypeError, match="delimiter"):
+        make("t", delimiter=";")

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.data.files.tf_example import encoded, features_of
-from stoker.data.files.tfrecord import masked_crc, records_of
+from stoker.data.files.tfrecord import encoded, features_of, masked_crc, records_of
 from stoker.errors import BadJob
 from stoker.records import CleanList
 from stoker.records.data_check import Dropped

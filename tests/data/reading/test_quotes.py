@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.reading import text_tables
-from stoker.data.reading.text_tables import are_quotes_sound
+from stoker.data.reading import table_readers
+from stoker.data.reading.table_readers import are_quotes_sound
 
 PIECES = ["a", " ", ",", ";", '"', '""', "\n", "\r\n", "\r", "ä"]
 
@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_not_what_a_field_begins_with() -> None:
 
 def test_a_quote_that_is_never_closed_is_not_sought_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field that is longer than any should be is none."""
-    monkeypatch.setattr(text_tables, "LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr(table_readers, "LONGEST_LINE_BYTES", 100)
     file = io.BytesIO(b'x\n"' + b"a" * 1000)
     assert not are_quotes_sound(file, ",", chunk_bytes=10)
     assert file.tell() < 200

@@ -17,7 +17,7 @@ from stoker.data.files import table_blocks
 from stoker.data.files.table_blocks import blocks_of
 from stoker.data.files.table_store import TableSpec, table_spec
 from stoker.data.reading.file_listing import files_below
-from stoker.data.reading.text_tables import Lines
+from stoker.data.reading.table_readers import Lines
 from stoker.errors import BadJob
 from stoker.inspecting.image_sources import find_shards
 from stoker.inspecting.table_files import CsvTable, JsonlTable, TableSource

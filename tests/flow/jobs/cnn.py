@@ -62,7 +62,8 @@ def job(epochs: float = 30) -> stoker.Job:
     """Seven updates an epoch, the last of 30 samples."""
     return stoker.Job(
         model=net, data=NoisyItems(300, 0), valid=stoker.holdout(0.1), test=NoisyItems(NUM_TEST, 1),
-        loss="cross_entropy", metrics=[right], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), ema=0.98,
-        batch=40, schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs), evaluate_every=stoker.epochs(2),
+        loss="cross_entropy", metrics=[right], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), average=0.98,
+        batch=40, schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs),
+        evaluation=stoker.Evaluation(every=stoker.epochs(2)),
         augment=[stoker.transforms.RandomShift(1)], clip_norm=1.0,
     )  # fmt: skip

@@ -98,7 +98,7 @@ class OfRows(OfTokens):
 def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
     """Seven updates an epoch, the last of them smaller."""
     padded = stoker.lengths.padded()
-    of_items = {"data": Items(), "collate": padded}
+    of_items = {"data": Items(), "fields": stoker.Fields(collate=padded)}
     settings: dict[str, dict[str, Any]] = {
         "stream": {"data": stoker.data.stream(Streamed(), length=NUM_SAMPLES)},
         "shuffled": {"data": stoker.data.shuffled(Streamed(), buffer=25, length=NUM_SAMPLES)},
@@ -106,17 +106,18 @@ def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
         "shuffled-seekable": {"data": stoker.data.shuffled(Seekable(), buffer=25, length=NUM_SAMPLES)},
         "balanced": of_items | {"sampling": stoker.sampling.balanced()},
         "stratified": of_items | {"sampling": stoker.sampling.stratified()},
-        "bucketed": of_items | {"lengths": stoker.lengths.bucketed(window=3)},
-        "tokens": of_items | {"lengths": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
+        "bucketed": of_items | {"sampling": stoker.lengths.bucketed(window=3)},
+        "tokens": of_items | {"sampling": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
         "packed": {
-            "data": Rows(), "model": OfRows, "lengths": stoker.lengths.packed(12), "collate": None, "batch": 9,
+            "data": Rows(), "model": OfRows, "sampling": stoker.lengths.packed(12), "fields": stoker.Fields(),
+            "batch": 9,
             "loss": "token_cross_entropy", "metrics": ["token_accuracy"],
         },
     }  # fmt: skip
     common: dict[str, Any] = {
-        "model": OfTokens, "loss": "cross_entropy", "metrics": ["accuracy"], "collate": padded,
-        "optimizer": stoker.AdamW(lr=0.01), "batch": 17, "until": stoker.epochs(epochs), "ema": 0.9,
+        "model": OfTokens, "loss": "cross_entropy", "metrics": ["accuracy"], "fields": stoker.Fields(collate=padded),
+        "optimizer": stoker.AdamW(lr=0.01), "batch": 17, "until": stoker.epochs(epochs), "average": 0.9,
         "valid": stoker.data.stream(Streamed(), length=30) if kind != "packed" else stoker.holdout(0.1),
-        "evaluate_every": stoker.epochs(5),
+        "evaluation": stoker.Evaluation(every=stoker.epochs(5)),
     }  # fmt: skip
     return stoker.Job(**(common | settings[kind]))

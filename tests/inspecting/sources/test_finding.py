@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from stoker.errors import BadJob
-from stoker.inspecting.data_kinds import FoundTables, find
+from stoker.inspecting.data_check import FoundTables, find
 from stoker.inspecting.image_sources import FoundImages
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.data.reading.text_tables import BadTable, RowFault
+from stoker.data.reading.table_readers import BadTable, RowFault
 from stoker.inspecting import table_files
 from stoker.inspecting.table_files import CsvTable, JsonlTable, ParquetTable, RowBatch, TableSource, TextTable, row_id
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.reading.text_tables import RowFault
+from stoker.data.reading.table_readers import RowFault
 from stoker.inspecting import table_columns
 from stoker.inspecting.table_columns import ColumnProfile, RowSample, robust_spread
 from stoker.inspecting.table_files import RowBatch

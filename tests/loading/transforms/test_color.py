@@ -100,7 +100,7 @@ def test_colours_do_not_depend_on_the_others_in_the_batch(size: int, dtype: torc
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: ColorJitter(brightness=-0.1), "how far a factor lies from 1 at most, 0 or more, got -0.1"),
+        (lambda: ColorJitter(brightness=-0.1), "how far a factor is from 1 at most, 0 or more, got -0.1"),
         (lambda: ColorJitter(hue=0.6), "hue is how far hues are turned at most, from 0 to 0.5, got 0.6"),
         (lambda: Normalize(0.5, 0.0), "std has positive deviations, got 0.0"),
     ],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.planning.model.caching_allocator import AllocatorSettings
-from stoker.planning.model.memory import forecast_memory, least_capacity, replay, timeline_of
+from stoker.planning.model.memory import forecast_memory, replay, timeline_of
 from stoker.records.trace import Storage
 from tests.planning.memory.traces import operation, shaped, storage, trace_of
 
@@ -104,5 +104,6 @@ def test_less_than_is_reserved_freely_may_do() -> None:
     ]  # fmt: skip
     timeline = timeline_of(trace_of(storages))
     assert replay(timeline).reserved == 76 * MIB
-    assert least_capacity(timeline, precision=1) == 50 * MIB
-    assert least_capacity(timeline, precision=1, expandable=True) <= 60 * MIB
+    assert replay(timeline, AllocatorSettings(capacity=50 * MIB)).failed_at is None
+    assert replay(timeline, AllocatorSettings(capacity=50 * MIB - 1)).failed_at is not None
+    assert replay(timeline, AllocatorSettings(capacity=60 * MIB, expandable=True)).failed_at is None

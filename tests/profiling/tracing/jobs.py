@@ -132,7 +132,7 @@ def make_job(model: Callable[[], nn.Module] | nn.Module, data: object, **changed
 JOBS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: make_job(lambda: MLP(48, dropout=0.1), _vectors(), clip_norm=1.0),
     "gpt": lambda: make_job(lambda: GPT(3, 32, 4, TOKENS, VOCAB), _texts(), loss="token_cross_entropy", clip_norm=1.0),
-    "cnn": lambda: make_job(lambda: ResNet9(4, 3), _images(), ema=0.9),
+    "cnn": lambda: make_job(lambda: ResNet9(4, 3), _images(), average=0.9),
     "encoder": lambda: make_job(Encoder, _classified_texts()),
     "vit": lambda: make_job(Patches, _images()),
     "moe": lambda: make_job(Experts, _vectors()),

@@ -61,6 +61,6 @@ def test_the_state_of_a_trace_is_what_the_optimiser_keeps(name: str) -> None:
 
 def test_an_average_of_its_own_is_counted_and_a_hidden_one_is_not() -> None:
     """SWA is as large as an EMA; a schedule-free optimiser's average is computed where it is wanted."""
-    ema, swa = (traced("cpu", "default", **{name: one})["average"] for name, one in (("ema", EMA(0.9)), ("swa", SWA())))
+    ema, swa = (traced("cpu", "default", average=one)["average"] for one in (EMA(0.9), SWA()))
     assert swa == ema
     assert "average" not in traced("cpu", "default", optimizer=KINDS["schedule-free adamw"])

@@ -120,7 +120,7 @@ def job_of(model, **settings) -> stoker.Job:
     """A job over a few vectors."""
     data = (torch.zeros(8, D), torch.zeros(8, 1))
     chosen = {"optimizer": stoker.AdamW(lr=1e-3)} | settings
-    return stoker.Job(model=model, data=data, loss="mse", batch=4, until=stoker.epochs(1), **chosen)
+    return stoker.Job(**{"model": model, "data": data, "loss": "mse", "batch": 4, "until": stoker.epochs(1)} | chosen)
 
 
 def left_out_of(model: nn.Module, *, checkpointed: int = 0, **settings):
@@ -233,8 +233,8 @@ def of_all_weights(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"penalty": of_all_weights}, id="a penalty"),
-        pytest.param({"clip_norm": 1.0, "ema": 0.9}, id="a norm and an average"),
+        pytest.param({"loss": stoker.Objective("mse", penalty=of_all_weights)}, id="a penalty"),
+        pytest.param({"clip_norm": 1.0, "average": 0.9}, id="a norm and an average"),
         pytest.param({"optimizer": lambda parameters: torch.optim.Adagrad(parameters, 0.1)}, id="Adagrad"),
         pytest.param({"optimizer": lambda parameters: torch.optim.LBFGS(parameters, max_iter=2)}, id="a closure"),
     ],

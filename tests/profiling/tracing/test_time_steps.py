@@ -21,6 +21,8 @@ from tests.planning.test_expansion import comparable
 from tests.profiling.tracing.jobs import SEPARABLE, make_job, settings
 
 V, D = 16, 8
+STEPS = 10
+"""The fewest of which some are left out."""
 
 
 class Layer(nn.Module):
@@ -41,8 +43,12 @@ class LearnedState(Layer):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.embedding, self.layer, self.head = nn.Embedding(V, D), nn.GRU(D, D, 12, batch_first=True), nn.Linear(D, V)
-        self.state = nn.Parameter(torch.zeros(12, 1, D))
+        self.embedding, self.layer, self.head = (
+            nn.Embedding(V, D),
+            nn.GRU(D, D, STEPS, batch_first=True),
+            nn.Linear(D, V),
+        )
+        self.state = nn.Parameter(torch.zeros(STEPS, 1, D))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         state = self.state.expand(-1, tokens_BT.shape[0], -1).contiguous()
@@ -73,11 +79,16 @@ class Recomputed(Layer):
         return self.head(checkpoint(self.layer, self.embedding(tokens_BT), use_reentrant=False)[0])
 
 
-def job_with(model: Callable[[], nn.Module], *, steps: int = 12, of_class: bool = False) -> Job:
+def job_with(model: Callable[[], nn.Module], *, steps: int = STEPS, of_class: bool = False) -> Job:
     """A job over a few tokens."""
     tokens = torch.zeros(16, steps, dtype=torch.int64)
     wanted = tokens[:, 0].contiguous() if of_class else tokens
     return make_job(model, (tokens, wanted), loss="cross_entropy" if of_class else "token_cross_entropy")
+
+
+def cut_trace(job: Job) -> Trace:
+    """The job's update traced with its time steps traced once."""
+    return trace_with_repetition(job, datasets_of(job), SEPARABLE, settings(micro_batch=2))
 
 
 def both(job: Job, **changed: object) -> tuple[Trace, Trace]:
@@ -147,14 +158,14 @@ def test_what_is_made_of_all_steps_is_as_large_as_ever(model):
 
 def test_a_trace_is_no_longer_for_more_steps():
     """What is traced goes with the layers, not with the steps."""
-    short, long = (both(job_with(MODELS["tied"], steps=steps))[1] for steps in (12, 20))
+    short, long = (cut_trace(job_with(MODELS["tied"], steps=steps)) for steps in (10, 14))
     assert len(short.occurrences) == len(long.occurrences)
-    assert (short.repetition.num_blocks, long.repetition.num_blocks) == (12, 20)
+    assert (short.repetition.num_blocks, long.repetition.num_blocks) == (10, 14)
 
 
 def test_loops_of_another_length_are_run_in_full():
     """Two lengths in one update: the first is cut, the other is as ever."""
-    whole, cut = both(job_with(lambda: TwoSpeeds(nn.GRU(D, D, batch_first=True)), steps=24))
+    whole, cut = both(job_with(lambda: TwoSpeeds(nn.GRU(D, D, batch_first=True)), steps=2 * STEPS))
     assert cut.repetition is not None
     assert comparable(expanded(cut)) == comparable(whole)
 
@@ -163,8 +174,8 @@ def test_loops_of_another_length_are_run_in_full():
     ("model", "steps"),
     [
         pytest.param(MODELS["tied"], 9, id="few steps"),
-        pytest.param(lambda: Recomputed(nn.GRU(D, D, batch_first=True)), 12, id="computed again, but for the end"),
-        pytest.param(lambda: RecurrentLM("lstm", 1, D, V), 12, id="oneDNN's LSTM"),
+        pytest.param(lambda: Recomputed(nn.GRU(D, D, batch_first=True)), STEPS, id="computed again, but for the end"),
+        pytest.param(lambda: RecurrentLM("lstm", 1, D, V), STEPS, id="oneDNN's LSTM"),
     ],
 )
 def test_other_layers_are_traced_whole(model, steps):

@@ -9,6 +9,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Loss
+from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.planning.model.update_time import counted
@@ -266,9 +267,9 @@ def _by_model(model, batch):
     "changed",
     [
         {"loss": nn.CrossEntropyLoss(weight=torch.ones(10), reduction="none")},
-        {"loss": _by_model, "penalty": lambda model: sum(p.square().sum() for p in model.parameters())},
+        {"loss": Objective(_by_model, penalty=lambda model: sum(p.square().sum() for p in model.parameters()))},
         {"data": _Items()},
-        {"augment": (RandomFlip(), RandomShift(2)), "optimizer": SGD(lr=0.1, momentum=0.9), "ema": 0.9},
+        {"augment": (RandomFlip(), RandomShift(2)), "optimizer": SGD(lr=0.1, momentum=0.9), "average": 0.9},
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, max_iter=2)},
         {"model": ResNet9(4, 3)},
     ],

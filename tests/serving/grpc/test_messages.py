@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import service_pb2
 
-from stoker.serving.grpc import messages
+from stoker.serving.grpc import inference_pb2, messages
 
 _THEIRS = service_pb2.DESCRIPTOR
 
@@ -53,7 +56,7 @@ def test_messages_are_written_as_tritons_are(method: str) -> None:
 )
 def test_nothing_of_an_inference_is_missing(name: str) -> None:
     """Requests and answers have every field that theirs have; statistics but for memory and decoupled responses."""
-    ours = {field.name for field in messages.message(name).DESCRIPTOR.fields}
+    ours = {field.name for field in getattr(inference_pb2, name).DESCRIPTOR.fields}
     theirs = {field.name for field in _THEIRS.message_types_by_name[name].fields}
     assert theirs - ours <= {"memory_usage", "response_stats"}
 
@@ -62,6 +65,19 @@ def test_both_are_in_one_process() -> None:
     """Ours and theirs have the same full names, and each reads what the other wrote."""
     theirs = service_pb2.ModelInferRequest(model_name="m", id="1")
     theirs.parameters["priority"].uint64_param = 2**63
-    ours = messages.message("ModelInferRequest").FromString(theirs.SerializeToString())
+    ours = inference_pb2.ModelInferRequest.FromString(theirs.SerializeToString())
     assert ours.parameters["priority"].uint64_param == 2**63
     assert service_pb2.ModelInferRequest.FromString(ours.SerializeToString()) == theirs
+
+
+@pytest.mark.parametrize("name", ["inference", "health"])
+def test_the_generated_files_belong_to_the_proto_files(name: str, tmp_path: Path) -> None:
+    """Generating them again gives the committed files: neither was edited without `make protos`."""
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed; `make` installs it")
+    folder = Path(messages.__file__).parent
+    arguments = ["--proto_path", str(folder), "--python_out", str(tmp_path), str(folder / f"{name}.proto")]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=True)
+    generated = (tmp_path / f"{name}_pb2.py").read_text()
+    assert "_descriptor_pool.Default()" in generated
+    own_pool = generated.replace("_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()")
+    assert (folder / f"{name}_pb2.py").read_text() == own_pool

@@ -12,7 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
-from stoker.serving.grpc import messages, server
+from stoker.serving.grpc import inference_pb2, messages, server
+from stoker.serving.grpc.health_pb2 import HealthCheckRequest
 from stoker.serving.grpc.methods import MOST_AT_ONCE
 from stoker.serving.refusals import DeadlinePassed, QueueFull, Refusal, Unauthorized
 from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
@@ -24,7 +25,7 @@ PREFIX = "/inference.GRPCInferenceService/"
 
 def question(**changes: Any) -> Any:
     """An inference of `digits`."""
-    asked = messages.message("ModelInferRequest")(
+    asked = inference_pb2.ModelInferRequest(
         **({"model_name": "digits", "raw_input_contents": [IMAGE.tobytes()], "id": "r-1"} | changes)
     )
     asked.inputs.add(name="image", datatype="FP32", shape=IMAGE.shape)
@@ -269,8 +270,8 @@ def test_the_repository_is_for_the_admin_port() -> None:
     service = FakeService()
 
     async def act(client: Client) -> int:
-        load = messages.message("RepositoryModelLoadRequest")(model_name="digits")
-        unload = messages.message("RepositoryModelUnloadRequest")(model_name="digits")
+        load = inference_pb2.RepositoryModelLoadRequest(model_name="digits")
+        unload = inference_pb2.RepositoryModelUnloadRequest(model_name="digits")
         await client.call("RepositoryModelUnload", unload)
         assert service.unloaded == {"digits"}
         await client.call("RepositoryModelLoad", load)
@@ -285,14 +286,16 @@ def test_the_repository_is_for_the_admin_port() -> None:
 def test_the_standard_question_after_health() -> None:
     """Of the server, and of a model by its name."""
     service = FakeService(unloaded={"two"})
-    kind = messages.request_class(messages.HEALTH.methods_by_name["Check"])
 
     async def act(client: Client) -> list[int]:
         names = ("", "inference.GRPCInferenceService", "digits", "two")
-        return [(await client.call("Check", kind(service=name), service=messages.HEALTH)).status for name in names]
+        return [
+            (await client.call("Check", HealthCheckRequest(service=name), service=messages.HEALTH)).status
+            for name in names
+        ]
 
     assert asked(act, service) == [2, 2, 1, 2]
-    error = refused(lambda client: client.call("Check", kind(service="nobody"), service=messages.HEALTH))
+    error = refused(lambda client: client.call("Check", HealthCheckRequest(service="nobody"), service=messages.HEALTH))
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
 

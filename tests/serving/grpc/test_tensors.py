@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.artifacts.dtypes import dtype_of
-from stoker.serving.grpc.messages import decode, encode, message
+from stoker.serving.grpc.inference_pb2 import ModelInferRequest
+from stoker.serving.grpc.messages import decode, encode
 from stoker.serving.protocol import from_raw, strings
 from stoker.serving.refusals import BadRequest, Refusal, Unsupported
 from stoker.serving.service import InferenceResponse, RequestedOutput
-
-ModelInferRequest = message("ModelInferRequest")
 
 
 def asked(*tensors: dict[str, Any], raw: list[bytes] | None = None, **fields: Any) -> Any:

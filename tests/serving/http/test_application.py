@@ -201,6 +201,13 @@ def test_the_repository_refuses_what_it_cannot_do(path: str, body: Any, status: 
     assert (answer.status, bool(answer.error)) == (status, True)
 
 
+def test_the_repositorys_bodies_have_the_limits_of_json() -> None:
+    """A hundred thousand lists would take thirty times their length in memory, on this port as on the others."""
+    body = b'{"parameters": {}, "more": [' + b"[]," * 100_000 + b"0]}"
+    answer = asked("POST", "/v2/repository/models/digits/load", served(is_admin=True), body=body)
+    assert (answer.status, "100,000 lists" in answer.error) == (413, True)
+
+
 def test_metrics_are_those_handed_in() -> None:
     """With the content type that their format has."""
     application = served(is_admin=True, metrics=lambda: (b"up 1\n", "text/plain; version=0.0.4"))

@@ -15,7 +15,7 @@ from stoker.serving.refusals import NotFound, Unsupported
         ("/v2/health/live", Route("live")),
         ("/v2/health/ready", Route("ready")),
         ("/v2/models", Route("models")),
-        ("/v2/models/stats", Route("all_statistics")),
+        ("/v2/models/stats", Route("statistics")),
         ("/v2/models/m", Route("metadata", "m")),
         ("/v2/models/m/versions/3", Route("metadata", "m", "3")),
         ("/v2/models/m/ready", Route("model_ready", "m")),

@@ -6,7 +6,6 @@ from typing import Any
 
 from stoker.serving.batching.scheduler import Executed
 from stoker.serving.metrics import Counters
-from stoker.serving.service import BatchTotal, Total
 
 
 def executed(**changes: Any) -> Executed:
@@ -19,24 +18,28 @@ def executed(**changes: Any) -> Executed:
 
 
 def test_a_request_counts_its_batch_in_full() -> None:
-    """Clients divide by requests: each of two in a batch waited for all 10 ms of it."""
+    """Clients divide by requests: each of two in a batch waited for all 10 ms of it, in perf_analyzer's units."""
     counters = Counters("digits", "1", wall_clock=lambda: 12.5)
     counters.add_batch(executed())
     for _ in range(2):
         counters.add_request(0.016, succeeded=True)
-    found = counters.statistics()
-    assert (found.inference_count, found.execution_count, found.last_inference_ms) == (3, 1, 12500)
-    assert found.success == Total(count=2, ns=32_000_000)
-    assert found.queue == Total(count=2, ns=4_000_000)
-    assert found.compute_infer == Total(count=2, ns=20_000_000)
-    assert found.batches == (
-        BatchTotal(
-            batch_size=3,
-            compute_input=Total(count=1, ns=1_000_000),
-            compute_infer=Total(count=1, ns=10_000_000),
-            compute_output=Total(count=1, ns=2_000_000),
-        ),
-    )
+    found = counters.document()
+    assert (found["inference_count"], found["execution_count"], found["last_inference"]) == (3, 1, 12500)
+    stats = found["inference_stats"]
+    assert set(stats) == {
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    }  # fmt: skip
+    assert stats["success"] == {"count": 2, "ns": 32_000_000}
+    assert stats["queue"] == {"count": 2, "ns": 4_000_000}
+    assert stats["compute_infer"] == {"count": 2, "ns": 20_000_000}
+    assert found["batch_stats"] == [
+        {
+            "batch_size": 3,
+            "compute_input": {"count": 1, "ns": 1_000_000},
+            "compute_infer": {"count": 1, "ns": 10_000_000},
+            "compute_output": {"count": 1, "ns": 2_000_000},
+        }
+    ]
 
 
 def test_what_failed_counts_as_failed_alone() -> None:
@@ -44,9 +47,10 @@ def test_what_failed_counts_as_failed_alone() -> None:
     counters = Counters("digits", "1")
     counters.add_batch(executed(succeeded=False))
     counters.add_request(0.016, succeeded=False)
-    found = counters.statistics()
-    assert (found.inference_count, found.execution_count, found.batches) == (0, 0, ())
-    assert (found.success, found.fail) == (Total(), Total(count=1, ns=16_000_000))
+    found = counters.document()
+    assert (found["inference_count"], found["execution_count"], found["batch_stats"]) == (0, 0, [])
+    stats = found["inference_stats"]
+    assert (stats["success"], stats["fail"]) == ({"count": 0, "ns": 0}, {"count": 1, "ns": 16_000_000})
 
 
 def test_batches_are_told_by_their_rows() -> None:
@@ -54,4 +58,5 @@ def test_batches_are_told_by_their_rows() -> None:
     counters = Counters("digits", "1")
     for rows in (8, 1, 8):
         counters.add_batch(executed(rows=rows))
-    assert [(one.batch_size, one.compute_infer.count) for one in counters.statistics().batches] == [(1, 1), (8, 2)]
+    batches = counters.document()["batch_stats"]
+    assert [(one["batch_size"], one["compute_infer"]["count"]) for one in batches] == [(1, 1), (8, 2)]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from stoker.artifacts.dtypes import datatype_of, dtype_of
+from stoker.artifacts.dtypes import datatype_of, dtype_of, to_raw
 from stoker.records import Datatype
-from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, count, datatype_named, from_raw, strings, to_raw
+from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, count, datatype_named, from_raw, strings
 from stoker.serving.refusals import BadRequest
 
 NUMBERS: tuple[Datatype, ...] = (

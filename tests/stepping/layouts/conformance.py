@@ -55,7 +55,7 @@ def momentum_job() -> Job:
     """As `gpt_job`, with SGD, momentum and an average of the weights."""
     return make_job(
         lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(55),
-        loss="token_cross_entropy", optimizer=SGD(lr=0.05, momentum=0.9), batch=16, ema=0.9,
+        loss="token_cross_entropy", optimizer=SGD(lr=0.05, momentum=0.9), batch=16, average=0.9,
     )  # fmt: skip
 
 

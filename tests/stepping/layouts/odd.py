@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.jobs import AdamW, Job, Loss
+from stoker.jobs.objective import Objective
 from tests.stepping.models import CLASSES, FEATURES, make_job, vectors
 
 WIDTH = 8
@@ -73,6 +74,7 @@ def odd_job() -> Job:
     inputs[:, 0] = -inputs[:, 0].abs()
     inputs[::11, 0] = 2.0
     return make_job(
-        Odd, data=(inputs, labels), loss=loss, optimizer=AdamW(lr=1e-2, weight_decay=0.1), batch=8, clip_norm=0.5,
-        penalty=penalty, ema=0.9,
+        Odd, data=(inputs, labels), loss=Objective(loss, penalty=penalty), optimizer=AdamW(lr=1e-2, weight_decay=0.1),
+        batch=8, clip_norm=0.5,
+        average=0.9,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from torch import nn
 
 from stoker.jobs import Loss
 from stoker.loading.batches import Pass
-from stoker.stepping.layouts.replicated import IndependentReplicas
+from stoker.stepping.layouts.replicas import IndependentReplicas
 
 
 def test_only_what_counts_is_accumulated() -> None:

@@ -11,9 +11,10 @@ from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import AdamW, Job
 from stoker.jobs.averages import SWA
+from stoker.layouts.rules import layout_problem
 from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Layout, Plan
-from stoker.stepping.layouts.compatibility import layout_problem
+from stoker.stepping.layouts.compatibility import traits_of
 from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
@@ -88,20 +89,20 @@ def test_what_needs_whole_matrices_or_outputs_is_refused_in_parts() -> None:
     """By the step, and by the planner beforehand."""
     job = make_job(mlp, optimizer=optimizers.Adafactor(lr=1e-2))
     plan = Plan(device="cpu", micro_batch=8, layout=Layout(shards=2))
-    with pytest.raises(BadJob, match="Adafactor scales whole matrices, and 2 shards hold parts of them"):
+    with pytest.raises(BadJob, match="2 shards: Adafactor needs whole matrices, and shards hold parts of them"):
         Step(job, plan, SEPARABLE)
-    assert "Adafactor, which needs whole matrices" in (layout_problem(job, Layout(tensor=2)) or "")
+    assert "Adafactor, which needs whole matrices" in (layout_problem(Layout(tensor=2), traits_of(job)) or "")
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
-    assert "f1, recall, auroc, which sees outputs" in (layout_problem(metrics_job(), Layout(stages=2)) or "")
+    assert "f1, recall, auroc, which sees outputs" in (layout_problem(Layout(stages=2), traits_of(metrics_job())) or "")
 
 
 def test_statistics_of_an_average_need_whole_models() -> None:
     """A batch norm and SWA on shards are refused with what to do."""
     coupled = Coupling(kind="batch_norm", group=16, causes=("BatchNorm1d",), evidence="known")
-    job = make_job(lambda: mlp(norm=torch.nn.BatchNorm1d), swa=SWA())
+    job = make_job(lambda: mlp(norm=torch.nn.BatchNorm1d), average=SWA())
     with pytest.raises(BadJob, match="need running statistics of their own") as caught:
         on_shards(job, coupled)
-    assert "ema" in (caught.value.remedy or "")
+    assert "stoker.EMA" in (caught.value.remedy or "")
 
 
 def on_shards(job: Job, coupling: Coupling) -> None:

@@ -46,7 +46,7 @@ def test_a_group_of_coupled_samples_stays_in_one_pass(
     ("changed", "layout", "words"),
     [
         ({"loss": None, "step": lambda model, optimizer, batch: 0.0, "optimizer": torch.optim.SGD}, TWO, "own step"),
-        ({"optimizer": Muon(lr=0.02, rest=SGD(lr=0.1))}, Layout(shards=2), "whole matrices, and 2 shards"),
+        ({"optimizer": Muon(lr=0.02, rest=SGD(lr=0.1))}, Layout(shards=2), "2 shards: Muon needs whole matrices"),
         ({}, Layout(replicas=17), "17 processes cannot take parts of a batch of 16"),
     ],
 )
@@ -61,7 +61,7 @@ def test_what_is_done_in_one_piece_is_not_spread(changed: dict[str, object], lay
 def test_closures_are_one_process_own() -> None:
     """An optimiser that computes the loss anew is refused under several processes."""
     closure = torch.optim.LBFGS(mlp().parameters())
-    with pytest.raises(BadJob, match="LBFGS computes the loss anew"):
+    with pytest.raises(BadJob, match="LBFGS computes the loss again"):
         require_no_closure(closure, TWO)
     require_no_closure(closure, Layout())
 

@@ -38,8 +38,8 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
 }
 """Job, dtype and plan of what is trained, by name."""
 
-LONG = ("gpt", "gpt in fp32", "momentum", "cnn")
-"""Cases of 30 updates; the others, each of which is one of these but for a setting, have a third of them."""
+LONG = ("gpt", "gpt in fp32", "cnn")
+"""Cases of 30 updates; the others, each of which is one of these but for a setting, have a fifth of them."""
 
 EVERYWHERE = [(layout, case) for layout in ("replicated", "sharded") for case in CASES]
 
@@ -52,7 +52,7 @@ def all_learned(world: World, layout: Layout, cases: list[str]) -> dict[str, Lea
 def _learned(world: World, layout: Layout, case: str, **changed: Any) -> Learned:
     job, dtype, settings = CASES[case]
     plan = Plan(device="cpu", layout=layout, **{**settings, **changed})
-    return learned(world, job, plan, dtype, UPDATES if case in LONG else UPDATES // 3)
+    return learned(world, job, plan, dtype, UPDATES if case in LONG else UPDATES // 5)
 
 
 @functools.cache

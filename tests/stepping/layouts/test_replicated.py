@@ -8,7 +8,7 @@ from torch import nn
 from stoker.jobs import Loss
 from stoker.loading.batches import Pass
 from stoker.records import Layout
-from stoker.stepping.layouts.replicated import Replicated
+from stoker.stepping.layouts.replicas import Replicated
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 

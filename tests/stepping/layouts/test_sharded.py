@@ -10,6 +10,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import AdamW, Loss
+from stoker.jobs.objective import Objective
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
@@ -51,8 +52,8 @@ def reads_weights(model: Stack, batch: tuple[torch.Tensor, torch.Tensor]) -> Los
 
 def stack_job(**changed: object):
     """Trains a `Stack`, with an average of its weights."""
-    return make_job(changed.pop("model", Stack), optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights], ema=0.5,
-                    **changed)  # fmt: skip
+    return make_job(changed.pop("model", Stack), optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights],
+                    average=0.5, **changed)  # fmt: skip
 
 
 class Stumbles(Exception):
@@ -156,7 +157,7 @@ def refused(world: World) -> list[str]:
     with pytest.raises(BadJob) as dtypes:
         Sharded(model, world)
     plan = Plan(device="cpu", micro_batch=8, layout=TWO)
-    step = Step(stack_job(penalty=far_from_orthogonal), plan, SEPARABLE, world=world)
+    step = Step(stack_job(loss=Objective("cross_entropy", penalty=far_from_orthogonal)), plan, SEPARABLE, world=world)
     with pytest.raises(BadJob) as penalty:
         update_with(step, 0)
     return [str(dtypes.value), str(penalty.value)]
@@ -167,7 +168,7 @@ def test_what_cannot_be_sharded_is_said_in_plain_words() -> None:
     for dtypes, penalty in on_ranks(TWO, refused):
         assert "torch.float32" in dtypes
         assert "torch.float64" in dtypes
-        assert "mixes weights, which lie in parts" in penalty
+        assert "mixes weights, of which several processes hold parts" in penalty
 
 
 class Skips(Stack):

@@ -12,6 +12,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Muon
+from stoker.jobs.objective import Objective
 from stoker.loading.batches import in_order
 from stoker.records import Layout
 from stoker.stepping.layouts.tensor_plans import Rules
@@ -79,7 +80,8 @@ def text_job(model: Any, **changed: Any) -> Job:
 def llama_job() -> Job:
     """Query heads that share keys and values, and smoothed labels, for which logits are put together."""
     return text_job(
-        lambda: Llama(layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocab=VOCAB, context=8), label_smoothing=0.1
+        lambda: Llama(layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocab=VOCAB, context=8),
+        loss=Objective("token_cross_entropy", label_smoothing=0.1),
     )
 
 
@@ -100,9 +102,9 @@ CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.floa
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
-    """What a process learns of each of CASES, in 30 updates or, of another optimiser, in ten."""
+    """What a process learns of each of CASES, in 30 updates or, of another optimiser or dtype, in six."""
     plan = plan_of(micro_batch, layout=layout)
-    return [learned(world, job, plan, dtype, UPDATES if job == "gpt" else UPDATES // 3) for job, dtype in CASES]
+    return [learned(world, case[0], plan, case[1], UPDATES if case == CASES[0] else UPDATES // 5) for case in CASES]
 
 
 @functools.cache
@@ -267,7 +269,11 @@ def test_a_branch_that_begins_at_zero_is_compared_when_it_is_zero_no_more() -> N
 @pytest.mark.parametrize(
     ("changed", "plan", "named"),
     [
-        ({"penalty": lambda model: model.head.weight.square().sum()}, {}, "penalty"),
+        (
+            {"loss": Objective("token_cross_entropy", penalty=lambda model: model.head.weight.square().sum())},
+            {},
+            "penalty",
+        ),
         ({"optimizer": Muon(lr=0.01, rest=AdamW(lr=1e-3))}, {}, "Muon"),
         ({}, {"loss_chunks": 2}, "loss_chunks 2"),
     ],

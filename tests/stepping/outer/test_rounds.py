@@ -238,7 +238,7 @@ def test_one_process_is_lookahead() -> None:
     data = datasets_of(plain.job).extent(plain.job)
     assert data.num_train == 49
     found = train(step, 0, 10)
-    for update, batch in enumerate(batches_of(plain, 10)):
+    for update, batch in enumerate(batches(plain, 0, 10)):
         plain.update(batch, update, update / UPDATES)
         if update % 5 == 4:
             slow += 0.5 * (vector(plain.model) - slow)
@@ -252,7 +252,7 @@ def test_one_process_with_averages_trains_as_without() -> None:
     step, plain = make_step(ALONE, gpt_job(LocalSGD(every=updates(3)))), make_step(ALONE, gpt_job(None))
     losses = train(step, 0, 10).losses
     theirs = [
-        float(plain.update(batch, update, update / UPDATES)) for update, batch in enumerate(batches_of(plain, 10))
+        float(plain.update(batch, update, update / UPDATES)) for update, batch in enumerate(batches(plain, 0, 10))
     ]
     assert losses == pytest.approx(theirs, rel=1e-12)
 
@@ -302,7 +302,7 @@ def test_sites_are_replicas() -> None:
     """Shards are parts of one site, which is not carried out."""
     layout = Layout(shards=2)
     job = gpt_job(LocalSGD(every=updates(4)))
-    with pytest.raises(BadJob, match="are replicas, not 2 shards"):
+    with pytest.raises(BadJob, match=r"2 shards: sites that come together after an interval .* hold whole models"):
         Step(job, Plan(device="cpu", micro_batch=16, layout=layout), SEPARABLE, world=World(layout))
 
 
@@ -322,12 +322,6 @@ def test_sites_without_their_own_state_begin_from_what_is_shared() -> None:
     other.outer.load({"shared": step.outer.state()["shared"]})
     assert equal(dict(other.model.state_dict()), step.whole_weights())
     assert ended(other, train(other, 9, UPDATES)).shared
-
-
-def batches_of(step: Step, count: int):
-    """The first batches of a step without sites."""
-    step.outer = None
-    return batches(step, 0, count)
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -11,8 +11,9 @@ from typing import Any, final
 import numpy as np
 
 from stoker.data.files.image_files import ImageForm, image_form
-from stoker.data.files.source import TARGETS, IndexedSource, Indices, Labels, digest_of_parts, needs
+from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts, needs
 from stoker.errors import BadJob, nearest
+from stoker.jobs.fields import TARGETS
 
 _LISTS = frozenset({"Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D"})
 """Types of columns whose values are lists."""
@@ -102,12 +103,9 @@ class HuggingFace(IndexedSource):
             for name, entry in batch.items()
         }
 
-    def labels(self) -> Labels | None:
-        """The target's column, if it holds class labels or integers."""
-        return self._labels
-
     @cached_property
     def _labels(self) -> Labels | None:
+        """The target's column, if it holds class labels or integers."""
         if self.target is None or self._kinds.get(str(self.target)) not in ("label", "integer"):
             return None
         with needs("pyarrow"):

@@ -22,7 +22,7 @@ from stoker.data.files.sample_files import (
 )
 from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts, needs, require_choice
 from stoker.data.reading.file_listing import SUFFIXES, Resize, files_below
-from stoker.data.reading.text_tables import CsvFile, is_utf8, opened
+from stoker.data.reading.table_readers import CsvFile, is_utf8, opened
 from stoker.errors import BadJob, nearest
 from stoker.records.codec import printable
 
@@ -272,7 +272,7 @@ def _listed(
     for name, label in kept:
         if not label:
             raise BadJob(
-                f"{root / name} lies in no folder of a class",
+                f"{root / name} is in no folder of a class",
                 remedy="Put it into a folder named after its class, leave it out with clean=…, or give labels=FILE.",
             )
         if label not in numbers:

@@ -1,4 +1,4 @@
-"""The interface of sources of samples in files, their splits, and what the sources share.
+"""The interface of sources of samples in files, their splits, streams, and what the sources share.
 
 `sample` returns one sample as stored (images as bytes of pixels); `prepare` turns a batch of these into the model's
 input, on the batch's device; augmentation goes between the two. `source[i]` is a prepared sample, so that a source is
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, final, overload
 
 import numpy as np
@@ -22,9 +23,6 @@ from stoker.errors import BadJob
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = npt.NDArray[np.int64]
-
-TARGETS = ("target", "label", "labels", "y")
-"""Default names of a sample's target: the first of these that it has."""
 
 _FEW_CLASSES = 10
 """Whole numbers without names are classes if there are at most this many, or this many samples of each."""
@@ -88,7 +86,11 @@ class IndexedSource(ABC):
         return None
 
     def labels(self) -> Labels | None:
-        """The label of every sample [N], where labels are classes; else None."""
+        """The label of every sample [N], where labels are classes; else None. Read once."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> Labels | None:
         return None
 
     def prepare(self, batch: Any) -> Any:
@@ -183,6 +185,56 @@ class Splits(NamedTuple):
     train: Subset | None
     valid: Subset | None
     test: Subset | None
+
+
+@dataclass(frozen=True, eq=False)
+class StreamSource:
+    """Samples read one after the other; see `stream` and `shuffled`."""
+
+    source: Any
+    length: int | None = None
+    buffer: int | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.source, "__iter__") or hasattr(self.source, "__next__"):
+            raise BadJob(
+                f"a {type(self.source).__name__} cannot be read from its beginning again and again",
+                remedy="Give an object whose __iter__ starts over, such as a torch.utils.data.IterableDataset.",
+            )
+        for name in ("length", "buffer"):
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if value is not None and not is_count:
+                raise BadJob(f"{name} is a number of samples, 1 or more, got {value!r}")
+
+
+def stream(source: Any, *, length: int | None = None) -> StreamSource:
+    """A stream of `length` samples an epoch, for a source that does not say how many it has.
+
+    Args:
+        source: an object whose `__iter__` starts over each time, such as an IterableDataset.
+        length: samples in an epoch; any beyond them are not read.
+
+    Raises:
+        BadJob: `source` can be read only once, or `length` is no positive whole number.
+    """
+    return StreamSource(source, length)
+
+
+def shuffled(source: Any, *, buffer: int, length: int | None = None) -> StreamSource:
+    """A stream whose samples are shuffled in blocks of `buffer`, by keys: the same in a run that was resumed.
+
+    Blocks follow one another, and each is held in memory; a sample moves by fewer than `buffer` places.
+
+    Args:
+        source: an object whose `__iter__` starts over each time.
+        buffer: samples in a block.
+        length: samples in an epoch, where the source does not say.
+
+    Raises:
+        BadJob: `source` can be read only once, or a number is not positive and whole.
+    """
+    return StreamSource(source, length, buffer)
 
 
 def digest_of_parts(*parts: bytes | str | Iterable[str]) -> str:

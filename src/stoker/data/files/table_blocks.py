@@ -19,17 +19,18 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from stoker.data.files.table_store import TableSpec
-from stoker.data.reading.parquet import batches_of, parquet_file
-from stoker.data.reading.text_tables import (
+from stoker.data.reading.table_readers import (
     CsvFile,
     Lines,
     RowFault,
     are_quotes_sound,
+    batches_of,
     is_utf8,
     kind_of,
     no_such_column,
     object_in,
     opened,
+    parquet_file,
     rows_in,
 )
 from stoker.errors import BadJob, first_line, nearest

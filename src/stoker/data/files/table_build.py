@@ -432,7 +432,7 @@ class TargetReader:
             if index >= 0 and abs(numbers[index]) >= _INEXACT:
                 raise BadJob(
                     f"{block.path}, row {int(block.rows[index])}: the target {self.column!r} is {numbers[index]:.0f}; "
-                    f"from {_INEXACT:,} on whole numbers are not told apart here",
+                    f"from {_INEXACT:,} on whole numbers are not exact here",
                     remedy='If they name classes: target_kind="class". If not: target_kind="number".',
                 )
             return numbers

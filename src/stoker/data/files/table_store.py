@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,7 @@ class TableSpec:
     classes: tuple[str, ...] | None
     missing: tuple[tuple[str, str | float | None], ...]
     missing_else: str | float | None
-    delimiter: str
+    delimiter: str = ","
     means: tuple[tuple[str, float], ...] = ()
     is_like: bool = False
     """True for a table like another, such as a validation file."""
@@ -206,17 +206,28 @@ class TableSpec:
         return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
-def table_spec(  # noqa: PLR0913 - what can be said of a table
+class TableColumns(TypedDict, total=False):
+    """What a user says of a table's columns; see `stoker.data.csv`."""
+
+    features: Sequence[str] | None
+    target: str | None
+    categories: Sequence[str] | Mapping[str, Sequence[str] | None]
+    text: Sequence[str]
+    target_kind: str
+    classes: Sequence[str] | None
+    missing: Missing
+
+
+def table_spec(
     table_format: Format,
     *,
-    features: Sequence[str] | None,
-    target: str | None,
-    categories: Sequence[str] | Mapping[str, Sequence[str] | None],
-    text: Sequence[str],
-    target_kind: str,
-    classes: Sequence[str] | None,
-    missing: Missing,
-    delimiter: str = ",",
+    features: Sequence[str] | None = None,
+    target: str | None = None,
+    categories: Sequence[str] | Mapping[str, Sequence[str] | None] = (),
+    text: Sequence[str] = (),
+    target_kind: str = "auto",
+    classes: Sequence[str] | None = None,
+    missing: Missing = None,
 ) -> TableSpec:
     """The spec for a user's arguments.
 
@@ -235,7 +246,6 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
         classes=None if classes is None else class_names(classes),
         missing=tuple(missing.items()) if isinstance(missing, Mapping) else (),
         missing_else=None if isinstance(missing, Mapping) else missing,
-        delimiter=delimiter,
     )
     roles = [*(spec.features or ()), *(name for name, _ in spec.categories), *spec.text, *filter(None, [spec.target])]
     twice = sorted({name for name in roles if roles.count(name) > 1})

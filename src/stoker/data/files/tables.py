@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, Unpack, cast, final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_p
 from stoker.data.files.table_store import (
     Missing,
     StoredTable,
+    TableColumns,
     TableSpec,
     TargetKind,
     folder_of,
@@ -184,7 +185,7 @@ def csv(  # noqa: PLR0913 - what can be said of a table
         target: the column to learn.
         categories: columns of words that become whole numbers, in the order of the sorted words; or a dict from column
             to its words, where any other word is an error.
-        text: columns that stay text, for `Job(collate=…)` to make tokens of.
+        text: columns that stay text, for `stoker.Fields(collate=…)` to make tokens of.
         target_kind: "class" (numbered in the order of the sorted words), "integer" or "number"; "auto" takes the first
             of integer, number, class that all values are; among numbers `NA`, `nan` and `null` are missing values.
         classes: the target's classes in the order of their numbers.
@@ -199,46 +200,18 @@ def csv(  # noqa: PLR0913 - what can be said of a table
             number.
     """
     spec = table_spec("csv", features=features, target=target, categories=categories, text=text,
-                      target_kind=target_kind, classes=classes, missing=missing, delimiter=delimiter)  # fmt: skip
-    return _table(path, spec, clean, like)
+                      target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
+    return _table(path, dataclasses.replace(spec, delimiter=delimiter), clean, like)
 
 
-def parquet(  # noqa: PLR0913 - as above
-    path: Paths,
-    *,
-    features: Sequence[str] | None = None,
-    target: str | None = None,
-    categories: Sequence[str] | Mapping[str, Sequence[str] | None] = (),
-    text: Sequence[str] = (),
-    target_kind: str = "auto",
-    classes: Sequence[str] | None = None,
-    missing: Missing = None,
-    like: Table | None = None,
-    clean: Clean = None,
-) -> Table:
+def parquet(path: Paths, *, like: Table | None = None, clean: Clean = None, **columns: Unpack[TableColumns]) -> Table:
     """Rows of Parquet files; arguments as for `csv`. Only named columns are read."""
-    spec = table_spec("parquet", features=features, target=target, categories=categories, text=text,
-                      target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
-    return _table(path, spec, clean, like)
+    return _table(path, table_spec("parquet", **columns), clean, like)
 
 
-def jsonl(  # noqa: PLR0913 - as above
-    path: Paths,
-    *,
-    features: Sequence[str] | None = None,
-    target: str | None = None,
-    categories: Sequence[str] | Mapping[str, Sequence[str] | None] = (),
-    text: Sequence[str] = (),
-    target_kind: str = "auto",
-    classes: Sequence[str] | None = None,
-    missing: Missing = None,
-    like: Table | None = None,
-    clean: Clean = None,
-) -> Table:
+def jsonl(path: Paths, *, like: Table | None = None, clean: Clean = None, **columns: Unpack[TableColumns]) -> Table:
     """Rows of JSONL files, one object a line; arguments as for `csv`. A missing key is a missing value."""
-    spec = table_spec("jsonl", features=features, target=target, categories=categories, text=text,
-                      target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
-    return _table(path, spec, clean, like)
+    return _table(path, table_spec("jsonl", **columns), clean, like)
 
 
 def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Table:
@@ -259,9 +232,7 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
 
 def _found_in(like: Table, given: TableSpec) -> TableSpec:
     """The spec of a table like another; raises BadJob if `given` names columns of its own."""
-    blank = table_spec(given.format, features=None, target=None, categories=(), text=(), target_kind="auto",
-                       classes=None, missing=None, delimiter=given.delimiter)  # fmt: skip
-    if given != blank:
+    if given != dataclasses.replace(table_spec(given.format), delimiter=given.delimiter):
         raise BadJob("like=… takes all columns from the other table", remedy="Leave out what is said besides it.")
     record = like.table.record
     return dataclasses.replace(

@@ -7,6 +7,7 @@ Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords form
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,9 @@ from stoker.data.files.sample_files import (
     require_known,
     shard_paths,
 )
-from stoker.data.files.source import TARGETS, IndexedSource, Labels, class_names, digest_of_parts, needs, require_choice
+from stoker.data.files.source import IndexedSource, Labels, class_names, digest_of_parts, needs, require_choice
 from stoker.errors import BadJob, nearest
+from stoker.jobs.fields import TARGETS
 
 _HEADER, _CHECKSUM = 12, 4
 _MASK_DELTA = 0xA282EAD8
@@ -89,12 +91,11 @@ class TFRecord(IndexedSource):
     def _read(self, index: int, features: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
         places = {name: int(values[index]) for name, values in self._places.items()}
         try:
-            with needs("protobuf"):
-                from stoker.data.files.tf_example import features_of
             content = self._files.read(places["shard"], places["offset"], places["length"])
             if masked_crc(content) != places["checksum"]:
                 raise ValueError("its content does not have its checksum: it is damaged")
-            stored = features_of(content)
+            with needs("protobuf"):
+                stored = features_of(content)
             return {name: self._entry(stored, name, *kind) for name, kind in features.items()}
         except (OSError, ValueError) as error:
             raise BadJob(
@@ -107,12 +108,9 @@ class TFRecord(IndexedSource):
         """The file, and the record in it, from 0."""
         return f"{self.paths[int(self._places['shard'][index])].name}:{int(self._places['number'][index])}"
 
-    def labels(self) -> Labels | None:
-        """The target of every record, if it is one whole number; reads all records, once."""
-        return self._labels
-
     @cached_property
     def _labels(self) -> Labels | None:
+        """The target of every record, if it is one whole number; reads all records."""
         if self.target is None or self.features[str(self.target)] != ("int64", ()):
             return None
         name = str(self.target)
@@ -238,3 +236,66 @@ def _kind(name: str, given: Kind) -> tuple[str, tuple[int, ...]]:
     if shape and kind not in ("int64", "float32"):
         raise BadJob(f"feature {name!r} of kind {kind!r} has no shape of its own", remedy=f"Give {name!r}: {kind!r}.")
     return kind, tuple(shape)
+
+
+def features_of(content: bytes) -> Mapping[str, Any]:
+    """The features of an encoded Example by name.
+
+    Raises:
+        ValueError: the bytes are not an Example.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        example = _example_type().FromString(content)
+    except DecodeError as error:
+        raise ValueError(f"it is no tf.train.Example: {error}") from error
+    found: Mapping[str, Any] = example.features.feature
+    return found
+
+
+def encoded(features: Mapping[str, list[int] | list[float] | list[bytes]]) -> bytes:
+    """An encoded Example with these features: lists of integers, floats, or bytes."""
+    example = _example_type()()
+    for name, values in features.items():
+        kinds: dict[type, str] = {int: "int64_list", float: "float_list", bytes: "bytes_list"}
+        getattr(example.features.feature[name], kinds[type(values[0])]).value.extend(values)
+    content: bytes = example.SerializeToString(deterministic=True)
+    return content
+
+
+@functools.cache
+def _example_type() -> Any:
+    """The message `tf.train.Example`, without TensorFlow.
+
+    It has a package name of our own, because TensorFlow, if loaded too, registers its own. Source of field numbers and
+    types: tensorflow/core/example/feature.proto and example.proto.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field, package = descriptor_pb2.FieldDescriptorProto, "stoker.tfrecord"
+    file = descriptor_pb2.FileDescriptorProto(name="stoker/tfrecord.proto", package=package, syntax="proto3")
+    lists = (("BytesList", field.TYPE_BYTES), ("FloatList", field.TYPE_FLOAT), ("Int64List", field.TYPE_INT64))
+    for name, kind in lists:
+        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=field.LABEL_REPEATED)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    kinds = zip(("bytes_list", "float_list", "int64_list"), lists, strict=True)
+    for number, (name, (message, _)) in enumerate(kinds, 1):
+        feature.field.add(name=name, number=number, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
+                          type_name=f".{package}.{message}", oneof_index=0)  # fmt: skip
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    entry.field.add(name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
+                    type_name=f".{package}.Feature")  # fmt: skip
+    features.field.add(name="feature", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
+                       type_name=f".{package}.Features.FeatureEntry")  # fmt: skip
+    file.message_type.add(name="Example").field.add(
+        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
+        type_name=f".{package}.Features",
+    )  # fmt: skip
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Example"))

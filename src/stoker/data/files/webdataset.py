@@ -16,7 +16,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy_format
 
 from stoker.data.files.image_files import ImageForm, image_form
 from stoker.data.files.sample_files import (
@@ -33,6 +32,7 @@ from stoker.data.files.sample_files import (
     version_of,
 )
 from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts
+from stoker.data.reading.array_files import npy_header
 from stoker.data.reading.file_listing import SUFFIXES, members_of, named
 from stoker.errors import BadJob, nearest
 from stoker.records.codec import parsed
@@ -138,12 +138,9 @@ class WebDataset(IndexedSource):
         """The shard and the key in it."""
         return f"{self.paths[int(self.members.shard[index])].name}:{self.members.keys[index]}"
 
-    def labels(self) -> Labels | None:
-        """The last field of every sample, if it is `cls`; read once."""
-        return self._labels
-
     @cached_property
     def _labels(self) -> Labels | None:
+        """The last field of every sample, if it is `cls`."""
         if self.fields[-1] != "cls":
             return None
         last = len(self.fields) - 1
@@ -275,13 +272,11 @@ def _array(content: bytes) -> Any:
 
     stream = io.BytesIO(content)
     try:
-        version = npy_format.read_magic(stream)
-        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, is_fortran, dtype = read(stream)
+        shape, is_fortran, dtype, start = npy_header(stream)
         count = math.prod(shape)
         if dtype.hasobject or count < 0:
             raise ValueError(f"it has the shape {shape} and the type {dtype}")
-        array = np.frombuffer(content, dtype, count, stream.tell()) if count else np.empty(0, dtype)
+        array = np.frombuffer(content, dtype, count, start) if count else np.empty(0, dtype)
         return torch.from_numpy(array.reshape(shape, order="F" if is_fortran else "C").copy())
-    except Exception as error:  # NumPy parses headers as Python text, and raises whatever its parser does
+    except Exception as error:  # NumPy and PyTorch refuse types and shapes with errors of many kinds
         raise ValueError(f"it is no array that can be read: {error}") from error

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from stoker.data.reading.text_tables import BadTable
+from stoker.data.reading.table_readers import BadTable
 from stoker.errors import first_line
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from stoker.data.reading.file_listing import Resize
-from stoker.data.reading.text_tables import BadImage
+from stoker.data.reading.table_readers import BadImage
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ADDRESS = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")

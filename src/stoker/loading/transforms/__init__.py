@@ -10,8 +10,7 @@ pixels unchanged and take any type. Shapes: B samples, C channels, H height, W w
 """
 
 from stoker.jobs.regularization import CutMix, Mixup
-from stoker.loading.transforms.base import Draw
-from stoker.loading.transforms.composition import OneOf, Sometimes, for_evaluation
+from stoker.loading.transforms.base import Draw, OneOf, Sometimes, for_evaluation
 from stoker.loading.transforms.geometric import (
     AlternatingFlip,
     Cutout,

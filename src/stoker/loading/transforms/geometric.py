@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -279,31 +280,26 @@ class RandomFlip:
     """Mirror an image left to right with probability `p`."""
 
     p: float = 0.5
+    _dim: ClassVar[int] = -1
 
     def __post_init__(self) -> None:
         require_probability(self.p)
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, some mirrored."""
-        require_images(x_BCHW, "RandomFlip")
-        mirrored_B = draw.uniform() < self.p
-        return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
+        require_images(x_BCHW, type(self).__name__)
+        return _mirrored(x_BCHW, draw.uniform() < self.p, self._dim)
 
 
 @dataclass(frozen=True)
-class RandomVerticalFlip:
+class RandomVerticalFlip(RandomFlip):
     """Mirror an image top to bottom with probability `p`."""
 
-    p: float = 0.5
+    _dim: ClassVar[int] = -2
 
-    def __post_init__(self) -> None:
-        require_probability(self.p)
 
-    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """The images, some mirrored top to bottom."""
-        require_images(x_BCHW, "RandomVerticalFlip")
-        mirrored_B = draw.uniform() < self.p
-        return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-2), x_BCHW)
+def _mirrored(x_BCHW: torch.Tensor, mirrored_B: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(dim), x_BCHW)
 
 
 @dataclass(frozen=True)
@@ -321,8 +317,7 @@ class AlternatingFlip:
         """The images, half of them mirrored."""
         require_images(x_BCHW, "AlternatingFlip")
         is_odd = draw.epoch % 2 == 1
-        mirrored_B = (draw.lasting().uniform() < 0.5) ^ is_odd
-        return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
+        return _mirrored(x_BCHW, (draw.lasting().uniform() < 0.5) ^ is_odd, -1)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class ColorJitter:
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            require_amount(name, "how far a factor lies from 1 at most", getattr(self, name))
+            require_amount(name, "how far a factor is from 1 at most", getattr(self, name))
         require_amount("hue", "how far hues are turned at most", self.hue, most=0.5)
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:

@@ -375,7 +375,8 @@ def remedies(times: RunTimes, plan: Plan, device: Device) -> Iterator[Remedy]:
     split = times.split_s
     yield from _of_data(split.get("update", 0.0), split.get("data", 0.0), plan, device)
     for change, spent_s, count, changes_job in (
-        ("Evaluate half as often: Job(evaluate_every=…).", sum(times.evaluations_s), len(times.evaluations_s), True),
+        ("Evaluate half as often: Job(evaluation=stoker.Evaluation(every=…)).", sum(times.evaluations_s),
+         len(times.evaluations_s), True),
         (f"Save half as often: `--checkpoint-every {2 * plan.checkpoint_every_s:g}`.", split.get("checkpoint", 0.0),
          times.num_checkpoints, False),
     ):  # fmt: skip

@@ -298,9 +298,9 @@ def _covariance(a: Floats, b: Floats, spread: float) -> Floats:
 Ranges = Mapping[str, tuple[float, float]]
 
 
-def typical(errors: Floats, limit: float = 0.5) -> float:
-    """Mean absolute error, each point's clipped to `limit` against broken measurements [unit of `errors`]."""
-    return float(np.mean(np.minimum(np.abs(errors), limit)))
+def typical(errors: Floats) -> float:
+    """Mean absolute error of logarithms [1], each clipped to 0.5 against broken measurements."""
+    return float(np.mean(np.minimum(np.abs(errors), 0.5)))
 
 
 def descend(

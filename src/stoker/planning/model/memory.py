@@ -30,8 +30,7 @@ from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAl
 from stoker.planning.model.system_malloc import ALIGNMENT, DEFAULT, MAPPED, RETAINED, MallocSettings, SystemMalloc
 from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_bytes, is_product
 from stoker.records import Estimate, Share
-from stoker.records.estimate import Basis
-from stoker.records.plan import Malloc
+from stoker.records.plan import Basis, Malloc
 from stoker.records.trace import Trace
 
 WORKSPACE = "library workspace"
@@ -103,16 +102,13 @@ def forecast_memory(
     )
 
 
-def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = None, *, updates: int = 2) -> Replay:
-    """Replay the caching allocator over the first `updates` updates, or until it exceeds its capacity.
+def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replay the caching allocator over the first two updates, or until it exceeds its capacity.
 
     A second update may reserve more than the first, since other segments are free; later ones rarely do.
     """
     allocator = CachingAllocator(settings)
-    events = [i + 1 for i in timeline.before]
-    events.extend(timeline.first)
-    for _ in range(updates - 1):
-        events.extend(timeline.later)
+    events = [*(i + 1 for i in timeline.before), *timeline.first, *timeline.later]
     sizes, addresses = timeline.sizes, [0] * len(timeline.sizes)
     malloc, free = allocator.malloc, allocator.free
     failed_at = None
@@ -129,23 +125,6 @@ def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = No
             break
         addresses[index] = address
     return Replay(allocated=allocator.peak_allocated, reserved=allocator.peak_reserved, failed_at=failed_at)
-
-
-def least_capacity(timeline: AllocationTimeline, *, expandable: bool = False, precision: int = 16 << 20) -> int:
-    """Least memory of a device on which the updates run [bytes], to `precision`.
-
-    Often less than is reserved without a limit, since the allocator returns cached segments before it gives up.
-    """
-    free = replay(timeline, AllocatorSettings(expandable=expandable))
-    low, high = free.allocated - 1, free.reserved
-    while high - low > precision:
-        middle = (low + high) // 2
-        settings = AllocatorSettings(capacity=middle, expandable=expandable)
-        if replay(timeline, settings).failed_at is None:
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tuple[int, int]:

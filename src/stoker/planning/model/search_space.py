@@ -15,7 +15,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from stoker.devices.failure_rates import mtbf_h
+from stoker.devices.hardware import mtbf_h
+from stoker.layouts import all_axes
+from stoker.layouts.base import LayoutAxis
 from stoker.records import Device, Layout, Loader, Malloc, Plan, Precision, Profile
 from stoker.records.trace import TraceSettings
 
@@ -136,22 +138,22 @@ MOST_AXES = 2
 
 def layouts_of(count: int) -> Iterator[Layout]:
     """Layouts of `count` processes, simplest first: along one axis, then along two."""
-    names = ("replicas", "shards", "tensor", "stages")
+    axes = all_axes()
     if count == 1:
         yield Layout()
         return
-    for name in names:
-        yield from _variants(Layout(**{name: count}))  # type: ignore[arg-type]  # each is a number
-    for one, other in itertools.combinations(names, MOST_AXES):
+    for axis in axes:
+        yield from _variants(axis.of_size(Layout(), count), (axis,))
+    for one, other in itertools.combinations(axes, MOST_AXES):
         for first in range(2, count // 2 + 1):
             if count % first == 0:
-                yield from _variants(Layout(**{one: first, other: count // first}))  # type: ignore[arg-type]
+                yield from _variants(other.of_size(one.of_size(Layout(), first), count // first), (one, other))
 
 
-def _variants(layout: Layout) -> Iterator[Layout]:
-    """A layout with each choice of resharding and of sequence parallel."""
-    sizes = {"replicas": layout.replicas, "shards": layout.shards, "tensor": layout.tensor, "stages": layout.stages}
-    reshards = (True, False) if layout.shards > 1 else (True,)
-    sequences = (False, True) if layout.tensor > 1 else (False,)
-    for reshard, sequence in itertools.product(reshards, sequences):
-        yield Layout(**sizes, reshard=reshard, sequence=sequence)  # type: ignore[arg-type]
+def _variants(layout: Layout, axes: Sequence[LayoutAxis]) -> Iterator[Layout]:
+    """A layout with each choice of its axes' settings."""
+    if not axes:
+        yield layout
+        return
+    for variant in axes[0].variants(layout):
+        yield from _variants(variant, axes[1:])

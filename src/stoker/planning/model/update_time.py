@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype
-from stoker.records.estimate import Estimate
 from stoker.records.hardware import Hardware
-from stoker.records.plan import Share
+from stoker.records.plan import Estimate, Share
 from stoker.records.run import Calibration
 from stoker.records.trace import Operation, Phase, Trace
 from stoker.units import MIB

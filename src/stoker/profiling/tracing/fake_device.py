@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import TraceSettings
+from stoker.stepping.torch_compile import without_compiler
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -191,6 +192,7 @@ def references_of_engine() -> tuple[int, int]:
                 seen.append(references(args[0]))
             return func(*args, **(kwargs or {}))
 
+    without_compiler(Look.__torch_dispatch__)  # as `Recorder`, whose frames hold as many references
     if not _CAN_COUNT:
         return 0, 0
     with FakeTensorMode(), Look(), torch.enable_grad():  # type: ignore[no-untyped-call]

@@ -33,6 +33,7 @@ from stoker.profiling.tracing.operations import (
 from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
 from stoker.profiling.tracing.target_kernels import completed, stand_in
 from stoker.records import Occurrence, Phase
+from stoker.stepping.torch_compile import without_compiler
 
 aten = torch.ops.aten
 
@@ -223,6 +224,9 @@ class Recorder(TorchDispatchMode):
         for parameter, owner in self._owners:
             if parameter.grad is not None:
                 self.storages.hold(parameter.grad, "gradient", owner)
+
+
+without_compiler(Recorder.__torch_dispatch__)
 
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)

@@ -86,7 +86,7 @@ def trace_update(
         def begin() -> None:
             """Update by one micro-batch, which leaves the same state as by several, in less time."""
             update(_widened(fetched, traced, settings.micro_batch), indices[: settings.micro_batch])
-            step.forget_constants()
+            step.loss_pass.ordinary.forget_constants()
 
         with shortening.while_tracing(lambda: traced.recorder.storages.recording) if shortening else nullcontext():
             trace, recording = traced.trace(

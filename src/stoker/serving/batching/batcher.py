@@ -285,7 +285,7 @@ class Batcher:
         """Remove the parts of a request that still wait from the queue."""
         with self._room.lock:
             for part in asked.parts:
-                self._scheduler.withdraw(part)
+                self._scheduler.queue.remove(part)
         self._close_off(asked)
 
     def _close_off(self, asked: _PendingRequest) -> None:

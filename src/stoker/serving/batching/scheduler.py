@@ -152,10 +152,6 @@ class Scheduler:
         """Stop counting on an instance: it takes no more batches."""
         self._busy_until[instance], self._busy_rows[instance] = GONE, 0
 
-    def withdraw(self, part: RequestPart) -> None:
-        """Remove a part from the queue, if it still waits."""
-        self.queue.remove(part)
-
     def expire(self, now: float) -> tuple[list[RequestPart], float]:
         """Remove parts past their deadline; they, and the next deadline in the queue (infinite: none)."""
         late = [part for part in self.queue.parts() if part.deadline <= now]

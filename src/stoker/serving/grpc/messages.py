@@ -1,44 +1,27 @@
-"""gRPC messages: their classes, and inference messages decoded to requests and encoded from responses.
+"""gRPC messages decoded to requests, and encoded from responses.
 
-The classes are made from our .proto files on import, in a separate pool, so that a client's generated messages with the
-same names can be in the same process.
+Their classes are generated from inference.proto and health.proto by protobuf's compiler (`make protos`).
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
-from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of, to_raw
 from stoker.records import Datatype
 from stoker.serving import protocol
-from stoker.serving.grpc.proto_file import parse
-from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
+from stoker.serving.grpc import health_pb2, inference_pb2
+from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings
 from stoker.serving.refusals import BadRequest
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
 
-_POOL = DescriptorPool()
-
-
-def _service(file: str, name: str) -> ServiceDescriptor:
-    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
-    _POOL.Add(parse(text, f"stoker/{file}"))
-    return _POOL.FindServiceByName(name)
-
-
-INFERENCE = _service("inference.proto", "inference.GRPCInferenceService")
-HEALTH = _service("health.proto", "grpc.health.v1.Health")
-
-
-def message(name: str) -> Any:
-    """The class of one of the protocol's messages: `message("ModelInferRequest")`."""
-    return GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 def request_class(method: MethodDescriptor) -> Any:
@@ -53,8 +36,6 @@ def response_class(method: MethodDescriptor) -> Any:
 
 Message = Any
 """An instance of one of the protocol's messages."""
-
-_ModelInferResponse = message("ModelInferResponse")
 
 _CONTENTS: dict[Datatype, str] = {
     "BOOL": "bool_contents",
@@ -103,7 +84,7 @@ def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None
 
 def encode(response: InferenceResponse) -> Message:
     """A ModelInferResponse with raw contents."""
-    answer = _ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    answer = inference_pb2.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
     for name, array in response.outputs.items():
         answer.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
         answer.raw_output_contents.append(bytes(to_raw(array)))

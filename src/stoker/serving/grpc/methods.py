@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,46 +14,27 @@ from grpc.aio import ServicerContext
 
 from stoker.errors import StokerError
 from stoker.serving import protocol
-from stoker.serving.grpc import messages
-from stoker.serving.grpc.messages import Message, decode, encode, message, parameters_of
+from stoker.serving.grpc import health_pb2, inference_pb2
+from stoker.serving.grpc.messages import INFERENCE, Message, decode, encode, parameters_of
 from stoker.serving.protocol import classify
 from stoker.serving.refusals import Cancelled, Failed, NotFound, Refusal
 from stoker.serving.service import AccessEntry, ServerContext
 
-_Health = messages.response_class(messages.HEALTH.methods_by_name["Check"])
-
 
 def _health(edge: ServerContext, asked: Message) -> Message:
     """Of the server, if no service or the protocol's is named, else of the model of that name."""
-    if asked.service in {"", messages.INFERENCE.full_name}:
+    if asked.service in {"", INFERENCE.full_name}:
         is_ready = edge.service.is_ready()
     else:
         is_ready = edge.service.is_model_ready(asked.service)
-    return _Health(status="SERVING" if is_ready else "NOT_SERVING")
+    return health_pb2.HealthCheckResponse(status="SERVING" if is_ready else "NOT_SERVING")
 
 
-def _model_metadata(edge: ServerContext, asked: Message) -> Any:
-    manifest = edge.service.manifest(asked.name, asked.version)
-    return protocol.model_metadata(asked.name, manifest, edge.service.versions(asked.name))
-
-
-_DOCUMENTS: dict[str, Callable[[ServerContext, Message], Any]] = {
-    "ServerLive": lambda _edge, _asked: {"live": True},
-    "ServerReady": lambda edge, _asked: {"ready": edge.service.is_ready()},
-    "ModelReady": lambda edge, asked: {"ready": edge.service.is_model_ready(asked.name, asked.version)},
-    "ServerMetadata": lambda edge, _asked: protocol.server_metadata(
-        name=edge.name, version=edge.version, is_admin=edge.is_admin
-    ),
-    "ModelMetadata": _model_metadata,
-    "ModelConfig": lambda edge, asked: {"config": edge.service.config(asked.name, asked.version)},
-    "ModelStatistics": lambda edge, asked: protocol.statistics_document(
-        edge.service.statistics(asked.name, asked.version)
-    ),
-    "RepositoryIndex": lambda edge, asked: {
-        "models": protocol.index_document(edge.service.index(ready_only=asked.ready))
-    },
-}
-"""Methods that only read the state; the response has the fields of their document."""
+_STATE = {
+    "ServerLive": "live", "ServerReady": "ready", "ModelReady": "model_ready", "ServerMetadata": "server",
+    "ModelMetadata": "metadata", "ModelConfig": "config", "ModelStatistics": "statistics",
+}  # fmt: skip
+"""Methods whose response has the fields of a document of `protocol.STATE`."""
 _REPOSITORY = frozenset({"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
 WITHOUT_KEY = frozenset({"ServerLive", "ServerReady", "ModelReady", "Check"})
 
@@ -73,10 +54,14 @@ async def answer(edge: ServerContext, method: str, asked: Message) -> Message:
         await edge.service.load(asked.model_name, parameters_of(asked.parameters))
     elif method == "RepositoryModelUnload":
         await edge.service.unload(asked.model_name)
+    elif method == "RepositoryIndex":
+        document = {"models": protocol.index_document(edge.service.index(ready_only=asked.ready))}
     else:
-        document = _DOCUMENTS[method](edge, asked)
+        document = protocol.STATE[_STATE[method]](edge, getattr(asked, "name", ""), getattr(asked, "version", ""))
+        if method == "ModelConfig":
+            document = {"config": document}
     # What the message has no fields for is left out.
-    return ParseDict(document, message(f"{method}Response")(), ignore_unknown_fields=True)
+    return ParseDict(document, getattr(inference_pb2, f"{method}Response")(), ignore_unknown_fields=True)
 
 
 _logger = logging.getLogger(__name__)
@@ -117,42 +102,25 @@ class CallRecord:
 
     def __init__(self, edge: ServerContext, method: str) -> None:
         self._edge = edge
-        self._method = method
         self._started = edge.clock()
-        self.model = self.version = self.id = self.caller = ""
-        self.bytes_in = 0
+        path = f"/inference.GRPCInferenceService/{method}"
+        self.entry = AccessEntry(protocol="grpc", method=method, path=path, status="OK")
 
-    def done(self, *, bytes_out: int = 0, refused: Refusal | None = None, status: str = "OK") -> None:
-        """Write the entry: the answer's size, or the refusal."""
-        if self._edge.log is None:
-            return
-        self._edge.log(
-            AccessEntry(
-                protocol="grpc",
-                method=self._method,
-                path=f"/inference.GRPCInferenceService/{self._method}",
-                model=self.model,
-                version=self.version,
-                status=status if refused is None else refused.grpc_status,
-                bytes_in=self.bytes_in,
-                bytes_out=bytes_out,
-                seconds=self._edge.clock() - self._started,
-                caller=self.caller,
-                id=self.id,
-                reason="" if refused is None else refused.reason,
-                error="" if refused is None else str(refused),
-            )
-        )
+    def done(self, refused: Refusal | None = None) -> None:
+        """Log the call: as answered, or as refused."""
+        if refused is not None:
+            self.entry.status = refused.grpc_status
+            self.entry.reason, self.entry.error = refused.reason, str(refused)
+        self._edge.finished(self.entry, self._started)
 
 
 MOST_AT_ONCE = 256
 """Limit on a stream's requests in flight or answered and not yet sent; further ones are not read until then."""
 
 _FINAL, _WANTS_FINAL = "triton_final_response", "triton_enable_empty_final_response"
-_StreamResponse = message("ModelStreamInferResponse")
 
 
-async def infer(edge: ServerContext, asked: Message, entry: CallRecord, *, time_left_s: float | None) -> Message:
+async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time_left_s: float | None) -> Message:
     """Answer one request.
 
     Raises:
@@ -199,21 +167,22 @@ class InferenceStream:
             reading.cancel()
 
     async def _answer(self, asked: Message) -> None:
-        entry = CallRecord(self._edge, self._method)
-        entry.caller = self._caller
+        record = CallRecord(self._edge, self._method)
+        record.entry.caller = self._caller
         try:
-            answer = await infer(self._edge, asked, entry, time_left_s=self._context.time_remaining())
+            answer = await infer(self._edge, asked, record.entry, time_left_s=self._context.time_remaining())
         except asyncio.CancelledError:
-            entry.done(refused=Cancelled("the stream was cancelled"))
+            record.done(Cancelled("the stream was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001 - one request's failure is not the stream's
             refused = as_refusal(error, self._method)
-            entry.done(refused=refused)
-            reply = _StreamResponse(error_message=str(refused))
+            record.done(refused)
+            reply = inference_pb2.ModelStreamInferResponse(error_message=str(refused))
             reply.infer_response.id = asked.id
         else:
-            reply = _StreamResponse(infer_response=answer)
-            entry.done(bytes_out=answer.ByteSize())
+            reply = inference_pb2.ModelStreamInferResponse(infer_response=answer)
+            record.entry.bytes_out = answer.ByteSize()
+            record.done()
         if asked.parameters[_WANTS_FINAL].bool_param if _WANTS_FINAL in asked.parameters else False:
             reply.infer_response.parameters[_FINAL].bool_param = True
         self._done.put_nowait(reply)

@@ -95,7 +95,8 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
     is_inference = method == "ModelInfer"
 
     async def call(_messages: object, context: ServicerContext) -> Message | None:
-        entry = CallRecord(edge, method)
+        record = CallRecord(edge, method)
+        entry = record.entry
         try:
             entry.caller = caller_of(edge, method, context)
             raw = await reception.only(context)
@@ -106,18 +107,19 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
                 response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
             else:
                 response = await answer(edge, method, asked)
-            bytes_out = response.ByteSize()
-            if bytes_out > COUNTED_BYTES:
-                reception.hold_answer(context, bytes_out)
+            num_bytes = response.ByteSize()
+            if num_bytes > COUNTED_BYTES:
+                reception.hold_answer(context, num_bytes)
         except asyncio.CancelledError:
-            entry.done(refused=Cancelled("the client went away, or its deadline passed"))
+            record.done(Cancelled("the client went away, or its deadline passed"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is becomes a status
             refused = as_refusal(error, method)
-            entry.done(refused=refused)
+            record.done(refused)
             await abort(context, refused)
             return None
-        entry.done(bytes_out=bytes_out)
+        entry.bytes_out = num_bytes
+        record.done()
         return response
 
     return call
@@ -137,7 +139,7 @@ def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Par
                 held.enter_context(reception.stream())
             except Exception as error:  # noqa: BLE001 - likewise; no key, or a wrong one
                 refused = as_refusal(error, method)
-                CallRecord(edge, method).done(refused=refused)
+                CallRecord(edge, method).done(refused)
                 await abort(context, refused)
                 return
             async for response in stream.answers(asked_by(context)):

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from stoker.errors import StokerError
 from stoker.serving import protocol
 from stoker.serving.http import bodies
-from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode
+from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode, json_object
 from stoker.serving.protocol import checked_parameters, classify
 from stoker.serving.refusals import (
     BadRequest,
@@ -42,8 +42,8 @@ from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerC
 from stoker.units import format_bytes, format_seconds
 
 Page = Literal[
-    "server", "live", "ready", "models", "all_statistics", "metadata", "model_ready", "config", "statistics", "infer",
-    "index", "load", "unload", "metrics",
+    "server", "live", "ready", "models", "metadata", "model_ready", "config", "statistics", "infer", "index", "load",
+    "unload", "metrics",
 ]  # fmt: skip
 Method = Literal["GET", "POST"]
 
@@ -57,7 +57,7 @@ _PAGES: dict[tuple[str, ...], Page] = {
     ("v2", "health", "live"): "live",
     ("v2", "health", "ready"): "ready",
     ("v2", "models"): "models",
-    ("v2", "models", "stats"): "all_statistics",
+    ("v2", "models", "stats"): "statistics",
     ("v2", "repository", "index"): "index",
     ("metrics",): "metrics",
 }
@@ -137,18 +137,16 @@ class Exchange:
     counts what its client has not read.
     """
 
-    __slots__ = (
-        "_in_flight", "_receive", "_taken", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope",
-    )  # fmt: skip
+    __slots__ = ("_in_flight", "_receive", "_taken", "entry", "headers", "limits", "route", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, limits: RequestLimits, in_flight: InFlight) -> None:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.limits = limits
-        self.path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        self.entry = AccessEntry("http", scope["method"], path)  # by name it takes twice as long
         self.route: Route | None = None
-        self.caller = self.id = ""
-        self.bytes_in = self._taken = 0
+        self._taken = 0
         self._receive = receive
         self._in_flight = in_flight
 
@@ -195,7 +193,7 @@ class Exchange:
             WrongFormat: its compression is unknown.
         """
         body = await self._read()
-        self.bytes_in = len(body)
+        self.entry.bytes_in = len(body)
         encoding = self.headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -239,11 +237,6 @@ class Exchange:
     def _too_large(self, size: int) -> TooLarge:
         most = format_bytes(self.limits.body_bytes)
         return TooLarge(f"the body has {size} bytes or more; this server takes {most}: send fewer rows at once")
-
-
-def header_list(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers in ASGI's form."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -347,8 +340,7 @@ class Application:
         """Answer one ASGI 3 request."""
         if scope["type"] != "http":
             return
-        clock = self._edge.clock
-        started = clock()
+        started = self._edge.clock()
         exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
         if len(answer.body) > WORTH_A_THREAD_BYTES:
@@ -360,26 +352,10 @@ class Application:
         with contextlib.suppress(asyncio.CancelledError):  # the client is gone; the log entry is still due
             await send_response(answer, send)
         exchange.release()
-        if self._edge.log is None:
-            return
-        route = exchange.route
-        self._edge.log(
-            AccessEntry(
-                protocol="http",
-                method=scope["method"],
-                path=exchange.path,
-                model=route.model if route else "",
-                version=route.version if route else "",
-                status=answer.status,
-                bytes_in=exchange.bytes_in,
-                bytes_out=len(answer.body),
-                seconds=clock() - started,
-                caller=exchange.caller,
-                id=exchange.id,
-                reason=answer.reason,
-                error=answer.error,
-            )
-        )
+        entry = exchange.entry
+        entry.status, entry.bytes_out = answer.status, len(answer.body)
+        entry.reason, entry.error = answer.reason, answer.error
+        self._edge.finished(entry, started)
 
     async def _answer(self, exchange: Exchange) -> HttpResponse:
         """The response, also for any error."""
@@ -395,28 +371,29 @@ class Application:
             gone = DISCONNECTED in error.args
             return error_response(Cancelled(DISCONNECTED) if gone else Unavailable("the server is stopping"))
         except Exception:
-            _logger.exception("%s %s failed", exchange.scope["method"], exchange.path)
+            _logger.exception("%s %s failed", exchange.scope["method"], exchange.entry.path)
             return error_response(Failed("the server failed in answering this; its log says how"))
 
     async def _dispatch(self, exchange: Exchange) -> HttpResponse:
-        edge = self._edge
-        route = exchange.route = find(exchange.path)
+        edge, entry = self._edge, exchange.entry
+        route = exchange.route = find(entry.path)
+        entry.model, entry.version = route.model, route.version
         if route.page in ADMIN and not edge.is_admin:
-            raise NotFound(f"{shortened(exchange.path)} is not on this port; the admin port has it")
+            raise NotFound(f"{shortened(entry.path)} is not on this port; the admin port has it")
         if exchange.scope["method"] != route.method and (exchange.scope["method"], route.method) != ("HEAD", "GET"):
-            raise NotAllowed(f"{shortened(exchange.path)} takes {route.method}, not {exchange.scope['method']}")
+            raise NotAllowed(f"{shortened(entry.path)} takes {route.method}, not {exchange.scope['method']}")
         if edge.is_admin:
             refuse_cross_site(exchange.headers, has_keys=edge.authorize is not None)
         if edge.authorize is not None and route.page not in WITHOUT_KEY:
-            exchange.caller = edge.authorize(exchange.text_headers())
+            entry.caller = edge.authorize(exchange.text_headers())
         if route.page == "infer":
             return await self._infer(exchange, route)
         if route.page in POSTED:
             return await repository_page(edge, route, exchange)
-        return STATE_PAGES[route.page](edge, route)
+        return state_page(edge, route)
 
     async def _infer(self, exchange: Exchange, route: Route) -> HttpResponse:
-        service, caller = self._edge.service, exchange.caller
+        service, caller = self._edge.service, exchange.entry.caller
         manifest = service.manifest(route.model, route.version)
         body = await exchange.body()
         json_bytes = exchange.number(b"inference-header-content-length")
@@ -432,7 +409,7 @@ class Application:
                 request, form = await asyncio.to_thread(read)
             else:
                 request, form = read()
-        exchange.id = request.id
+        exchange.entry.id = request.id
         check_output_form(form, request, manifest)
         inferred = await service.infer(request)
         is_raw = form.binary and not form.outputs and not request.outputs
@@ -498,57 +475,22 @@ async def send_response(answer: HttpResponse, to: Send) -> None:
     await to({"type": "http.response.body", "body": answer.body})
 
 
-def _ready(edge: ServerContext, _route: Route) -> HttpResponse:
-    is_ready = edge.service.is_ready()
-    return json_response({"ready": is_ready}, 200 if is_ready else 503)
-
-
-def _model_ready(edge: ServerContext, route: Route) -> HttpResponse:
-    is_ready = edge.service.is_model_ready(route.model, route.version)
-    return json_response({"name": route.model, "ready": is_ready}, 200 if is_ready else 503)
-
-
-def _models(edge: ServerContext, _route: Route) -> HttpResponse:
-    names = dict.fromkeys(entry.name for entry in edge.service.index(ready_only=True))
-    return json_response({"models": list(names)})
-
-
-def _metadata(edge: ServerContext, route: Route) -> HttpResponse:
-    manifest = edge.service.manifest(route.model, route.version)
-    return json_response(protocol.model_metadata(route.model, manifest, edge.service.versions(route.model)))
-
-
-def _statistics(edge: ServerContext, route: Route) -> HttpResponse:
-    return json_response(protocol.statistics_document(edge.service.statistics(route.model, route.version)))
-
-
-def _metrics(edge: ServerContext, _route: Route) -> HttpResponse:
-    if edge.metrics is None:
-        raise NotFound("this server keeps no metrics")
-    body, content_type = edge.metrics()
-    return HttpResponse(200, body, ((b"content-type", content_type.encode()),))
-
-
-STATE_PAGES: dict[Page, Callable[[ServerContext, Route], HttpResponse]] = {
-    "server": lambda edge, _route: json_response(
-        protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin)
-    ),
-    "live": lambda _edge, _route: json_response({"live": True}),
-    "ready": _ready,
-    "models": _models,
-    "all_statistics": _statistics,
-    "metadata": _metadata,
-    "model_ready": _model_ready,
-    "config": lambda edge, route: json_response(edge.service.config(route.model, route.version)),
-    "statistics": _statistics,
-    "metrics": _metrics,
-}
-"""Pages that only read the state."""
+def state_page(edge: ServerContext, route: Route) -> HttpResponse:
+    """A page that only reads the state; 503 if what it is asked about is not ready."""
+    if route.page == "metrics":
+        if edge.metrics is None:
+            raise NotFound("this server keeps no metrics")
+        body, content_type = edge.metrics()
+        return HttpResponse(200, body, ((b"content-type", content_type.encode()),))
+    document = protocol.STATE[route.page](edge, route.model, route.version)
+    is_unready = route.page in {"ready", "model_ready"} and not document["ready"]
+    return json_response(document, 503 if is_unready else 200)
 
 
 async def repository_page(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
     """The index, or the loading or unloading of a model; each takes a JSON body."""
-    settings = await _settings(exchange)
+    body = await exchange.body()
+    settings = json_object(body)[0] if body.strip() else {}
     if route.page == "index":
         ready_only = settings.get("ready", False)
         if not isinstance(ready_only, bool):
@@ -559,17 +501,3 @@ async def repository_page(edge: ServerContext, route: Route, exchange: Exchange)
     else:
         await edge.service.unload(route.model)
     return json_response({})
-
-
-async def _settings(exchange: Exchange) -> dict[str, object]:
-    """The JSON object in a body; empty for an empty body."""
-    body = await exchange.body()
-    if not body.strip():
-        return {}
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object, or empty")
-    return value

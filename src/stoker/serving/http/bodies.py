@@ -16,21 +16,18 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.artifacts.dtypes import Arrays, Buffer, datatype_of, dtype_of, to_raw
 from stoker.records import BATCH, Datatype, Manifest
 from stoker.serving import protocol
 from stoker.serving.protocol import (
     BINARY_ONLY,
     LARGE_BYTES,
-    Buffer,
-    Numbers,
     checked_shape,
     cut_out,
     datatype_named,
     from_json_data,
     from_raw,
     to_json_data,
-    to_raw,
 )
 from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
 from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
@@ -169,9 +166,14 @@ def decode_raw(
     return request, _ALL_BINARY
 
 
-def _head(text: bytes | memoryview) -> _Head:
-    """Parse the JSON of a request."""
-    long: Mapping[str, Numbers] = {}
+def json_object(text: bytes | memoryview) -> tuple[dict[str, Any], Mapping[str, bytes]]:
+    """The object in a body, and the texts of long lists of numbers, not yet parsed (see `cut_out`).
+
+    Raises:
+        BadRequest: it is not JSON, or not an object.
+        TooLarge: it has too many lists, objects or values.
+    """
+    long: Mapping[str, bytes] = {}
     if len(text) > LARGE_BYTES:
         text, long = cut_out(bytes(text))
     try:
@@ -179,7 +181,13 @@ def _head(text: bytes | memoryview) -> _Head:
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise BadRequest("the body must be a JSON object with `inputs`")
+        raise BadRequest("the body must be a JSON object")
+    return document, long
+
+
+def _head(text: bytes | memoryview) -> _Head:
+    """Parse the JSON of a request."""
+    document, long = json_object(text)
     parameters = protocol.checked_parameters(document.get("parameters"), "the request")
     urgency = protocol.urgency(parameters)
     outputs, form = _outputs(document.get("outputs"), parameters)
@@ -192,7 +200,7 @@ def _head(text: bytes | memoryview) -> _Head:
 _known_head = lru_cache(maxsize=256)(_head)
 
 
-def _described(inputs: object, long: Mapping[str, Numbers]) -> tuple[_Described, ...]:
+def _described(inputs: object, long: Mapping[str, bytes]) -> tuple[_Described, ...]:
     """Each input's description, with its `data` or the length of its binary data."""
     if not isinstance(inputs, list) or not inputs:
         raise BadRequest("the request needs `inputs`: a list of tensors, each with name, shape, datatype and data")

@@ -2,6 +2,9 @@
 
 An answer's head and body are sent in one write: one system call, and one packet if it fits.
 
+Costs: less CPU than uvicorn's own connections, which have none of these limits: 105 µs an answer (90 to 140), not 155
+(125 to 170), with a 28 × 28 image in binary and no model; uvicorn alone with an empty handler takes 70. Source:
+`python -m bench.serving.wire_overhead --requests 2000 --rounds 15`, 2026-11-23, 2 cores, uvicorn 0.54.
 Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; overridden are the interfaces of its parser (httptools) and of
 asyncio, and its own `_start_asgi_task` and `on_response_complete`: one timer per idle connection instead of one per
 request, and one coroutine less per request.

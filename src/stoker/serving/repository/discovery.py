@@ -6,11 +6,13 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import artifacts
 from stoker.errors import BadArtifact, first_line
+from stoker.records.codec import parsed
 from stoker.serving.refusals import BadRequest, Unsupported
 from stoker.serving.service import Parameter
 
@@ -111,8 +113,8 @@ def asked_versions(parameters: Mapping[str, Parameter] | None, available: Sequen
             raise Unsupported(f"{name!r}: models are not uploaded; put a version into the repository and load it")
     text = parameters.get("config", "{}")
     try:
-        config = json.loads(str(text))
-    except (ValueError, RecursionError) as error:
+        config = parsed(str(text))
+    except ValueError as error:
         raise BadRequest(f"the parameter 'config' is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise BadRequest(f"the parameter 'config' must be a JSON object, got {str(text)[:40]}")
@@ -126,10 +128,8 @@ def asked_versions(parameters: Mapping[str, Parameter] | None, available: Sequen
         case {"latest": {"num_versions": int(number)}} if number > 0:
             return tuple(newest_first[:number])
         case {"specific": {"versions": [_, *_] as numbers}} if all(isinstance(number, int | str) for number in numbers):
-            try:
+            with suppress(ValueError):  # a string that is no number: refused below, as every other policy
                 return tuple(int(number) for number in numbers)  # protobuf's JSON writes 64-bit numbers as strings
-            except ValueError:
-                pass
     raise BadRequest(
         f"version_policy {json.dumps(policy)} is none of "
         '{"latest": {"num_versions": 1}}, {"all": {}}, {"specific": {"versions": [1]}}'

@@ -17,6 +17,7 @@ from stoker import artifacts
 from stoker.artifacts import datatype_of, version_number
 from stoker.errors import StokerError, first_line
 from stoker.records import Manifest, ServiceSettings, digest
+from stoker.records.codec import JSON
 from stoker.serving.batching.batcher import Batcher
 from stoker.serving.batching.scheduler import Executed
 from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, FLOATS, HangLimits, is_finite
@@ -24,7 +25,7 @@ from stoker.serving.metrics import OK, Counters, VersionMetrics
 from stoker.serving.refusals import NotFound, Unavailable, shortened
 from stoker.serving.repository.discovery import versions_to_try
 from stoker.serving.repository.version_loader import Loaded
-from stoker.serving.service import ModelState, ModelStatistics, RepositoryEntry
+from stoker.serving.service import ModelState, RepositoryEntry
 
 LONGEST_DRAIN_S = 60.0
 _log = logging.getLogger(__name__)
@@ -96,9 +97,9 @@ class ServedVersion:
         """What is wrong with that engine; empty if none is broken."""
         return self.batcher.problem
 
-    def statistics(self) -> ModelStatistics:
-        """Its statistics since it was loaded."""
-        return self._counters.statistics()
+    def statistics(self) -> JSON:
+        """Its statistics since it was loaded, in the protocol's form."""
+        return self._counters.document()
 
     def count_request(self, outcome: str, seconds: float) -> None:
         """Count a finished request, which took `seconds`; `outcome` is `ok` or the reason of its refusal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from stoker.artifacts import read_settings
 from stoker.errors import BadJob, nearest
 from stoker.records import ServiceSettings, from_json, to_json
-from stoker.records.codec import JSON
+from stoker.records.codec import JSON, parsed
 
 EVERY_MODEL = "*"
 _FIELDS = tuple(field.name for field in fields(ServiceSettings) if field.name != "basis")
@@ -90,7 +89,7 @@ def _value(name: str, text: str) -> JSON:
     """The JSON value of a text; `16,32` is a list, and invalid JSON stays text, which the codec refuses."""
     is_list = name in {"buckets", "versions"} and not text.startswith("[")
     try:
-        return json.loads(f"[{text}]" if is_list else text)
+        return parsed(f"[{text}]" if is_list else text)
     except ValueError:
         return text
 

@@ -37,7 +37,7 @@ from stoker.serving.repository.discovery import (
 from stoker.serving.repository.model import LONGEST_DRAIN_S, RepositoryModel, ServedVersion
 from stoker.serving.repository.model_settings import Override, model_settings, require_models
 from stoker.serving.repository.version_loader import load_version
-from stoker.serving.service import InferenceRequest, InferenceResponse, ModelStatistics, Parameter, RepositoryEntry
+from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RepositoryEntry
 
 _log = logging.getLogger(__name__)
 
@@ -321,7 +321,7 @@ class Repository:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
                 problems = "; ".join(version.problem for version in model.served.values() if version.is_broken)
-                _log.warning("model %s is loaded anew, since an engine of it is broken: %s", model.name, problems)
+                _log.warning("model %s is loaded again, since an engine of it is broken: %s", model.name, problems)
                 await self._refresh_unasked(model)
         finally:
             self._repairing.discard(model.name)
@@ -408,14 +408,14 @@ class RepositoryService:
         served = entry.find(version)
         return triton_config(served.manifest, served.settings, tuple(sorted(entry.served)))
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+    def statistics(self, model: str = "", version: str = "") -> list[JSON]:
         """Of one version, of all versions of a model, or of all models."""
         if not model:
-            return tuple(served.statistics() for served in self._all_served())
+            return [served.statistics() for served in self._all_served()]
         entry = self._repository.model(model)
         if version:
-            return (entry.find(version).statistics(),)
-        return tuple(served.statistics() for _, served in sorted(entry.served.items()))
+            return [entry.find(version).statistics()]
+        return [served.statistics() for _, served in sorted(entry.served.items())]
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """Every version in the repository and its state."""

@@ -1,17 +1,33 @@
-"""Layouts over several processes: one file and method card each."""
+"""Layouts over several processes: each axis of `stoker.layouts` is executed by `EXECUTION` of the file of its name."""
+
+import importlib
 
 from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
-from stoker.records import Plan
-from stoker.stepping.layouts.base import SingleProcess, Strategy
-from stoker.stepping.layouts.replicated import IndependentReplicas, Replicated
+from stoker.layouts import axes_of
+from stoker.records import Layout, Plan
+from stoker.records.profile import ModelParts
+from stoker.stepping.layouts.base import LayoutExecution, SingleProcess, Strategy
+from stoker.stepping.layouts.replicas import IndependentReplicas
 from stoker.stepping.world import World
 
 
+def execution(name: str) -> LayoutExecution:
+    """The execution of layouts along the axis of that name."""
+    found: LayoutExecution = importlib.import_module(f"{__name__}.{name}").EXECUTION
+    return found
+
+
+def data_execution(layout: Layout) -> LayoutExecution:
+    """The execution of a layout's data parallelism; of replicas if no axis shares the batch."""
+    sharing = {axis.name for axis in layout.divided if axis.shares_batch}
+    return execution(next((axis.name for axis in axes_of(layout) if axis.name in sharing), "replicas"))
+
+
 def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Strategy:
-    """The job's model, which is on its device, parallelized as the plan's layout says.
+    """The job's model, which is on its device, parallelized as the plan's layout says; `require_legal` allows it.
 
     With `is_apart` replicas update on their own.
 
@@ -22,25 +38,22 @@ def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apar
     if layout != world.layout:
         planned, here = (each.in_words() or "one process" for each in (layout, world.layout))
         raise BadJob(f"the plan is for {planned}, but {here} are here")
-    if is_apart and not layout.is_replicated:
-        raise BadJob(
-            f"sites that come together after an interval are replicas, not {layout.in_words()}",
-            remedy="Use replicas alone, or a Job without sync.",
-        )
     if is_apart:
         return IndependentReplicas(model)
     if layout.world_size == 1:
         return SingleProcess(model)
-    if layout.is_replicated:
-        return Replicated(model, world)
-    if layout.stages == layout.tensor == 1:
-        from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - FSDP2 takes long to import
+    outermost = axes_of(layout)[0]
+    return execution(outermost.name).parallelize(plan, model, world, job)
 
-        return Sharded(model, world)
-    if layout.stages == 1:
-        from stoker.stepping.layouts.tensor_parallel import tensor_parallel  # noqa: PLC0415 - DTensor takes long as well
 
-        return tensor_parallel(plan, model, world, job)
-    from stoker.stepping.layouts.pipeline import pipeline  # noqa: PLC0415 - and so do its parts
+def model_problem(model: nn.Module, layout: Layout) -> str | None:
+    """Why a model, which may be on the meta device, cannot be divided as a layout says; None if it can."""
+    problems = (execution(axis.name).model_problem(model, layout) for axis in axes_of(layout))
+    return next((problem for problem in problems if problem is not None), None)
 
-    return pipeline(plan, model, world, job)
+
+def divided_parts(parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+    """The parts of `model`, with what a layout divides of them; assumes that `model_problem` is None."""
+    for axis in axes_of(layout):
+        parts = execution(axis.name).divided_parts(parts, model, layout)
+    return parts

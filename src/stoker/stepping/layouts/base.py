@@ -10,15 +10,17 @@ from __future__ import annotations
 import abc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from stoker.jobs import Loss
+from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
+from stoker.records import Layout, Plan
+from stoker.records.profile import ModelParts
 from stoker.stepping.distributed_tensors import clip_to_global_norm, is_spread, local
 from stoker.stepping.world import World, unmarked
 
@@ -59,6 +61,38 @@ class Strategy(abc.ABC):
         Every process calls it equally often, with its own part of the evaluated samples.
         """
         return measure(self.model, content, size)
+
+
+class LayoutExecution(abc.ABC):
+    """How layouts along one axis are executed; `stoker.layouts` has the axis's rules, costs and text.
+
+    The file of this folder with the name of an axis has one as `EXECUTION`. It is also asked about models while a
+    job is planned, so what takes long to import is imported in `parallelize`.
+    """
+
+    @abc.abstractmethod
+    def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
+        """The model, in place, divided as the plan's layout says, along this axis and those that this one contains.
+
+        Raises:
+            BadJob: the model or the plan does not go with the layout.
+        """
+
+    def within_tensor_group(self, model: nn.Module, world: World) -> Strategy:
+        """The data parallelism along this axis of a model that a tensor group has divided."""
+        return GradientReducer(model, world)
+
+    def of_stage(self, model: nn.Module, world: World) -> StageDataParallel:
+        """The data parallelism along this axis of the stage of this process, `model`, in place."""
+        return ReplicatedStage(model, world)
+
+    def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
+        """Why a model, which may be on the meta device, cannot be divided along this axis; None if it can."""
+        return None
+
+    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+        """The parts of `model`, with what this axis divides of them."""
+        return parts
 
 
 class SingleProcess(Strategy):
@@ -164,6 +198,57 @@ class GradientReducer(Strategy):
         if self._world.layout.data_size > 1 and self._world.data is not None:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             sum_over(gradients_of(trained, self._world.data), self._world.data)
+
+
+StagePass = Callable[[], torch.Tensor]
+"""A pass through the stage."""
+
+
+class StageDataParallel(Protocol):
+    """The data parallelism of a stage's model: how it is divided among the processes that share a batch."""
+
+    def forward(self, work: StagePass) -> torch.Tensor:
+        """The result of `work`, with all parameters that it needs."""
+        ...
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """Prepare a backward pass; the last one of an update leaves the sum of gradients, or `finish` does."""
+        ...
+
+    def finish(self) -> None:
+        """Add up the gradients, after the last backward pass."""
+        ...
+
+    def after_evaluation(self) -> None:
+        """Release the memory of a pass without a backward pass."""
+        ...
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The stage's tensors put together over the processes that hold parts of it."""
+        ...
+
+
+class ReplicatedStage(GradientReducer):
+    """A stage whose parameters each process holds whole; see StageDataParallel."""
+
+    def forward(self, work: StagePass) -> torch.Tensor:
+        """See StageDataParallel."""
+        return work()
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """See StageDataParallel."""
+
+    def finish(self) -> None:
+        """See StageDataParallel."""
+        self.reduce()
+
+    def after_evaluation(self) -> None:
+        """See StageDataParallel."""
+
+
+def is_check_due(number: int) -> bool:
+    """Whether a costly check is made in update or evaluation `number`: 1 to 4, 8, 16 and so on."""
+    return number == 3 or number & (number - 1) == 0
 
 
 def gradients_of(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[torch.Tensor]:

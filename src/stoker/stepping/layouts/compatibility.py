@@ -1,9 +1,10 @@
-"""Plans that would change what is learned, or do not go with a job, refused. Needs no process: planning asks too."""
+"""Refuses plans that would change what is learned, or do not go with a job. Needs no process: planning asks too."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,12 +12,14 @@ from torch.optim import Optimizer as TorchOptimizer
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Muon, Optimizer
+from stoker.jobs.averages import SWA
 from stoker.jobs.metrics import is_stateful
+from stoker.jobs.optimizers import ScheduleFree
+from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
+from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.losses import measure_name, takes_model
 from stoker.stepping.torch_optimizers import needs_closure
-
-_ALONE = "Use a plan for one process"
 
 
 def micro_batch_problem(coupling: Coupling, micro_batch: int, batch: int, layout: Layout) -> str | None:
@@ -39,41 +42,65 @@ def micro_batch_problem(coupling: Coupling, micro_batch: int, batch: int, layout
     return coupling.problem_with(batch, batch) if micro_batch > batch else None
 
 
+def traits_of(job: Job, model: nn.Module | None = None, **facts: Any) -> JobTraits:
+    """What the job has that some layouts do not allow.
+
+    Args:
+        job: of a user.
+        model: its model, which may be on the meta device; None where averages are judged elsewhere.
+        facts: further fields of JobTraits.
+    """
+    optimizer, measures = (
+        job.optimizer,
+        [measure for measure in (job.objective.loss, *job.metrics) if callable(measure)],
+    )
+    needs_matrices = isinstance(optimizer, Optimizer) and not optimizer.is_elementwise
+    averages = isinstance(job.average, SWA) or isinstance(optimizer, ScheduleFree)
+    return JobTraits(
+        has_own_step=job.step is not None,
+        matrix_optimizer=type(optimizer).__name__ if needs_matrices else None,
+        model_optimizer="Muon" if isinstance(optimizer, Muon) else None,
+        is_synced=job.sync is not None,
+        has_penalty=job.objective.penalty is not None,
+        model_measures=tuple(
+            measure_name(m) for m in measures if takes_model(m.forward if isinstance(m, nn.Module) else m)
+        ),
+        stateful_metrics=tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric)),
+        averages_statistics=averages and model is not None and bool(batch_norms(model)),
+        **facts,
+    )
+
+
 def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
     """Refuse a plan that would change what is learned, or divides what must stay whole.
 
     Raises:
         BadJob: the plan and the job do not go together.
     """
+    _require_allowed(plan.layout, traits_of(job))
     layout = plan.layout if job.sync is None else ONE_PROCESS  # independent sites are each like one process
-    optimizer, where = job.optimizer, f"{layout.world_size} processes ({layout.in_words()})"
-    if layout.world_size > 1 and job.step is not None:
-        raise BadJob(
-            f"the job's own step makes a whole update by itself, and cannot be divided over {where}",
-            remedy=f"{_ALONE}, or give Job(loss=…) in place of step=…",
-        )
     if layout.world_size > 1 and plan.compile:
         raise BadJob(
-            f"compiled plans are one process's so far, and this one is for {where}",
+            f"compiled plans are one process's so far, and this one is for {layout.world_size} processes "
+            f"({layout.in_words()})",
             remedy="Use the plan without compile.",
         )
-    if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise and layout.shards * layout.tensor > 1:
-        does = "orthogonalises" if isinstance(optimizer, Muon) else "scales"
-        raise BadJob(
-            f"{type(optimizer).__name__} {does} whole matrices, and {layout.in_words()} hold parts of them",
-            remedy="Use replicas, which hold them whole, or another optimiser.",
-        )
-    if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch, layout):
+    if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch_size, layout):
         raise BadJob(f"this plan would change what is learned: {problem}")
 
 
 def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
     """Raise BadJob for several processes with an optimiser that recomputes the loss within its step."""
-    if layout.world_size > 1 and needs_closure(optimizer):
+    if needs_closure(optimizer):
+        _require_allowed(layout, JobTraits(closure_optimizer=type(optimizer).__name__))
+
+
+def _require_allowed(layout: Layout, traits: JobTraits) -> None:
+    if problem := layout_problem(layout, traits):
         raise BadJob(
-            f"{type(optimizer).__name__} computes the loss anew within its step, as often as it likes, which "
-            f"{layout.world_size} processes ({layout.in_words()}) cannot do together",
-            remedy=f"{_ALONE}, or an optimiser without a closure.",
+            f"{layout.in_words()}: {problem}",
+            remedy="Use another layout (replicas hold whole models, a plan for one process divides nothing), or "
+            "leave it out.",
         )
 
 
@@ -90,33 +117,8 @@ def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) 
         if "mixed torch.Tensor and DTensor" not in str(problem):
             raise
         raise BadJob(
-            "Job(penalty=…) mixes weights, which lie in parts on several processes, with tensors that do not: "
+            "Objective(penalty=…) mixes weights, of which several processes hold parts, with tensors that are whole: "
             f"{str(problem).splitlines()[0]}",
             remedy="Compute it from the weights alone (sums, norms, products of them), or use a layout of replicas.",
         ) from problem
     return value.detach()
-
-
-def layout_problem(job: Job, layout: Layout) -> str | None:
-    """Why the job does not go with a layout of a tensor group or stages; None where it does."""
-    if layout.tensor > 1 and layout.stages > 1:
-        return f"a layout has a tensor group or stages, not both, as {layout.in_words()}"
-    optimizer, conflicts = job.optimizer, list[str]()
-    if layout.tensor > 1:
-        if job.penalty is not None:
-            conflicts.append("Job(penalty=…), which would see parts of matrices")
-        if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise:
-            conflicts.append(f"{type(optimizer).__name__}, which needs whole matrices")
-    elif layout.stages > 1:
-        given = [measure for measure in (job.loss, *job.metrics) if callable(measure)]
-        of_model = [m for m in given if takes_model(m.forward if isinstance(m, nn.Module) else m)]
-        if of_model:
-            names = ", ".join(map(measure_name, of_model))
-            conflicts.append(f"{names}, which takes the model: no stage has all of it")
-        if job.penalty is not None:
-            conflicts.append("Job(penalty=…): no stage has all weights")
-        if stateful := [measure_name(metric) for metric in job.metrics if is_stateful(metric)]:
-            conflicts.append(f"{', '.join(stateful)}, which sees outputs: only the last stage has them")
-        if isinstance(optimizer, Muon):
-            conflicts.append("Muon, which tells hidden matrices from the others by the whole model")
-    return f"a layout of {layout.in_words()} does not go with {conflicts[0]}" if conflicts else None

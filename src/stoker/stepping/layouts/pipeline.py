@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -40,12 +40,12 @@ from stoker.loading.fields import Content
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Plan, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
-from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy
-from stoker.stepping.layouts.compatibility import layout_problem
+from stoker.stepping.layouts import data_execution
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, StageDataParallel, Strategy, is_check_due
 from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
-from stoker.stepping.world import AXES, World, broadcast_json
+from stoker.stepping.world import World, broadcast_json
 
 Turn = tuple[Literal["forward", "backward"], int]
 """The next pass of a stage, and its micro-batch."""
@@ -74,13 +74,8 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     """The model, in place, cut down to this process's stage.
 
     Raises:
-        BadJob: it cannot be cut so, or the job asks for what does not go along.
+        BadJob: it cannot be cut so, or a group of the optimiser has no parameter in some stage.
     """
-    problem = layout_problem(job, plan.layout)
-    if problem is None and plan.compile:  # a stage of few blocks would be compiled with the code around them
-        problem = "the plan compiles the model, of which no stage has all"
-    if problem is not None:
-        raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
     where = cut_into_stages(model, plan.layout.stages)
     if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
         for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
@@ -111,13 +106,13 @@ class PipelineParallel(Strategy):
     ) -> None:
         assert world.mesh is not None
         self._world, self._where, self._whole = world, where, whole
-        self._stage = world.layout.coordinates(world.rank)[0]
+        self._stage = world.layout.coordinate(world.rank, "stages")
         first = next(model.parameters())
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
         self._onward, self._back = open_channels(world, self._device)
         self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
-        self._carrier = stage_data_parallel(model, world)
+        self._carrier = data_execution(world.layout).of_stage(model, world)
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -129,7 +124,7 @@ class PipelineParallel(Strategy):
         flights: dict[int, _Flight] = {}
         losses: list[Loss] = []
         self._num_updates += 1
-        rehearsed = len(passes) if self._has_new_shapes() else _is_due(self._num_updates)
+        rehearsed = len(passes) if self._has_new_shapes() else is_check_due(self._num_updates)
         buffers = {name: buffer.clone() for name, buffer in self.model.buffers().items()} if rehearsed else {}
         is_spoilt = has_new_shapes = False
         for turn, number in turns(self._world.layout.schedule, self._stage, self._world.layout.stages, len(passes)):
@@ -200,7 +195,7 @@ class PipelineParallel(Strategy):
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Strategy.measures`; the last stage sends the results to the others."""
         self._num_evaluations += 1
-        rehearsal = self._rehearsal() if _is_due(self._num_evaluations) else None
+        rehearsal = self._rehearsal() if is_check_due(self._num_evaluations) else None
         out, measured = self._measured(content, size, measure)
         received = self.model.received
         if measured is None:
@@ -352,11 +347,6 @@ def _numbers(loss: Loss) -> list[torch.Tensor]:
     return [torch.as_tensor(v, dtype=torch.float64, device=loss.sum.device).detach() for v in (loss.sum, loss.count)]
 
 
-def _is_due(number: int) -> bool:
-    """Whether it is 3 or a power of two."""
-    return number == 3 or number & (number - 1) == 0
-
-
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal; NaN equals NaN."""
     if one.shape != other.shape:
@@ -401,61 +391,6 @@ def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[
         yield "backward", number
         if ahead + number < passes:
             yield "forward", ahead + number
-
-
-StagePass = Callable[[], torch.Tensor]
-"""A pass through the stage."""
-
-
-class StageDataParallel(Protocol):
-    """The data parallelism of a stage's model: how it is divided among the processes that share a batch."""
-
-    def forward(self, work: StagePass) -> torch.Tensor:
-        """The result of `work`, with all parameters that it needs."""
-        ...
-
-    def before_backward(self, *, is_last: bool) -> None:
-        """Prepare a backward pass; the last one of an update leaves the sum of gradients, or `finish` does."""
-        ...
-
-    def finish(self) -> None:
-        """Add up the gradients, after the last backward pass."""
-        ...
-
-    def after_evaluation(self) -> None:
-        """Release the memory of a pass without a backward pass."""
-        ...
-
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The stage's tensors put together over the processes that hold parts of it."""
-        ...
-
-
-class ReplicatedStage(GradientReducer):
-    """A stage whose parameters each process holds whole; see StageDataParallel."""
-
-    def forward(self, work: StagePass) -> torch.Tensor:
-        """See StageDataParallel."""
-        return work()
-
-    def before_backward(self, *, is_last: bool) -> None:
-        """See StageDataParallel."""
-
-    def finish(self) -> None:
-        """See StageDataParallel."""
-        self.reduce()
-
-    def after_evaluation(self) -> None:
-        """See StageDataParallel."""
-
-
-def stage_data_parallel(model: nn.Module, world: World) -> StageDataParallel:
-    """The data parallelism of `model`, the stage of this process, in place."""
-    if world.layout.shards == 1:
-        return ReplicatedStage(model, world)
-    from stoker.stepping.layouts.sharded import ShardedStage  # noqa: PLC0415 - FSDP2 takes long to import
-
-    return ShardedStage(model, world)
 
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -537,7 +472,8 @@ def open_channels(world: World, device: torch.device) -> tuple[StageChannel, Sta
 def _own_line(world: World) -> dist.ProcessGroup:
     """A new group of the processes that hold the stages of the same samples."""
     assert world.mesh is not None
-    lines = world.mesh.mesh.movedim(AXES.index("stages"), -1).flatten(0, -2).tolist()
+    names = [axis.name for axis in world.layout.mesh]
+    lines = world.mesh.mesh.movedim(names.index("stages"), -1).flatten(0, -2).tolist()
     patience: timedelta | None = None  # unknown
     with contextlib.suppress(AttributeError, RuntimeError):  # new groups do not inherit the timeout of the world's
         everybody: Any = dist.group.WORLD

@@ -29,7 +29,16 @@ from stoker.jobs import Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
 from stoker.stepping.activation_checkpointing import repeated_blocks
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, Strategy, WholePass, backward, summed, whole_tensors
+from stoker.stepping.layouts.base import (
+    LossOf,
+    MeasuresOf,
+    Strategy,
+    WholePass,
+    backward,
+    is_check_due,
+    summed,
+    whole_tensors,
+)
 from stoker.stepping.world import World
 
 Along = Callable[[nn.Parameter], Shard | None]
@@ -167,11 +176,6 @@ _PASS_END = 0
 """Follows the numbers of a pass's blocks, which count from 1."""
 
 
-def _is_compared(number: int) -> bool:
-    """Whether blocks are compared before they are gathered in this update or evaluation: 1 to 4, 8, 16 and so on."""
-    return number == 3 or number & (number - 1) == 0
-
-
 class _BlockOrder:
     """Refuses models whose blocks are not gathered in the same order by all processes that share a batch.
 
@@ -203,7 +207,7 @@ class _BlockOrder:
         """Begin the order of another update."""
         self._order = []
         self._num_updates += 1
-        self._compares = _is_compared(self._num_updates)
+        self._compares = is_check_due(self._num_updates)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -211,7 +215,7 @@ class _BlockOrder:
         self.require_equal_before()
         self._order = []
         self._num_evaluations += 1
-        self._compares = _is_compared(self._num_evaluations)
+        self._compares = is_check_due(self._num_evaluations)
         with self.forward_pass():
             yield
 

@@ -30,10 +30,14 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.jobs import Job
 from stoker.loading.fields import map_tensors
-from stoker.records import Layout
+from stoker.records import Layout, Plan
+from stoker.records.profile import ModelParts
 from stoker.stepping.activation_checkpointing import repeated_blocks
+from stoker.stepping.layouts.base import LayoutExecution, Strategy
 from stoker.stepping.random_draws import seed_stage_draws
+from stoker.stepping.world import World
 
 
 @dataclass(frozen=True)
@@ -383,3 +387,25 @@ def _fill(tensor: torch.Tensor, values: Values) -> torch.Tensor:
 
 
 _NOISE = torch.Generator().manual_seed(0)
+
+
+class StageExecution(LayoutExecution):
+    """See `stoker.stepping.layouts.base.LayoutExecution`."""
+
+    def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
+        """As `LayoutExecution.parallelize`; replicas or shards are within each stage."""
+        from stoker.stepping.layouts.pipeline import pipeline  # noqa: PLC0415 - its parts take long to import
+
+        return pipeline(plan, model, world, job)
+
+    def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
+        """As `LayoutExecution.model_problem`."""
+        return stage_problem(model, layout)
+
+    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+        """As `LayoutExecution.divided_parts`: the blocks that stages consist of, and where it is cut."""
+        cut = cut_into_stages(model, layout.stages)
+        return parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:]))
+
+
+EXECUTION = StageExecution()

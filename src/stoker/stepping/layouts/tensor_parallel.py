@@ -30,10 +30,9 @@ from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.records import Plan
 from stoker.stepping.distributed_tensors import local
-from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy, sum_over
-from stoker.stepping.layouts.compatibility import layout_problem
-from stoker.stepping.layouts.sharded import Sharded
-from stoker.stepping.layouts.tensor_layers import DividedModel, shard_dim_within_tensor_group, split_matrices
+from stoker.stepping.layouts import data_execution
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, Strategy, sum_over
+from stoker.stepping.layouts.tensor_layers import DividedModel, split_matrices
 from stoker.stepping.world import World
 
 _LARGEST_DIFFERENCE = {"fp32": 1e-4}
@@ -50,20 +49,16 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
     """The model, in place, divided over the tensor groups of a world, and then over the data-parallel processes.
 
     Raises:
-        BadJob: no plan fits the model, the group's size does not divide it, or the job asks for what does not go along.
+        BadJob: no plan fits the model, the group's size does not divide it, or the plan divides the loss too.
     """
-    problem = layout_problem(job, plan.layout)
-    if problem is None and plan.loss_chunks > 1:
-        problem = f"the plan has loss_chunks {plan.loss_chunks}, but a tensor group has divided logits already"
-    if problem is not None:
-        raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
+    if plan.loss_chunks > 1:
+        raise BadJob(
+            f"the plan has loss_chunks {plan.loss_chunks}, but a tensor group has divided logits already",
+            remedy="Use the plan with loss_chunks 1.",
+        )
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
-    inner: Strategy = (
-        Sharded(model, world, along=shard_dim_within_tensor_group)
-        if plan.layout.shards > 1
-        else GradientReducer(model, world)
-    )
+    inner = data_execution(plan.layout).within_tensor_group(model, world)
     return TensorParallel(inner, divided, world, job, plan.precision)
 
 
@@ -81,8 +76,9 @@ class TensorParallel(Strategy):
     def __init__(self, inner: Strategy, divided: DividedModel, world: World, job: Job, precision: str) -> None:
         self.model = inner.model
         self._inner, self._divided, self._world = inner, divided, world
-        is_smoothed = job.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks
-        self._is_loss_divided = job.loss == "token_cross_entropy" and not is_smoothed and divided.output is not None
+        objective, is_divided = job.objective, divided.output is not None
+        is_smoothed = objective.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks
+        self._is_loss_divided = objective.loss == "token_cross_entropy" and not is_smoothed and is_divided
         self._largest_difference = _LARGEST_DIFFERENCE.get(precision, _LARGEST_DIFFERENCE_ELSE)
         self._num_updates, self._left_in_a_row = 0, _MOST_IN_A_ROW
         self._known: set[str] = set()  # parameters that have had a gradient

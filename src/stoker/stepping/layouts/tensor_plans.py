@@ -245,6 +245,6 @@ def _of_sequence(model: nn.Module, rules: Rules, layout: Layout) -> TensorPlanPr
     return None
 
 
-def _divisors(count: int, most: int = 12) -> str:
+def _divisors(count: int) -> str:
     divisors = [size for size in range(2, min(count, 1024) + 1) if count % size == 0]
-    return ", ".join(map(str, divisors[:most])) or "1"
+    return ", ".join(map(str, divisors[:12])) or "1"

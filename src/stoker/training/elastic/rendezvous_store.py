@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 """Name of the loopback interface, for the listeners of gloo and NCCL."""
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.5
 _SIOCGIFADDR = 0x8915
 
 
@@ -107,8 +107,8 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def wait_for(store: Store, keys: Sequence[str], patience_s: float) -> bool:
-    """Whether all keys are set within `patience_s` [s].
+def wait_for(store: Store, keys: Sequence[str], patience_s: float, longest_pause_s: float = _LONGEST_PAUSE_S) -> bool:
+    """Whether all keys are set within `patience_s` [s]; looks at least every `longest_pause_s` [s].
 
     It polls: the store's own `wait` writes to standard error when the time is over.
 
@@ -121,7 +121,7 @@ def wait_for(store: Store, keys: Sequence[str], patience_s: float) -> bool:
         if left_s <= 0:
             return False
         time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, longest_pause_s)
     return True
 
 
@@ -129,7 +129,7 @@ SECRET_VARIABLE = "STOKER_SECRET"  # noqa: S105 - the name of it
 """Environment variable: the secret that only the processes of a launched run know."""
 
 LEAST_CHARACTERS = 16
-_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.05
+_LONGEST_POLL_S = 0.05
 _SIZE = hashlib.sha256().digest_size
 
 
@@ -151,13 +151,9 @@ class AuthenticatedStore(Store):
         Raises:
             DistStoreError: the generation is broken and they are not set, or the time is over.
         """
-        patience = self._store.timeout if timeout is None else timeout
-        until, pause_s = time.monotonic() + patience.total_seconds(), _SHORTEST_POLL_S
-        while not self.check(keys):
-            if time.monotonic() > until:
-                raise DistStoreError(f"timed out after {patience.total_seconds():g} s waiting for {', '.join(keys)}")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+        patience_s = (self._store.timeout if timeout is None else timeout).total_seconds()
+        if not wait_for(self, keys, patience_s, _LONGEST_POLL_S):
+            raise DistStoreError(f"timed out after {patience_s:g} s waiting for {', '.join(keys)}")
 
     def get(self, key: str) -> bytes:
         """The value of a key; waits until it is set.

@@ -77,7 +77,7 @@ class SurvivorState:
 
     `unevaluated` is the position before the last update, if what was due after that update did not complete; `progress`
     is that of a checkpoint; `state` is None once it is in the step. `outer` is the state of the outer optimiser, of
-    replicas with updates of their own (`Outer.state`).
+    replicas with updates of their own (`OuterOptimizer.state`).
     """
 
     position: Position

@@ -1,0 +1,95 @@
+"""The parts of a model's state that one process of a layout holds, to the byte.
+
+Not checked: that the optimiser's state of a parameter is shaped like the parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from stoker.layouts import axes_of
+from stoker.records import Layout, Trace
+from stoker.records.profile import ModelParts, Parameter
+
+SCALAR_BYTES = 8
+"""A tensor of an optimiser's state up to this size [bytes] is a counter, one for each parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerFootprint:
+    """An optimiser's state: `like` tensors of each trained parameter's shape, and `scalar_bytes` for each parameter."""
+
+    like: int
+    scalar_bytes: int
+
+    @classmethod
+    def of(cls, trace: Trace, parts: ModelParts) -> OptimizerFootprint:
+        """The footprint in a trace of the whole model; the rounded mean if states differ by parameter."""
+        state = [one.num_bytes for one in trace.storages if one.category == "optimizer state" and one.born < 0]
+        trained = [one for one in parts.parameters if one.is_trained]
+        scalars = [size for size in state if size <= SCALAR_BYTES]
+        like = (sum(state) - sum(scalars)) / max(1, parts.trained_bytes)
+        return cls(like=round(like), scalar_bytes=round(sum(scalars) / max(1, len(trained))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """State of a process [bytes]: its part of parameters, of their gradients, and of the optimiser's state.
+
+    `parameters` include the padding of `fully_shard`, by which every process has as much as the first.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Parameters, gradients and optimiser state [bytes]."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def rank_state(parts: ModelParts, layout: Layout, rank: int, moments: OptimizerFootprint) -> RankState:
+    """The state of process number `rank`."""
+    held = held_parts(parts, layout, rank).parameters
+    trained = [one for one in held if one.is_trained]
+    gradients = sum(local_bytes(one, layout, rank) for one in trained)
+    return RankState(
+        parameters=sum(local_bytes(one, layout) for one in held),
+        gradients=gradients,
+        optimizer=moments.like * gradients + moments.scalar_bytes * len(trained),
+    )
+
+
+def held_parts(parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
+    """The parts whose parameters, or parts of them, process number `rank` holds."""
+    for axis in axes_of(layout):
+        parts = axis.held(parts, layout, rank)
+    return parts
+
+
+def local_bytes(one: Parameter, layout: Layout, rank: int | None = None) -> int:
+    """Bytes of a parameter in a process that holds it; without `rank` with the padding that it is stored with."""
+    shape = one.shape
+    for axis in axes_of(layout):
+        shape = axis.local_shape(one, shape, layout, rank)
+    return math.prod(shape) * one.item_bytes
+
+
+def with_local_state(trace: Trace, parts: ModelParts, layout: Layout, kept: tuple[str, ...]) -> Trace:
+    """The trace with storages of the categories `kept` as large as a process stores them.
+
+    A storage is recognised by its size: parameters of the same size get the mean of what is stored of them.
+    """
+    sizes: defaultdict[int, list[int]] = defaultdict(list)
+    for one in parts.parameters:
+        sizes[one.num_bytes].append(local_bytes(one, layout))
+    means = {whole: round(sum(local) / len(local)) for whole, local in sizes.items()}
+    storages = tuple(
+        dataclasses.replace(one, num_bytes=means.get(one.num_bytes, one.num_bytes)) if one.category in kept else one
+        for one in trace.storages
+    )
+    return dataclasses.replace(trace, storages=storages)

@@ -1,0 +1,57 @@
+"""Which layouts a job allows: rules for all layouts, then those of each axis. What the model allows, executions say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.layouts import axes_of
+from stoker.records import Coupling, Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTraits:
+    """What a job has that some layouts do not allow; `stoker.stepping.layouts.compatibility` finds it.
+
+    `batch` are samples of an update, and `coupling` is theirs; None where both are judged with the micro-batch.
+    `closure_optimizer` is the name of an optimiser that computes the loss within its
+    step, `matrix_optimizer` of one that needs whole matrices, and `model_optimizer` of one that needs the whole model.
+    `is_synced`: sites make updates of their own (`Job(sync=…)`). `model_measures` are names of losses and metrics of
+    the form (model, batch), `stateful_metrics` of metrics that see all outputs. `averages_statistics`: averaged weights
+    need running statistics of their own.
+    """
+
+    batch: int | None = None
+    coupling: Coupling | None = None
+    has_own_step: bool = False
+    closure_optimizer: str | None = None
+    matrix_optimizer: str | None = None
+    model_optimizer: str | None = None
+    is_synced: bool = False
+    has_penalty: bool = False
+    model_measures: tuple[str, ...] = ()
+    stateful_metrics: tuple[str, ...] = ()
+    averages_statistics: bool = False
+
+
+def layout_problem(layout: Layout, job: JobTraits) -> str | None:
+    """Why a job does not allow a layout, with the numbers and what it would allow; None if it does."""
+    return next(_problems(layout, job), None) if layout.world_size > 1 else None
+
+
+def _problems(layout: Layout, job: JobTraits) -> Iterator[str]:
+    if job.has_own_step:
+        yield "the job's own step makes a whole update by itself"
+    if job.closure_optimizer is not None:
+        yield f"{job.closure_optimizer} computes the loss again within its step"
+    if job.is_synced and not layout.is_replicated:
+        yield "sites that come together after an interval (sync=…) hold whole models"
+    if job.coupling is not None and job.batch is not None:
+        problem = layout.problem_with(job.coupling, job.batch)
+        if problem is not None:
+            yield problem
+    if job.averages_statistics and not layout.is_replicated:
+        yield "the averaged weights need running statistics of their own, which takes whole models"
+    for axis in sorted(axes_of(layout), key=lambda axis: axis.complexity):
+        if (problem := axis.problem_with(layout, job)) is not None:
+            yield problem

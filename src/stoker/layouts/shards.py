@@ -1,0 +1,140 @@
+"""Shards: processes hold parts of parameters, gradients and optimiser state, and of every batch (fully sharded).
+
+Volumes are those of `fully_shard`, which gathers the parameters of a block before it is used, forward and, if they were
+freed, backward, and sums and scatters its gradients after it (Zhao et al. 2023, arXiv:2304.11277, sections 3.2, 4.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from stoker.layouts.base import DividedUpdate, LayoutAxis, Seconds, Traffic
+from stoker.layouts.local_state import local_bytes, with_local_state
+from stoker.layouts.rules import JobTraits
+from stoker.layouts.trace_division import STATE, in_rows, with_operations
+from stoker.records import Layout, Operation, TensorShape, Trace
+from stoker.records.profile import ModelParts, Parameter
+
+_UPDATE_S, _GROUP_S, _KEPT_GROUP_S, _PARAMETER_S = 5e-4, 2.1e-3, 1.7e-3, 3e-5
+"""Overhead of `fully_shard`: an update; in each pass each group, which frees its parameters or keeps them; and each
+parameter in an update [s]."""
+_GLOO_ONCE, _GLOO_TWICE = 6.0, 9.0
+"""Peak memory of gloo's copies, in threads that keep the memory, in multiples of all gathered bytes: fitted on
+`calibration` of `bench/many/forecast.py`, PyTorch 2.13. 6 if parameters stay gathered, 8 and 10 if blocks are gathered
+twice."""
+
+
+class Shards(LayoutAxis):
+    """See `stoker.layouts.base.LayoutAxis`."""
+
+    name = "shards"
+    explanation = "processes hold parts of parameters, gradients and optimiser state, and take parts of every batch"
+    complexity = 1
+
+    def variants(self, layout: Layout) -> Iterator[Layout]:
+        """As `LayoutAxis.variants`: gathered parameters are freed after the forward pass, or kept."""
+        for reshard in (True, False):
+            yield dataclasses.replace(layout, reshard=reshard)
+
+    def problem_with(self, layout: Layout, job: JobTraits) -> str | None:
+        """As `LayoutAxis.problem_with`."""
+        if job.matrix_optimizer is not None:
+            return f"{job.matrix_optimizer} needs whole matrices, and shards hold parts of them"
+        return None
+
+    def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
+        """As `LayoutAxis.traffic`: parameters gathered, and gradients summed and scattered, in each pass.
+
+        Without `reshard` parameters stay gathered until the end of a pass, and gradients whole until the last pass of
+        an update. Parameters outside of blocks are gathered once a pass, since they are used at both ends of it.
+        """
+        layout, parts, passes = update.layout, update.held, update.passes
+        root, *blocks = sharding_groups(parts, layout)
+        groups = root, *blocks
+        used = 8 * sum(one.is_trained for one in parts.parameters)
+        traffic = [
+            Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=groups, times=passes,
+                    beside="blocks"),
+            Traffic(what="gradients summed and scattered", collective="reduce-scatter", axis="shards",
+                    sizes=groups[::-1], times=passes if layout.reshard else 1, beside="blocks"),
+            Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
+        ]  # fmt: skip
+        if layout.reshard and blocks:
+            traffic.insert(1, Traffic(what="parameters gathered again", collective="all-gather", axis="shards",
+                                    sizes=tuple(blocks[::-1]), times=passes, beside="blocks"))  # fmt: skip
+        return tuple(traffic)
+
+    def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
+        """As `LayoutAxis.overhead_s`."""
+        num_parameters = sum(one.is_trained for one in parts.parameters) / layout.stages
+        groups = passes * (1 + len(parts.blocks)) / layout.stages
+        seconds = _UPDATE_S + groups * (_GROUP_S if layout.reshard else _KEPT_GROUP_S)
+        return seconds + num_parameters * _PARAMETER_S
+
+    def copies_s(self, traffic: Sequence[Traffic], layout: Layout, seconds: Seconds) -> float:
+        """As `LayoutAxis.copies_s`.
+
+        A gather copies a process's own part in and everything out, a scatter everything in; its result is used in
+        place. Source: `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in
+        torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+        """
+
+        def copy_s(num_bytes: float) -> float:  # as the elementwise operation that takes as long
+            shape = TensorShape(shape=(max(1, round(num_bytes / 4)),), dtype="fp32")
+            num = shape.numel * 4
+            return seconds(
+                Operation(name="mul", inputs=(shape,), outputs=(shape,), flops=0, bytes_read=num, bytes_written=num)
+            )
+
+        shares = {"all-gather": (1 / layout.shards, 1.0), "reduce-scatter": (1.0,)}
+        return sum(
+            one.times * copy_s(size * share)
+            for one in traffic if one.axis == "shards"
+            for size in one.sizes for share in shares[one.collective]
+        )  # fmt: skip
+
+    def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
+        """As `LayoutAxis.local_shape`: rows, as `torch.chunk` cuts them; the last shards may have fewer, or none."""
+        if not shape:
+            return shape
+        rows = -(-shape[0] // layout.shards)
+        if rank is not None:
+            rows = min(rows, max(0, shape[0] - layout.coordinate(rank, "shards") * rows))
+        return rows, *shape[1:]
+
+    def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
+        """As `LayoutAxis.trace_of`, with the optimiser's work on one shard."""
+        share = 1 / layout.shards
+        # If parameters stay gathered, gradients of all passes but the last are added up whole.
+        are_divided = layout.reshard or trace.settings.parts == 1
+        return with_operations(
+            with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE),
+            lambda one, operation: in_rows(operation, share) if one.phase == "optimizer" else operation,
+        )
+
+    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool) -> int:
+        """As `LayoutAxis.message_bytes`.
+
+        On a GPU two gathered blocks, the one in use and the next, with the buffer they came in, and the gradients of a
+        block before and after they are reordered for their sum.
+        """
+        root, *blocks = sharding_groups(parts, layout)
+        if is_on_cpu:
+            return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * (root + sum(blocks)))
+        largest = max(blocks, default=0)
+        return root + (2 * largest if layout.reshard else sum(blocks)) + 2 * max(root, largest)
+
+
+AXIS = Shards()
+
+
+def sharding_groups(parts: ModelParts, layout: Layout) -> tuple[int, ...]:
+    """Bytes that each call gathers under `fully_shard`: the root, then each block.
+
+    Every parameter is padded so that its first dimension divides, after the division by tensor parallel.
+    """
+    sizes = [0] * (1 + len(parts.blocks))
+    for one in parts.parameters:
+        sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * layout.shards
+    return tuple(sizes)

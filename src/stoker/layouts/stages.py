@@ -1,0 +1,192 @@
+"""Stages: each process holds a few consecutive blocks, and micro-batches go from one to the next and back (pipeline).
+
+Stages take `m` micro-batches in m + s - 1 turns of the slowest of s (Narayanan et al. 2021, arXiv:2104.04473,
+section 2.2). Parameters registered before the first block are assumed to feed it, those after the last block to use its
+output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
+from stoker.layouts.rules import JobTraits
+from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
+from stoker.records import Layout, Profile, Trace
+from stoker.records.profile import ModelParts
+
+_UPDATE_S = 1.2e-3
+"""Overhead of a pipeline's schedule: an update [s]."""
+
+
+class Stages(LayoutAxis):
+    """See `stoker.layouts.base.LayoutAxis`."""
+
+    name = "stages"
+    explanation = "each process holds a few consecutive blocks, and micro-batches go from one to the next and back"
+    complexity = 3
+    is_uneven = True
+    report_note = "Communication includes the bubble: the time in which a stage has no micro-batch to work on."
+
+    def problem_with(self, layout: Layout, job: JobTraits) -> str | None:
+        """As `LayoutAxis.problem_with`."""
+        does_not = f"a layout of {layout.in_words()} does not go with"
+        if job.model_measures:
+            return f"{does_not} {', '.join(job.model_measures)}, which takes the model: no stage has all of it"
+        if job.has_penalty:
+            return f"{does_not} Objective(penalty=…): no stage has all weights"
+        if job.stateful_metrics:
+            return f"{does_not} {', '.join(job.stateful_metrics)}, which sees outputs: only the last stage has them"
+        if job.model_optimizer is not None:
+            return f"{does_not} {job.model_optimizer}, which finds hidden matrices by the whole model"
+        samples = None if job.batch is None else job.batch // layout.data_size
+        if samples is not None and samples < layout.stages:
+            return f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
+        return None
+
+    def searched(self, profile: Profile, layout: Layout) -> Profile:
+        """As `LayoutAxis.searched`: fewer micro-batches than stages leave some of them idle all the time."""
+        return dataclasses.replace(profile, batch=max(1, profile.batch // layout.stages))
+
+    def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
+        """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour."""
+        sizes = (boundary_bytes(update.trace(), update.parts),)
+        turns = 2 * (update.passes + update.layout.stages - 1)
+        return (Traffic(what="activations handed on", collective="point-to-point", axis="stages", sizes=sizes,
+                        times=turns, stops=0.5),)  # fmt: skip
+
+    def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
+        """As `LayoutAxis.overhead_s`."""
+        return _UPDATE_S
+
+    def num_idle_turns(self, layout: Layout) -> int:
+        """As `LayoutAxis.num_idle_turns`."""
+        return layout.stages - 1
+
+    def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
+        """As `LayoutAxis.held`: the parts of one stage, its blocks numbered from 0."""
+        stage, cuts = layout.coordinate(rank, "stages"), cuts_of(parts, layout.stages)
+        first, last = (0, *cuts, len(parts.blocks))[stage : stage + 2]
+        return dataclasses.replace(
+            parts,
+            parameters=tuple(
+                dataclasses.replace(one, block=None if one.block is None else one.block - first)
+                for one, owner in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True)
+                if owner == stage
+            ),
+            blocks=parts.blocks[first:last],
+        )
+
+    def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
+        """As `LayoutAxis.trace_of`."""
+        return of_blocks(trace, parts, cuts_of(parts, layout.stages), layout.coordinate(rank, "stages"))
+
+    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
+        """As `LayoutAxis.waiting_bytes`: activations between a micro-batch's forward and backward pass."""
+        kept = sum(one.num_bytes for one in trace.storages if one.category == "activation") // trace.settings.parts
+        ahead = min(passes, layout.stages - layout.coordinate(rank, "stages")) if layout.schedule == "1f1b" else passes
+        return kept * (ahead - 1)
+
+
+AXIS = Stages()
+
+
+def cuts_of(parts: ModelParts, stages: int) -> tuple[int, ...]:
+    """First blocks of all stages but the first; if the model was not cut, stages hold equally many, give or take one.
+
+    >>> cuts_of(ModelParts(name="M", parameters=(), blocks=("a", "b", "c", "d", "e", "f")), 4)
+    (1, 3, 4)
+    """
+    return parts.cuts or tuple(len(parts.blocks) * stage // stages for stage in range(1, stages))
+
+
+def stages_of_parameters(parts: ModelParts, cuts: Sequence[int]) -> list[int]:
+    """Index of the stage that holds each parameter: that of its block, else the first or the last.
+
+    `cuts` are the first blocks of all stages but the first.
+    """
+    first_block = next((n for n, one in enumerate(parts.parameters) if one.block is not None), len(parts.parameters))
+    return [
+        (len(cuts) if first_block <= index else 0) if one.block is None else sum(one.block >= cut for cut in cuts)
+        for index, one in enumerate(parts.parameters)
+    ]
+
+
+def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) -> Trace:
+    """The trace of one stage, with the optimiser's work on its share of the parameters, and the storages it allocates.
+
+    `cuts` are the first blocks of all stages but the first. Operations outside of blocks belong to the first stage if
+    they come before all blocks in the forward pass, and to the last one if they come after them.
+    """
+    places = _stages(trace, parts, cuts)
+    keep = [place is None or place == stage for place in places]
+    number, new_index = 0, list[int]()
+    for one in keep:
+        number += one
+        new_index.append(number - 1)
+    kept = [
+        index for index, one in enumerate(trace.storages)
+        if (one.born < 0 and one.category in ("input", "buffer")) or (one.born >= 0 and keep[one.born])
+    ]  # fmt: skip
+    renumbered = {old: new for new, old in enumerate(kept)}
+    storages = []
+    for old in kept:
+        storage = trace.storages[old]
+        died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
+        if died is not None:
+            died = max(0, born, new_index[min(died, len(new_index) - 1)])
+        storages.append(dataclasses.replace(storage, born=born, died=died))
+    events = [
+        (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1) for event in trace.events
+        if abs(event) - 1 in renumbered
+    ]  # fmt: skip
+    occurrences = [one for one, is_mine in zip(trace.occurrences, keep, strict=True) if is_mine]
+    trained_bytes = sum(
+        parameter.num_bytes
+        for parameter, owner in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True)
+        if parameter.is_trained and owner == stage
+    )
+    share = trained_bytes / max(1, parts.trained_bytes)
+    staged = dataclasses.replace(
+        trace, occurrences=tuple(occurrences), storages=tuple(storages), events=tuple(events), repetition=None
+    )
+    return with_operations(
+        staged, lambda one, operation: in_rows(operation, share) if one.phase == "optimizer" else operation
+    )
+
+
+def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
+    """Bytes that a stage passes on for one micro-batch: the first tensor that a block in the middle reads."""
+    middle = parts.blocks[len(parts.blocks) // 2]
+    for one in trace.occurrences:
+        name = trace.modules[one.module]
+        if one.phase == "forward" and one.part == 0 and (name == middle or name.startswith(f"{middle}.")):
+            return bytes_of(trace.operations[one.operation].inputs[0])
+    return 0
+
+
+def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
+    """The stage of each occurrence; None for the optimiser's."""
+    block_of: list[int | None] = []
+    for name in trace.modules:
+        parents = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
+        block_of.append(next((parts.blocks.index(parent) for parent in parents if parent in parts.blocks), None))
+    first_block = next((index for index, p in enumerate(parts.parameters) if p.block is not None), 0)
+    before_blocks = {p.name.rpartition(".")[0] for p in parts.parameters[:first_block]} - {""}
+    stages: list[int | None] = []
+    last, has_passed = 0, False
+    for one in trace.occurrences:
+        block = block_of[one.module]
+        if one.phase == "optimizer":
+            stages.append(None)
+            continue
+        if block is not None:
+            last, has_passed = sum(block >= cut for cut in cuts), True
+        elif one.phase == "forward":
+            # Before the first block of a micro-batch, or after its last one; a module registered before the blocks
+            # begins the next micro-batch.
+            has_passed = has_passed and trace.modules[one.module] not in before_blocks
+            last = len(cuts) if has_passed else 0
+        stages.append(last)
+    return stages

@@ -1,0 +1,185 @@
+"""Tensor parallel: processes that pass the same samples hold a part of each large matrix.
+
+Layers add up their partial outputs forward, and the gradients of their inputs backward (Shoeybi et al. 2019,
+arXiv:1909.08053, section 3); with sequence parallel each of these sums is a gather and a scatter (Korthikanti et al.
+2022, arXiv:2205.05198, section 4.2).
+
+Not checked: that everything between two divided layers is divided as they are, as in attention and feed-forward layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from stoker.devices.hardware import NODE_DEVICES
+from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
+from stoker.layouts.local_state import local_bytes, with_local_state
+from stoker.layouts.rules import JobTraits
+from stoker.layouts.trace_division import PRODUCTS, STATE, bytes_of, in_rows, scaled, with_dim, with_operations
+from stoker.records import Layout, Occurrence, Operation, Profile, TensorShape, Trace
+from stoker.records.profile import Division, ModelParts, Parameter
+
+_UPDATE_S, _LAYER_S, _SEQUENCE_LAYER_S = 3e-3, 4.5e-4, 7.9e-4
+"""Overhead of DTensor: an update, and in each pass a divided layer, without or with divided sequences [s]."""
+
+
+class TensorGroup(LayoutAxis):
+    """See `stoker.layouts.base.LayoutAxis`."""
+
+    name = "tensor"
+    explanation = "processes that pass the same samples hold a part of each large matrix"
+    complexity = 2
+
+    def variants(self, layout: Layout) -> Iterator[Layout]:
+        """As `LayoutAxis.variants`: what is between divided layers is whole, or divided along the sequence."""
+        for sequence in (False, True):
+            yield dataclasses.replace(layout, sequence=sequence)
+
+    def problem_with(self, layout: Layout, job: JobTraits) -> str | None:
+        """As `LayoutAxis.problem_with`."""
+        name = layout.in_words()
+        if layout.tensor > NODE_DEVICES:
+            return f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
+        if layout.stages > 1:
+            return f"a layout has a tensor group or stages, not both, as {name}"
+        if job.has_penalty:
+            return f"a layout of {name} does not go with Objective(penalty=…), which would see parts of matrices"
+        if job.matrix_optimizer is not None:
+            return f"a layout of {name} does not go with {job.matrix_optimizer}, which needs whole matrices"
+        return None
+
+    def searched(self, profile: Profile, layout: Layout) -> Profile:
+        """As `LayoutAxis.searched`: logits are divided already."""
+        return dataclasses.replace(profile, loss_chunks=1)
+
+    def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
+        """As `LayoutAxis.traffic`."""
+        forward, backward = tensor_sums(update.trace(), update.parts)
+        sizes, times = (*forward, *backward), update.passes
+        if not update.layout.sequence:
+            return (Traffic(what="partial outputs summed", collective="all-reduce", axis="tensor", sizes=sizes,
+                            times=times),)  # fmt: skip
+        return (
+            Traffic(what="sequences gathered", collective="all-gather", axis="tensor", sizes=sizes, times=times),
+            Traffic(what="sequences scattered", collective="reduce-scatter", axis="tensor", sizes=sizes, times=times),
+        )
+
+    def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
+        """As `LayoutAxis.overhead_s`."""
+        return _UPDATE_S + passes * len(parts.divided) * (_SEQUENCE_LAYER_S if layout.sequence else _LAYER_S)
+
+    def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
+        """As `LayoutAxis.local_shape`."""
+        return tuple(size // layout.tensor if dim == one.division else size for dim, size in enumerate(shape))
+
+    def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
+        """As `LayoutAxis.trace_of`."""
+        divided = _DividedLayers(trace, parts, layout.tensor)
+        factors = [divided.output_share(one) for one in trace.occurrences]
+        local = with_local_state(trace, parts, layout, ("gradient", *STATE))
+        storages = tuple(
+            dataclasses.replace(one, num_bytes=math.ceil(one.num_bytes * factors[one.born]))
+            if one.category not in ("gradient", *STATE) and one.born >= 0 and factors[one.born] < 1 else one
+            for one in local.storages
+        )  # fmt: skip
+        whole = max(1, sum(one.num_bytes for one in parts.parameters))
+        share = sum(local_bytes(one, layout) for one in parts.parameters) / whole
+        return with_operations(
+            dataclasses.replace(trace, storages=storages),
+            lambda one, operation: (
+                in_rows(operation, share) if one.phase == "optimizer" else divided.operation(one, operation)
+            ),
+        )
+
+
+AXIS = TensorGroup()
+
+
+def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of the tensors that a tensor group sums for one micro-batch [bytes]: forward outputs, backward gradients.
+
+    Forward the outputs of layers divided by rows or by vocabulary, backward the input gradient of layers divided by
+    columns: once for the layers of one parent, such as queries, keys and values, since they share their input.
+    """
+    forward: list[int] = []
+    backward: dict[str, int] = {}
+    for one in trace.occurrences:
+        name = trace.modules[one.module]
+        division, operation = parts.divided.get(name), trace.operations[one.operation]
+        if division is None or one.phase != "forward" or one.part != 0:
+            continue
+        if division == "columns" and operation.name in PRODUCTS:
+            backward[name.rpartition(".")[0]] = bytes_of(operation.inputs[-2])
+        elif division == "vocabulary" or operation.name in PRODUCTS:
+            forward.append(bytes_of(operation.outputs[0]))
+    return tuple(forward), tuple(backward.values())
+
+
+class _DividedLayers:
+    """The operations of a trace as a tensor group divides them."""
+
+    def __init__(self, trace: Trace, parts: ModelParts, tensor: int) -> None:
+        self._trace, self._share = trace, 1 / tensor
+        self._divided: dict[str, Division] = parts.divided
+        self._weights = {one.name.rpartition(".")[0]: one.shape for one in parts.parameters if len(one.shape) == 2}
+        between: defaultdict[str, set[Division]] = defaultdict(set)
+        for name, division in self._divided.items():
+            between[name.rpartition(".")[0]].add(division)
+        self._between = {name for name, kinds in between.items() if name and len(kinds) > 1}
+
+    def output_share(self, one: Occurrence) -> float:
+        """Share of an occurrence's outputs in one process [0 to 1]."""
+        operation = self._trace.operations[one.operation]
+        after = self.operation(one, operation)
+        whole = sum(shape.numel for shape in operation.outputs)
+        return sum(shape.numel for shape in after.outputs) / whole if whole else 1.0
+
+    def operation(self, one: Occurrence, operation: Operation) -> Operation:
+        """One process's part of an occurrence's operation."""
+        name = self._trace.modules[one.module]
+        division = self._divided.get(name)
+        if division is not None and operation.name in PRODUCTS:
+            return self._product(operation, division, self._weights.get(name, ()), is_forward=one.phase == "forward")
+        if name in self._between or division == "columns":
+
+            def narrowed(shape: TensorShape) -> TensorShape:
+                if not shape.shape:
+                    return shape
+                dim = 1 if len(shape.shape) == 4 else len(shape.shape) - 1  # heads, or features
+                return with_dim(shape, dim, self._share)
+
+            return scaled(operation, self._share, narrowed)
+        return operation
+
+    def _product(
+        self, operation: Operation, division: Division, weight: tuple[int, ...], *, is_forward: bool
+    ) -> Operation:
+        """The product with m, k or n of [m, k] @ [k, n] divided: the layer's outputs (columns) or inputs (rows)."""
+        *more, a, b = operation.inputs
+        out = operation.outputs[0]
+        if is_forward:
+            dim = "n" if division == "columns" else "k"
+        elif sorted(out.shape[-2:]) == sorted(weight):
+            is_as_stored = out.shape[-2:] == tuple(weight)
+            dim = "m" if (division == "columns") == is_as_stored else "n"
+        else:
+            dim = "k" if division == "columns" else "n"
+        share = self._share
+        if dim == "m":
+            a, out = with_dim(a, -2, share), with_dim(out, -2, share)
+        elif dim == "k":
+            a, b = with_dim(a, -1, share), with_dim(b, -2, share)
+        else:
+            b, out = with_dim(b, -1, share), with_dim(out, -1, share)
+            more = [with_dim(one, -1, share) if one.shape else one for one in more]
+        before = sum(one.numel for one in operation.inputs)
+        after = sum(one.numel for one in (*more, a, b))
+        written = out.numel / max(1, operation.outputs[0].numel)
+        return dataclasses.replace(
+            operation, inputs=(*more, a, b), outputs=(out, *operation.outputs[1:]),
+            flops=round(operation.flops * share), bytes_read=round(operation.bytes_read * after / max(1, before)),
+            bytes_written=round(operation.bytes_written * written),
+        )  # fmt: skip

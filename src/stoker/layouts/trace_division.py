@@ -1,0 +1,58 @@
+"""Operations and bytes of a trace, changed as a layout divides them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from stoker.records import Occurrence, Operation, TensorShape, Trace
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+STATE = ("parameter", "optimizer state", "average")
+"""Categories of storages that live from update to update."""
+
+_ITEM_BYTES = {"fp64": 8, "int64": 8, "bf16": 2, "fp16": 2, "bool": 1, "uint8": 1}
+
+
+def bytes_of(shape: TensorShape) -> int:
+    """Size of a tensor [bytes]."""
+    return shape.numel * _ITEM_BYTES.get(shape.dtype, 4)
+
+
+def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Operation]) -> Trace:
+    """The trace with each occurrence's operation changed; equal operations stay one."""
+    operations: list[Operation] = []
+    numbers: dict[tuple[int, str, int], int] = {}
+    occurrences = []
+    for one in trace.occurrences:
+        key = one.operation, one.phase, one.module
+        if key not in numbers:
+            changed = change(one, trace.operations[one.operation])
+            if not operations or changed not in operations[-64:]:
+                operations.append(changed)
+            numbers[key] = len(operations) - 1 - operations[::-1].index(changed)
+        occurrences.append(dataclasses.replace(one, operation=numbers[key]))
+    return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
+
+
+def in_rows(operation: Operation, share: float) -> Operation:
+    """The operation over a share of the first dimension of every tensor."""
+    return scaled(operation, share, lambda shape: with_dim(shape, 0, share) if shape.shape else shape)
+
+
+def scaled(operation: Operation, share: float, narrowed: Callable[[TensorShape], TensorShape]) -> Operation:
+    """The operation with a share of its FLOPs and bytes, and each tensor narrowed."""
+    return dataclasses.replace(
+        operation,
+        inputs=tuple(map(narrowed, operation.inputs)), outputs=tuple(map(narrowed, operation.outputs)),
+        flops=round(operation.flops * share), bytes_read=round(operation.bytes_read * share),
+        bytes_written=round(operation.bytes_written * share),
+    )  # fmt: skip
+
+
+def with_dim(shape: TensorShape, dim: int, share: float) -> TensorShape:
+    """The shape with a share of one dimension, at least 1."""
+    sizes = list(shape.shape)
+    sizes[dim] = max(1, math.ceil(sizes[dim] * share))
+    return TensorShape(shape=tuple(sizes), dtype=shape.dtype)

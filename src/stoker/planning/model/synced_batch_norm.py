@@ -1,0 +1,40 @@
+"""Batch norms over the processes that share a batch: their messages, and the work that they add."""
+
+from __future__ import annotations
+
+from stoker.layouts.base import Traffic
+from stoker.layouts.trace_division import bytes_of
+from stoker.records import Operation, Trace
+
+
+def norm_traffic(trace: Trace, data_size: int, passes: int) -> tuple[Traffic, ...]:
+    """Messages of an update over `data_size` processes: statistics forward, the sums of two gradients backward."""
+    channels = [norm.inputs[0].shape[1] for norm in batch_norms_of(trace)]
+    gathered = tuple(4 * (2 * count + 1) * data_size for count in channels)
+    summed = tuple(8 * count for count in channels)
+    return (
+        Traffic(what="batch statistics gathered", collective="all-gather", axis="data", sizes=gathered, times=passes),
+        Traffic(what="gradients of batch statistics", collective="all-reduce", axis="data", sizes=summed, times=passes),
+    )
+
+
+def batch_norms_of(trace: Trace) -> tuple[Operation, ...]:
+    """The batch norms in the forward pass of one micro-batch."""
+    operations = (trace.operations[one.operation] for one in trace.occurrences
+                  if one.part == 0 and one.phase == "forward")  # fmt: skip
+    return tuple(one for one in operations if "batch_norm" in one.name)
+
+
+def synced_norm_work(norm: Operation) -> Operation:
+    """One of the `WORK_PER_NORM` elementwise operations that a batch norm over several processes adds to PyTorch's.
+
+    Each is over tensors as large as the norm's input.
+    """
+    x = norm.inputs[0]
+    num_bytes = bytes_of(x)
+    return Operation(name="mul", inputs=(x, x), outputs=(x,), flops=0, bytes_read=2 * num_bytes,
+                     bytes_written=num_bytes)  # fmt: skip
+
+
+WORK_PER_NORM = 5
+"""Passes of `stoker.stepping.batch_norm` over a tensor, less those of PyTorch's own kernels."""

@@ -1,0 +1,198 @@
+"""The plan in force: under which plan a run makes its next update, and the changes of it.
+
+A run begins under the plan that the planner chose, which its directory keeps with the decision. Another one takes its
+place where memory ran out, other processes share the run, or another time between checkpoints is asked for. It is
+stored before the first update under it, so that a resumed run replays it. `PlanInForce` is the only place that reads
+and changes it. So far a run stores the last change alone; a schedule of plans, with the first update under each, has
+its place here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
+
+from stoker import records
+from stoker.errors import BadRun, DoesNotFit
+from stoker.jobs import Job
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan
+from stoker.stepping.layouts.compatibility import micro_batch_problem
+from stoker.store import RunDirectory
+from stoker.training.elastic.rendezvous import Rendezvous
+from stoker.training.telemetry import Emit, Sink, emit_event
+from stoker.units import Duration
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replanned:
+    """A change of plan during a run.
+
+    `free_bytes` is the device's free memory when memory ran out, `reachable_bytes` what this process held or could
+    have got [bytes]; None where memory was not the reason, or where they are unknown.
+    """
+
+    old: Plan
+    new: Plan
+    why: str
+    free_bytes: int | None = None
+    reachable_bytes: int | None = None
+
+    def emit(self, tell: Emit, samples: int) -> None:
+        """Send the event of the change, which came after `samples` samples."""
+        tell(
+            "replanned", samples=samples, old=records.to_json(self.old), new=records.to_json(self.new), why=self.why,
+            free_bytes=self.free_bytes,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass
+class PlanInForce:
+    """The plan that a run's next update is made under.
+
+    Attributes:
+        directory: the run's.
+        decision: the planner's, with the plan in force in the place of the chosen one, whose forecast stays.
+        coupling: how samples influence each other.
+    """
+
+    directory: RunDirectory
+    decision: Decision
+    coupling: Coupling
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> PlanInForce:
+        """The plan in force of the run in `directory`.
+
+        Raises:
+            BadRun: the directory holds none.
+        """
+        decision, coupling = directory.read_decision(), directory.read_coupling()
+        if decision is None or coupling is None:
+            raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
+        changed = directory.read_changed_plan()
+        return cls(directory, decision if changed is None else _with_plan(decision, changed), coupling)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan itself."""
+        return self.decision.chosen.plan
+
+    def take_over(self, plan: Plan) -> None:
+        """Go on under `plan`, which another process has stored."""
+        self.decision = _with_plan(self.decision, plan)
+
+    def change(self, plan: Plan) -> None:
+        """Go on under `plan` from the next update on, and store it first.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        self.propose(plan)
+        self.take_over(plan)
+
+    def propose(self, plan: Plan) -> None:
+        """Store `plan`, which the processes take over when they meet again.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        self.directory.write_changed_plan(plan)
+
+    def save_every(self, interval: Duration | None, device_mtbf_h: float | None) -> None:
+        """Take over the checkpoint interval that is asked for now."""
+        asked = saving_every(interval, device_mtbf_h, self.decision)
+        if asked != self.decision:
+            self.change(asked.chosen.plan)
+
+    def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:
+        """Lay the plan out for `count` processes.
+
+        Raises:
+            BadRun: the layout that the run began with cannot be spread over so many processes.
+        """
+        old = self.plan
+        if old.layout.world_size == count:
+            return
+        began = self.directory.read_decision()
+        first = old.layout if began is None else began.chosen.plan.layout  # `old` may have lost processes, or been one
+        layout = ONE_PROCESS if count == 1 else first.resized(count)
+        if layout is None:
+            raise BadRun(
+                f"{self.directory.name} was spread over {first.in_words()}, which {count} processes cannot take over",
+                remedy=f"Use a multiple of {first.world_size // first.data_size} processes, one (`--on here`), or "
+                "start another run with --new.",
+            )
+        threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
+        new = plan_for_layout(layout, dataclasses.replace(old, threads=threads, captured=False), self.coupling, job)
+        self.change(new)
+        change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
+        change.emit(functools.partial(emit_event, sinks), self.directory.read_run().samples)
+
+    def agree(self, job: Job, meeting: Rendezvous, store: Store) -> Replanned | None:
+        """Go on under the plan of rank 0 (its own, or the one that a rank needs), laid out for all that met.
+
+        Returns:
+            On rank 0, the change where there is one.
+
+        Raises:
+            DoesNotFit: the layout cannot be spread over the processes that met.
+        """
+        old, key = self.plan, f"{meeting.name}/plan"
+        if meeting.rank > 0:
+            self.take_over(records.loads(store.get(key), Plan))
+            return None
+        agreed = records.from_json(meeting.notes["plan"], Plan) if "plan" in meeting.notes else old
+        layout = agreed.layout.resized(meeting.size)
+        if layout is None:
+            raise DoesNotFit(f"{old.layout.in_words()} cannot be spread over {meeting.size} processes")
+        new = plan_for_layout(layout, agreed, self.coupling, job)
+        store.set(key, records.dumps(new, indent=None))
+        if new == old:
+            return None
+        self.change(new)
+        return Replanned(
+            old=old, new=new, why=str(meeting.notes.get("why") or _who_is_here(old.layout.world_size, meeting.size))
+        )
+
+
+def saving_every(interval: Duration | None, device_mtbf_h: float | None, decision: Decision) -> Decision:
+    """The decision with another time between checkpoints in its plan, or another failure rate to compute it from."""
+    if interval is None and device_mtbf_h is None:
+        return decision
+    plan = dataclasses.replace(decision.chosen.plan, device_mtbf_h=device_mtbf_h)
+    if interval is not None:
+        plan = dataclasses.replace(plan, checkpoint_every_s=interval.value, device_mtbf_h=None)
+    return _with_plan(decision, plan)
+
+
+def plan_for_layout(layout: Layout, plan: Plan, coupling: Coupling, job: Job) -> Plan:
+    """The plan in another layout, with its micro-batch, or the least that is legal there.
+
+    Each process takes its part of a group of coupled samples in one pass: fewer processes take larger parts.
+    """
+    sharing = layout if job.sync is None else ONE_PROCESS
+    size = plan.micro_batch
+    if coupling.group is not None and micro_batch_problem(coupling, size, job.batch_size, sharing) is not None:
+        size = math.ceil(min(coupling.group, job.batch_size) / sharing.data_size)
+    return dataclasses.replace(plan, layout=layout, micro_batch=size)
+
+
+def _with_plan(decision: Decision, plan: Plan) -> Decision:
+    """The decision with another plan in the place of the chosen one, whose forecast stays."""
+    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    return dataclasses.replace(decision, candidates=candidates)
+
+
+def _who_is_here(before: int, now: int) -> str:
+    """Why a plan is for another number of processes.
+
+    >>> _who_is_here(4, 3), _who_is_here(2, 1), _who_is_here(1, 2)
+    ('3 of 4 processes are left', '1 of 2 processes is left', '2 processes are here, not 1 any more')
+    """
+    if now < before:
+        return f"{now} of {before} processes {'is' if now == 1 else 'are'} left"
+    return f"{now} processes are here, not {before} any more"

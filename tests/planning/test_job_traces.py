@@ -1,0 +1,59 @@
+"""The traces that a plan is made from: which are kept for the next process, and which are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.jobs import load_job
+from stoker.planning.job_traces import TraceBook
+from stoker.planning.model.trace_extrapolation import NotDerivable, derived
+from stoker.planning.resolved_job import resolve_job
+from stoker.profiling.tracing import fake_device
+from stoker.records import Coupling, TraceSettings
+from tests.flow.test_planning import JOBS
+
+pytestmark = pytest.mark.usefixtures("place")
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
+
+
+def book() -> TraceBook:
+    """As of a new process: of a job with a file, so that traces can be kept."""
+    return TraceBook(resolve_job(*load_job(JOBS / "branches_on_values.py", {})), SEPARABLE)
+
+
+def on_gpu(micro_batch: int) -> TraceSettings:
+    """An update on a GPU of compute capability 9.0, which runs the kernels of 8.0."""
+    return TraceSettings(target="cuda", capability="9.0", micro_batch=micro_batch)
+
+
+def pretend_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch without the hooks: a CPU stands in for a GPU."""
+    monkeypatch.setattr(fake_device, "why_not_cuda", lambda: "this PyTorch has no hooks")
+
+
+def test_a_trace_where_a_cpu_stood_in_says_so_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, derived or under another name; where the target can be pretended again, it is traced again."""
+    with monkeypatch.context() as patched:
+        pretend_nothing(patched)
+        stood_in = book()
+        assert [stood_in(on_gpu(size)).is_fallback for size in (2, 10)] == [True, True]
+    traces = book()
+    assert [traces(on_gpu(size)).is_fallback for size in (2, 10)] == [False, False]
+
+
+def test_a_trace_of_the_target_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And found where the target could not be pretended any more."""
+    made = book()(on_gpu(2))
+    pretend_nothing(monkeypatch)
+    assert book()(on_gpu(2)) == made
+
+
+def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of different devices, whatever their settings say."""
+    small = book()(on_gpu(2))
+    pretend_nothing(monkeypatch)
+    large = book()(on_gpu(4))
+    assert large.is_fallback
+    with pytest.raises(NotDerivable):
+        derived(small, large, 10)

@@ -1,0 +1,55 @@
+"""In which order plans are tried, with a search and trials that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.devices import attached_cpu, planned_devices
+from stoker.errors import DoesNotFit
+from stoker.planning import planner
+from stoker.planning.resolved_job import resolve_job
+from stoker.records import Plan
+from tests.flow.builders import blobs_job
+
+pytestmark = pytest.mark.usefixtures("place")
+
+FIRST = Plan(device="cpu", micro_batch=32)
+OTHER, NEIGHBOUR = (dataclasses.replace(FIRST, micro_batch=size) for size in (16, 8))
+
+
+class Script:
+    """A search that asks for two plans, doubts the first, and then asks for one more."""
+
+    candidates = ()
+
+    def __init__(self, *_: object) -> None:
+        self._asked: Iterator[Plan | None] = iter((FIRST, OTHER, None, NEIGHBOUR, None))
+
+    def next_plan(self) -> Plan | None:
+        return next(self._asked)
+
+    def in_doubt(self) -> tuple[Plan, ...]:
+        return (FIRST,)
+
+    def known_gradient_error(self, _plan: Plan) -> float:
+        return 0.0
+
+    def reject(self, *_: object, **__: object) -> None: ...
+
+
+def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of other work in the first trial had made its neighbours look slow as well."""
+    tried: list[Plan] = []
+
+    def trial(_job: object, plan: Plan, *_: object, **__: object) -> None:
+        tried.append(plan)
+        raise DoesNotFit("a made-up reason")
+
+    monkeypatch.setattr("stoker.planning.planner.PlanSearch", Script)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
+    [place] = planned_devices("cpu", (attached_cpu(),))
+    planner.Planner(resolve_job(blobs_job())).confirmed(place)
+    assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]
