@@ -353,9 +353,9 @@ def test_the_time_between_checkpoints_may_change_when_a_run_goes_on() -> None:
     run = stoker.train(blobs_job(), checkpoint_every=stoker.seconds(1e-6), sink=heard)
     assert run.name == stopped.name
     assert [fields["samples"] for fields in heard.of("checkpointed")] == list(range(112, 241, 16))
-    changed = run.directory.read_changed_plan()  # other processes of the run read it there
-    assert changed is not None
-    assert (changed.checkpoint_every_s, changed.device_mtbf_h) == (1e-6, None)
+    schedule = run.directory.read_schedule()  # other processes of the run read it there
+    assert schedule is not None
+    assert (schedule.last.checkpoint_every_s, schedule.last.device_mtbf_h) == (1e-6, None)
     assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN))
     with pytest.raises(BadJob, match="checkpoints are counted in seconds, not epochs"):
         stoker.train(blobs_job(), checkpoint_every=stoker.epochs(1))

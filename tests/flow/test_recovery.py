@@ -137,9 +137,9 @@ def test_memory_that_runs_out_changes_the_plan_and_not_what_is_learned() -> None
     run = stoker.train(job, plan=PLAN, sink=first, run_dir="cramped")
     assert run.status == "unfinished"
     assert [(fields["new"]["micro_batch"], fields["samples"]) for fields in first.of("replanned")] == [(8, 0), (4, 0)]
-    changed = run.directory.read_changed_plan()
-    assert changed is not None
-    assert changed.micro_batch == 4
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.last.micro_batch == 4
     second = Heard()
     run = stoker.train(job, plan=PLAN, sink=second, run_dir="cramped")
     assert (run.status, second.of("replanned")) == ("finished", [])
@@ -219,9 +219,9 @@ def test_a_run_that_may_roll_back_goes_on_in_fp32() -> None:
     change = heard.of("replanned")[0]
     assert (change["old"]["precision"], change["new"]["precision"], change["samples"]) == ("bf16", "fp32", 80)
     assert [fields["samples"] for fields in heard.of("resumed")] == [80]
-    changed = run.directory.read_changed_plan()
-    assert changed is not None
-    assert changed.precision == "fp32"
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.last.precision == "fp32"
 
 
 def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -> None:

@@ -14,7 +14,7 @@ from stoker.records import Coupling, Decision, Layout, to_json
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
-from stoker.training.plan_in_force import PlanInForce, plan_for_layout
+from stoker.training.plan_in_force import PlanInForce, Replanned, plan_for_layout
 from tests.flow.builders import PLAN, blobs_job
 from tests.planning.trials import candidate
 from tests.store.builders import run_record, spec
@@ -65,7 +65,7 @@ def test_a_change_is_stored_and_the_forecast_stays(tmp_path: Path) -> None:
     """A resumed run reads the plan that was in force last; what the run began under is kept as well."""
     plans = begun(tmp_path)
     smaller = dataclasses.replace(PLAN, micro_batch=4)
-    plans.change(smaller)
+    plans.change(Replanned(old=PLAN, new=smaller, why="memory"))
     again = PlanInForce.of(plans.directory)
     assert plans.plan == again.plan == smaller
     assert again.decision.chosen.forecast == plans.decision.chosen.forecast
@@ -77,7 +77,7 @@ def test_a_change_is_stored_and_the_forecast_stays(tmp_path: Path) -> None:
 def test_a_plan_that_is_proposed_is_not_in_force_yet(tmp_path: Path) -> None:
     """It is stored for a resume; the processes agree on it when they meet."""
     plans = begun(tmp_path)
-    plans.propose(dataclasses.replace(PLAN, micro_batch=4))
+    plans.propose(Replanned(old=PLAN, new=dataclasses.replace(PLAN, micro_batch=4), why="memory"))
     assert plans.plan == PLAN
     assert PlanInForce.of(plans.directory).plan.micro_batch == 4
 

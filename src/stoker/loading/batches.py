@@ -251,6 +251,10 @@ class BatchSource:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", self.samples.order(self.seed))
 
+    def use(self, pipeline: InputPipeline) -> None:
+        """Make the next batches' inputs by another pipeline, such as one of another memory format."""
+        object.__setattr__(self, "pipeline", pipeline)
+
     def batches(self, start: Position, total_updates: int) -> Generator[Batch, None, None]:
         """The batches of updates `start.updates` up to `total_updates`, in order.
 

@@ -216,10 +216,6 @@ class LossPass:
         self._thawing.forget_gradients()
         return mean
 
-    def cut_to(self, micro_batch: int) -> None:
-        """Pass at most that many samples through the model at once; a captured pass was for the earlier number."""
-        self.ordinary.micro_batch, self._planned = micro_batch, self.ordinary
-
     @contextlib.contextmanager
     def uncaptured(self) -> Iterator[None]:
         """Within the context every pass goes through the model's own modules."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Muon as Settings
+from stoker.records import Precision
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 """Coefficients of the odd polynomial a*x + b*x^3 + c*x^5 that each step applies to the singular values (Jordan 2024).
@@ -103,7 +104,7 @@ class MuonOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._rest = None
         self._num_own = len(groups)
-        self._steps, self._adjust, self._products_in = steps, adjust, products_in
+        self._steps, self._adjust, self.products_in = steps, adjust, products_in
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__([dict(group) for group in groups], defaults | {"normalize": normalize})
         self._rest = rest
@@ -111,9 +112,14 @@ class MuonOptimizer(torch.optim.Optimizer):
             self.param_groups.extend(rest.param_groups)
         self._share()
 
+    @property
+    def matrices(self) -> list[torch.Tensor]:
+        """The parameters that are moved as matrices."""
+        return [parameter for group in self.param_groups[: self._num_own] for parameter in group["params"]]
+
     def __getstate__(self) -> dict[str, Any]:
         """The state of PyTorch's optimisers, and the attributes added here."""
-        own = ("_rest", "_num_own", "_steps", "_adjust", "_products_in")
+        own = ("_rest", "_num_own", "_steps", "_adjust", "products_in")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,8 +166,14 @@ class MuonOptimizer(torch.optim.Optimizer):
             ahead = [momenta[index] for index in indices]
             if group["nesterov"]:
                 ahead = [gradients[index].add(momenta[index], alpha=group["momentum"]) for index in indices]
-            directions = orthogonalized(ahead, self._steps, self._products_in, self._adjust)
+            directions = orthogonalized(ahead, self._steps, self.products_in, self._adjust)
             torch._foreach_add_([parameters[index] for index in indices], directions, alpha=-group["lr"])
+
+
+def products_dtype(precision: Precision, matrices: Iterable[torch.Tensor]) -> torch.dtype | None:
+    """The dtype of products under a precision; None is the matrices' own. Momenta and weights keep theirs."""
+    is_bf16 = precision == "bf16" and all(matrix.dtype == torch.float32 for matrix in matrices)
+    return torch.bfloat16 if is_bf16 else None
 
 
 def orthogonalized(

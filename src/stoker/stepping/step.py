@@ -37,11 +37,19 @@ from stoker.stepping.layouts.compatibility import require_legal, require_no_clos
 from stoker.stepping.loss_pass import AutogradPass, LossPass
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import build_model, in_evaluation, place_model
+from stoker.stepping.muon import MuonOptimizer, products_dtype
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import plain_changes, put_plain, python_state
 from stoker.stepping.torch_compile import compile_in_place, uncompiled
-from stoker.stepping.torch_optimizers import FLUSH_EVERY, build_optimizer, factor_at, flush_denormals, needs_closure
+from stoker.stepping.torch_optimizers import (
+    FLUSH_EVERY,
+    build_optimizer,
+    factor_at,
+    flush_denormals,
+    needs_closure,
+    use_implementation,
+)
 from stoker.stepping.update_rule import UpdateRule
 from stoker.stepping.weight_averaging import AveragedWeights, KeptAverage, ModelWeights, SavedWeights, average_of
 from stoker.stepping.world import ALONE, World
@@ -125,13 +133,12 @@ class Step:
         self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
         self.device, self.world = torch.device(plan.device), world
         require_precision(plan.precision, self.device)
-        self._conditions = functools.partial(autocasting, plan.precision, self.device, dtype=dtype, draws=dropout)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
-        outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
+        outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
-        thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
+        self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.rate_factor = 1.0  # in addition to the schedule's: set by reductions on a plateau
         chunked = in_chunks(job, self.model, plan.loss_chunks)
@@ -139,14 +146,27 @@ class Step:
         average = average_of(job, self.model, self.optimizer, coupling, plan)
         require_no_closure(self.optimizer, plan.layout)
         sharing = world.data if outer is None and plan.layout.data_size > 1 else None
-        norms = couple_batch_norms(self.model, coupling, plan.micro_batch, sharing)
+        self._norms = couple_batch_norms(self.model, coupling, plan.micro_batch, sharing)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
+        self._compose()
+        self._saved: SavedWeights = ModelWeights(self.model)
+        self.split: Callable[[], Split] = functools.partial(world.split, coupling)
+        """This process's part of each batch."""
+        if outer is not None:
+            self._saved, self.split = SiteWeights(self.model, outer), outer.split
+        elif average is not None:
+            self._saved = AveragedWeights(self.model, average)
 
+    def _compose(self) -> None:
+        """Put together what the plan asks for around the model and its optimiser: loss pass, clipping, update rule."""
+        job, plan = self.job, self.plan
         moved = [p for group in self.optimizer.param_groups for p in group["params"]]
-        ordinary = AutogradPass(job, plan, self.objective, self._strategy, world, moved, norms, self._conditions)
+        ordinary = AutogradPass(
+            job, plan, self.objective, self._strategy, self.world, moved, self._norms, self._conditions
+        )
         planned = CapturedPass(ordinary, self.model, moved) if plan.captured else ordinary
-        self.loss_pass = LossPass(job, plan, self.model, moved, thawing, ordinary, planned)
+        self.loss_pass = LossPass(job, plan, self.model, moved, self._thawing, ordinary, planned)
         self.clipping = GradientClipping(job, plan, self._strategy, moved)
         self.rule: UpdateRule
         self.gradients: Callable[[Batch, int], torch.Tensor] = self.loss_pass.gradients
@@ -159,14 +179,43 @@ class Step:
         else:
             is_ours = isinstance(job.optimizer, Optimizer)
             self.rule = OptimizerUpdate(self.loss_pass, self.clipping, self.optimizer, is_ours=is_ours)
-        self._saved: SavedWeights = ModelWeights(self.model)
-        self.split: Callable[[], Split] = functools.partial(world.split, coupling)
-        """This process's part of each batch."""
-        if outer is not None:
-            self.rule, self._saved = SiteUpdate(self.rule, outer), SiteWeights(self.model, outer)
-            self.split = outer.split
-        elif average is not None:
-            self._saved = AveragedWeights(self.model, average)
+        if self._outer is not None:
+            self.rule = SiteUpdate(self.rule, self._outer)
+
+    def _conditions(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass."""
+        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
+
+    def change_to(self, plan: Plan, coupling: Coupling | None = None) -> None:
+        """Make the next updates under another plan, around the same weights, averages and optimiser state.
+
+        What it may change: micro-batch, precision, memory format, threads, the optimiser's implementation, whether
+        passes are captured. The state is then bit for bit what it was, and as if it were loaded into a new step.
+        `coupling` takes the place of the present one, where that was not known before.
+
+        Raises:
+            BadJob: the plan would change what is learned.
+            ValueError: it differs in what is built once.
+        """
+        coupling, old = coupling or self.coupling, self.plan
+        built = ("device", "checkpointed_blocks", "loss_chunks", "compile", "layout")
+        if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
+            raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
+        require_legal(self.job, plan, coupling)
+        require_precision(plan.precision, self.device)
+        self.plan, self.coupling = plan, coupling
+        if self._outer is None:
+            self.split = functools.partial(self.world.split, coupling)
+        looks_at_norm = self.clipping.looks_at_norm
+        if plan.memory_format != old.memory_format:
+            formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+            self.model.to(memory_format=formats[plan.memory_format])  # type: ignore[call-overload]  # missing from the stubs
+        if isinstance(self.optimizer, MuonOptimizer):
+            self.optimizer.products_in = products_dtype(plan.precision, self.optimizer.matrices)
+        if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:
+            use_implementation(self.optimizer, plan.optimizer_implementation)
+        self._compose()
+        self.clipping.looks_at_norm = looks_at_norm
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:
         """Make update number `update` (from 0) on one optimiser batch.
@@ -224,10 +273,7 @@ class Step:
         Raises:
             BadJob: that would change what is learned.
         """
-        plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
-        require_legal(self.job, plan, self.coupling)
-        self.plan = plan
-        self.loss_pass.cut_to(micro_batch)
+        self.change_to(dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False))
 
     def ordinary(self) -> contextlib.AbstractContextManager[None]:
         """Within the context nothing is captured: every pass goes through the model's own modules."""

@@ -61,9 +61,7 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
             rest_optimizer = None
             if others:
                 rest_optimizer = _class_of(rest)(parameter_groups(rest, others), **rest.settings(), **chosen)
-            # In reduced precision the plan reduces the products; momenta and weights keep their dtype.
-            is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
-            products_in = torch.bfloat16 if is_bf16 else None
+            products_in = muon.products_dtype(plan.precision, matrices.values())
             return muon.MuonOptimizer(groups, rest_optimizer, products_in=products_in, **job.optimizer.settings())
         groups = parameter_groups(job.optimizer, trainable)
         return _class_of(job.optimizer)(groups, **job.optimizer.settings(), **chosen)

@@ -200,6 +200,11 @@ class CheckpointStore:
             raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_REMEDY)
         return None
 
+    def newest_position(self) -> Position:
+        """The position of the newest checkpoint, whose files are not read; the start where there is none."""
+        found = (self._inspect(name, with_digests=False) for name in reversed(self.names()))
+        return next((one.position for one in found if isinstance(one, CheckpointManifest)), Position())
+
     def named(self, name: str) -> tuple[Path, CheckpointManifest]:
         """A checkpoint that another process found whole; only sizes are looked at, not digests.
 

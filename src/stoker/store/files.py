@@ -237,10 +237,12 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def append_line(path: Path, line: str, *, what: str | None = None, error: type[StokerError] = RunFailed) -> None:
+def append_line(
+    path: Path, line: str, *, what: str | None = None, error: type[StokerError] = RunFailed, is_durable: bool = False
+) -> None:
     """Add one line to a log, in one write, after removing a last line that was cut off.
 
-    It survives the death of the process but, without an fsync, not a power cut. Several processes may append at once.
+    It survives the death of the process, and a power cut where `is_durable`. Several processes may append at once.
 
     Raises:
         StokerError: as `error`, when it cannot be written; the log then is as it was.
@@ -257,6 +259,8 @@ def append_line(path: Path, line: str, *, what: str | None = None, error: type[S
             end = _drop_torn_line(descriptor)
             try:
                 _write_all(descriptor, data)
+                if is_durable:
+                    disk().sync(descriptor)
             except BaseException:
                 with suppress(OSError):
                     disk().truncate(descriptor, end)

@@ -11,7 +11,8 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     events.jsonl       one Event a line
     checkpoints/       see CheckpointStore
     weights/           weights kept for good, each named by its position [samples]: 000000027000.safetensors
-    changed_plan.json  Plan: what the run goes on under, where its first plan gave way to another
+    plans.jsonl        one PlanSwitch a line: which update began under which plan, after the first
+    changed_plan.json  Plan: of runs before schedules, what the run goes on under in place of its first plan
     dumps/             what was found out when something went wrong: numbers that are not finite, stacks of a hang
     bottleneck.json    Bottleneck: what bounded the run, once it is finished
     ranks/             where the time of updates went: a RankTimes of each process, for each time that they met
@@ -42,12 +43,15 @@ from stoker.records import (
     JobSpec,
     KernelTable,
     Plan,
+    PlanSwitch,
     RankTimes,
     Report,
     Run,
     dumps,
+    loads,
 )
 from stoker.records.codec import Record
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.progress import read_event
 from stoker.store.checkpoint_store import CheckpointStore
 from stoker.store.disk_errors import disk_errors, read_errors
@@ -70,7 +74,7 @@ _RUN, _SPEC, _PLAN, _ENVIRONMENT = "run.json", "spec.json", "plan.json", "enviro
 _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
     "device.json", "coupling.json", "events.jsonl", "report.html", "checkpoints"
 )  # fmt: skip
-_CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
+_CHANGED_PLAN, _SWITCHES, _DUMPS = "changed_plan.json", "plans.jsonl", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS, _KEPT = "ranks", "weights"
 _BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE, TAKING_FILE})
@@ -252,13 +256,31 @@ class RunDirectory:
         """The directory for what was found out when something went wrong; made when the first is written."""
         return self.path / _DUMPS
 
-    def read_changed_plan(self) -> Plan | None:
-        """The plan that the first one gave way to, None while that is in force; raises as `read_run`."""
-        return self._read_if_there(_CHANGED_PLAN, Plan)
+    def read_schedule(self) -> PlanSchedule | None:
+        """Which update runs under which plan, None if the run has lost its plan.
 
-    def write_changed_plan(self, plan: Plan) -> None:
-        """Replace the plan in force; the one that the run began with is kept. Raises as `write_run`."""
-        self._write(_CHANGED_PLAN, plan)
+        Raises:
+            BadRun: a file cannot be read, or is damaged.
+        """
+        decision = self.read_decision()
+        if decision is None:
+            return None
+        began, path = self._read_if_there(_CHANGED_PLAN, Plan) or decision.chosen.plan, self.path / _SWITCHES
+        with read_errors(path):
+            lines = read_lines(path)
+        try:
+            return PlanSchedule.of(began, (loads(line, PlanSwitch) for line in lines))
+        except ValueError as problem:
+            raise BadRun(f"{path} cannot be used: {problem}.", remedy="Start another run with --new.") from problem
+
+    def append_switch(self, switch: PlanSwitch) -> None:
+        """Add a switch to the schedule; it is on the disk when this returns.
+
+        Raises:
+            RunFailed: it cannot be written; the schedule is as it was.
+        """
+        path = self.path / _SWITCHES
+        append_line(path, dumps(switch, indent=None), what="a change of plan", is_durable=True)
 
     @property
     def profile_path(self) -> Path:

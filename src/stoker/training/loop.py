@@ -8,7 +8,8 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
 
 from stoker.devices.hardware import checkpoint_interval_s
 from stoker.jobs.averages import SWA
@@ -26,6 +27,7 @@ from stoker.training.averaged_weights import average_is_due, renew_statistics, r
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
+from stoker.training.plan_in_force import PlanInForce
 from stoker.training.recovery import Recovery, Shortage
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
@@ -33,9 +35,6 @@ from stoker.training.telemetry import SpikeDetector, Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
-
-if TYPE_CHECKING:
-    import torch
 
 
 class RendezvousRequested(Exception):
@@ -73,6 +72,8 @@ class Loop:
     stop: StopRequest
     recovery: Recovery
     watchdog: Watchdog | None = None
+    plans: PlanInForce | None = None
+    """The plan in force; None for a loop that keeps the one that its step was made with."""
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     reached: Position = field(default_factory=Position, init=False)
     """Position of the last complete update, also after an error."""
@@ -127,6 +128,7 @@ class Loop:
         recovery, telemetry, total = self.recovery, self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
         self._make_up(position)
+        self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self.source.batches(position, end):
             telemetry.lap("data")
@@ -164,6 +166,7 @@ class Loop:
                 saved_s = telemetry.wall_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
+            self._keep_to_schedule(position.updates)
             if is_stopping or (is_over and not is_last):  # the last batch's source comes to its own end
                 break
             if self._agreed("meet", mine=self.is_called()) and not is_last:
@@ -174,6 +177,18 @@ class Loop:
         if telemetry.has_news:
             self._report_progress(position)
         return position
+
+    def _keep_to_schedule(self, update: int) -> None:
+        """Make update number `update` under the plan that the run's schedule says."""
+        if self.plans is None or update < self.plans.due:
+            return
+        plan, old = self.plans.at(update), self.step.plan
+        if plan == old:
+            return
+        self.step.change_to(plan)
+        self.source.use(self.step.pipeline(self.source.samples, augmented=True))
+        if plan.threads != old.threads and self.step.device.type == "cpu":
+            torch.set_num_threads(plan.threads)
 
     def is_between_updates(self) -> bool:
         """After an error: whether the state is one between two updates; a failed update is rolled back.

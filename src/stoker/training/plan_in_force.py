@@ -1,10 +1,10 @@
 """The plan in force: under which plan a run makes its next update, and the changes of it.
 
-A run begins under the plan that the planner chose, which its directory keeps with the decision. Another one takes its
-place where memory ran out, other processes share the run, or another time between checkpoints is asked for. It is
-stored before the first update under it, so that a resumed run replays it. `PlanInForce` is the only place that reads
-and changes it. So far a run stores the last change alone; a schedule of plans, with the first update under each, has
-its place here.
+A run begins under the plan of its decision. Another one takes its place where plans are tried on the run's own updates
+(`plan_trials`), memory runs out, threads are given up, other processes share the run, or another time between
+checkpoints is asked for. Each switch is on the disk before its first update: a process alone replays the schedule when
+it resumes, and is then bit-equal to one that was never interrupted. Several processes go on under the last plan.
+`PlanInForce` is the only place that reads and changes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # missing fro
 from stoker import records
 from stoker.errors import BadRun, DoesNotFit
 from stoker.jobs import Job
-from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan, PlanSwitch, Position
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.stepping.layouts.compatibility import micro_batch_problem
-from stoker.store import RunDirectory
+from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
 from stoker.training.telemetry import Emit, Sink, emit_event
 from stoker.units import Duration
@@ -29,15 +30,18 @@ from stoker.units import Duration
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """A change of plan during a run.
+    """A change of plan during a run, from the update at `position` on; None: from the last checkpoint on.
 
     `free_bytes` is the device's free memory when memory ran out, `reachable_bytes` what this process held or could
-    have got [bytes]; None where memory was not the reason, or where they are unknown.
+    have got [bytes]; None where memory was not the reason, or where they are unknown. `left_out` is a
+    candidate that failed there, and is tried no more.
     """
 
     old: Plan
     new: Plan
     why: str
+    position: Position | None = None
+    left_out: Plan | None = None
     free_bytes: int | None = None
     reachable_bytes: int | None = None
 
@@ -57,11 +61,15 @@ class PlanInForce:
         directory: the run's.
         decision: the planner's, with the plan in force in the place of the chosen one, whose forecast stays.
         coupling: how samples influence each other.
+        schedule: which update runs under which plan.
     """
 
     directory: RunDirectory
     decision: Decision
     coupling: Coupling
+    schedule: PlanSchedule
+    due: float = 0
+    """The next update before which the plan is to be looked up; `math.inf` while none follows."""
 
     @classmethod
     def of(cls, directory: RunDirectory) -> PlanInForce:
@@ -70,11 +78,10 @@ class PlanInForce:
         Raises:
             BadRun: the directory holds none.
         """
-        decision, coupling = directory.read_decision(), directory.read_coupling()
-        if decision is None or coupling is None:
+        decision, coupling, schedule = directory.read_decision(), directory.read_coupling(), directory.read_schedule()
+        if decision is None or coupling is None or schedule is None:
             raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-        changed = directory.read_changed_plan()
-        return cls(directory, decision if changed is None else _with_plan(decision, changed), coupling)
+        return cls(directory, _with_plan(decision, schedule.last), coupling, schedule)
 
     @property
     def plan(self) -> Plan:
@@ -82,31 +89,69 @@ class PlanInForce:
         return self.decision.chosen.plan
 
     def take_over(self, plan: Plan) -> None:
-        """Go on under `plan`, which another process has stored."""
+        """Go on under `plan`, which is stored."""
         self.decision = _with_plan(self.decision, plan)
 
-    def change(self, plan: Plan) -> None:
-        """Go on under `plan` from the next update on, and store it first.
+    def at(self, update: int) -> Plan:
+        """The plan of update number `update` (from 0) of a process alone, which is in force from now on.
 
-        Raises:
-            RunFailed: it cannot be stored.
+        Checkpoints come as often as was asked for last.
         """
-        self.propose(plan)
+        last, plan, following = self.schedule.last, self.schedule.at(update), self.schedule.next_after(update)
+        self.due = math.inf if following is None else following
+        is_alone = plan.layout == last.layout == ONE_PROCESS
+        every_s, mtbf_h = last.checkpoint_every_s, last.device_mtbf_h
+        plan = dataclasses.replace(plan if is_alone else last, checkpoint_every_s=every_s, device_mtbf_h=mtbf_h)
         self.take_over(plan)
+        return self.plan
 
-    def propose(self, plan: Plan) -> None:
-        """Store `plan`, which the processes take over when they meet again.
+    @property
+    def most_threads(self) -> int:
+        """The threads of the plan in force before any were given up to other processes [1]."""
+        plans = [self.schedule.began]
+        for switch in self.schedule.switches:
+            plans = [*(plans if switch.kind == "changed" else []), switch.plan]
+        return max(plan.threads for plan in plans)
+
+    def switch(self, switch: PlanSwitch) -> None:
+        """Go on under another plan from `switch.update` on, which must be the next update; stored first.
 
         Raises:
             RunFailed: it cannot be stored.
         """
-        self.directory.write_changed_plan(plan)
+        self.directory.append_switch(switch)
+        self.schedule = self.schedule.then(switch)
+        self.due = switch.update
+        self.take_over(switch.plan)
+
+    def change(self, change: Replanned) -> None:
+        """Go on under the new plan, and store it first.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        at = change.position or CheckpointStore(self.directory.checkpoints).newest_position()
+        self.switch(PlanSwitch(
+            update=at.updates, samples=at.samples, plan=change.new, why=change.why, left_out=change.left_out,
+            kind="changed" if change.left_out is None else "left out",
+        ))  # fmt: skip
+
+    def propose(self, change: Replanned) -> None:
+        """Store the new plan, which the processes take over when they meet again.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        now = self.plan
+        self.change(change)
+        self.take_over(now)
 
     def save_every(self, interval: Duration | None, device_mtbf_h: float | None) -> None:
         """Take over the checkpoint interval that is asked for now."""
         asked = saving_every(interval, device_mtbf_h, self.decision)
         if asked != self.decision:
-            self.change(asked.chosen.plan)
+            why = "another time between checkpoints is asked for"
+            self.change(Replanned(old=self.plan, new=asked.chosen.plan, why=why))
 
     def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:
         """Lay the plan out for `count` processes.
@@ -128,8 +173,8 @@ class PlanInForce:
             )
         threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
         new = plan_for_layout(layout, dataclasses.replace(old, threads=threads, captured=False), self.coupling, job)
-        self.change(new)
         change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
+        self.change(change)
         change.emit(functools.partial(emit_event, sinks), self.directory.read_run().samples)
 
     def agree(self, job: Job, meeting: Rendezvous, store: Store) -> Replanned | None:
@@ -153,10 +198,10 @@ class PlanInForce:
         store.set(key, records.dumps(new, indent=None))
         if new == old:
             return None
-        self.change(new)
-        return Replanned(
-            old=old, new=new, why=str(meeting.notes.get("why") or _who_is_here(old.layout.world_size, meeting.size))
-        )
+        why = str(meeting.notes.get("why") or _who_is_here(old.layout.world_size, meeting.size))
+        change = Replanned(old=old, new=new, why=why)
+        self.change(change)
+        return change
 
 
 def saving_every(interval: Duration | None, device_mtbf_h: float | None, decision: Decision) -> Decision:

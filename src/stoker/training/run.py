@@ -191,7 +191,7 @@ class RunProcess:
                 change.emit(self.emit, samples)
                 self.emit("recovered", samples=samples, what="rolled back", why=change.why)
                 return
-            self.plans.propose(change.new)
+            self.plans.propose(change)
             self._note_shortage(change)
             if self.member.can_reform:
                 self._notes = {"plan": records.to_json(change.new), "why": change.why}
@@ -254,7 +254,7 @@ class RunProcess:
 
     def _change(self, change: Replanned) -> None:
         """Go on under the new plan, which is stored first; a shortage of memory is noted for planning."""
-        self.plans.change(change.new)
+        self.plans.change(change)
         self._note_shortage(change)
 
     def _note_shortage(self, change: Replanned) -> None:

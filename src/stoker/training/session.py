@@ -132,17 +132,24 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
-    decision, plan, identity = plans.decision, plans.plan, directory.read_run().spec_digest
+    identity = directory.read_run().spec_digest
     store = CheckpointStore(directory.checkpoints, spec_digest=identity)
     if world.layout.world_size > 1:
         require_visible_to_all_ranks(world, directory.path)
+    start, total_updates = None, plans.decision.chosen.forecast.total_updates
+    if world.layout.world_size == 1:  # a process alone replays its schedule from where it begins
+        start = None if carried is not None else _start_from(directory, prepared, store, total_updates, world)
+        begun = carried.position.updates if carried else start.position.updates if start else 0
+        plans.at(max(0, begun - 1))  # the state is laid out for it; the loop switches as it did
+    decision, plan = plans.decision, plans.plan
     step = Step(prepared.job, plan, plans.coupling, world=world)
     seed_generators(key_of(RandomStream.MICRO_BATCH, prepared.job.seed))
-    start, given = None, state_from_furthest_rank(step, carried)
+    given = state_from_furthest_rank(step, carried)
     if given is not None:
         position, progress = given.position, given.progress
     else:
-        start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates, world)
+        if world.layout.world_size > 1:
+            start = _start_from(directory, prepared, store, total_updates, world)
         position = Position() if start is None else start.position
         progress = {} if start is None else _restore(step, start)
         if start is not None and world.is_first:
@@ -175,6 +182,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
             dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
             is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
         ),
+        plans=plans if world.layout.world_size == 1 else None,
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
