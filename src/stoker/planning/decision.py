@@ -36,6 +36,7 @@ from stoker.planning.planner import (
     with_costs,
 )
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
+from stoker.planning.safe_start import safe_start
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
@@ -168,6 +169,7 @@ def decide(
     memory_bytes: float | None = None,
     threads: int | None = None,
     device_mtbf_h: float | None = None,
+    begins_at_once: bool = False,
 ) -> tuple[Decision, Coupling]:
     """The plan to run on what is here: of one device confirmed by trials, now or earlier; of several by forecast.
 
@@ -178,6 +180,7 @@ def decide(
         memory_bytes: the most of a device's memory that may be used.
         threads: the most threads on a CPU; None: OMP_NUM_THREADS.
         device_mtbf_h: mean time of one device between two failures [h], if known.
+        begins_at_once: a run begins under a safe plan where it may, and tries the others on its own updates.
 
     Raises:
         BadJob: the job cannot be divided over so many processes, or `only` does not suit it.
@@ -193,6 +196,9 @@ def decide(
         decision = on_many(planner, place, only)
     elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place)) is not None:
         decision = kept[0]
+    elif begins_at_once and only is None and (start := safe_start(prepared, place)) is not None:
+        decision, coupling = start
+        return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
     else:
         if planner.is_too_large_here is not None:
             planner.ranked(place)  # says what it needs

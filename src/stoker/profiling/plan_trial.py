@@ -68,7 +68,7 @@ def try_plan(
     with computing_threads(min(plan.threads, most_threads or plan.threads)), PeakMemory(plan.device) as peak:
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
-            evaluate_s = _evaluation_time(step, data, clock)
+            evaluate_s = evaluation_time(step, data, clock)
             is_as_written = plan.precision in FULL_PRECISIONS and not plan.compile
             error = None if is_as_written else known_error
             if error is None and not is_as_written:
@@ -151,7 +151,7 @@ def _timed_updates(
     return step, times[0], times[1:] or times
 
 
-def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:
+def evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:
     """Time to evaluate one validation sample [s]: medians over a few batches of each set, weighted by its size.
 
     Every set is tried, so that one that cannot be evaluated fails early. The test set's batches go through an untrained

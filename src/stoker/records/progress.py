@@ -25,6 +25,7 @@ EventKind = Literal[
     "stopped",
     "finished",
     "replanned",
+    "settled",
     "recovered",
     "skipped",
 ]
@@ -56,6 +57,7 @@ class Event:
     - noted, warned: message
     - stopped: reason, samples
     - replanned: samples, old, new, why, free_bytes
+    - settled: samples, plan, why, forecast, explanation, took_updates, speedup
     - recovered: samples, what, why; where one process of several was lost or came back also took_s
     - skipped: samples, updates, why, in_a_row, indices
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile

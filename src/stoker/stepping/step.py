@@ -204,6 +204,9 @@ class Step:
         require_legal(self.job, plan, coupling)
         require_precision(plan.precision, self.device)
         self.plan, self.coupling = plan, coupling
+        composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured")
+        if all(getattr(plan, name) == getattr(old, name) for name in composed):
+            return
         if self._outer is None:
             self.split = functools.partial(self.world.split, coupling)
         looks_at_norm = self.clipping.looks_at_norm
@@ -266,14 +269,6 @@ class Step:
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
         """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""
         return self.loss_pass.ordinary.loss_of(content, size, update, first)
-
-    def cut_to(self, micro_batch: int) -> None:
-        """From the next update on, pass at most that many samples through the model at once; no more than before.
-
-        Raises:
-            BadJob: that would change what is learned.
-        """
-        self.change_to(dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False))
 
     def ordinary(self) -> contextlib.AbstractContextManager[None]:
         """Within the context nothing is captured: every pass goes through the model's own modules."""

@@ -239,6 +239,14 @@ class RunDirectory:
         """The plan and why, None if there is none; raises as `read_run`."""
         return self._read_if_there(_PLAN, Decision)
 
+    def write_decision(self, decision: Decision) -> None:
+        """Replace the plan and why, once plans that were tried in the run are settled; raises as `write_run`."""
+        self._write(_PLAN, decision)
+
+    def write_coupling(self, coupling: Coupling) -> None:
+        """Replace what couples samples, once they were compared; raises as `write_run`."""
+        self._write(_COUPLING, coupling)
+
     def read_environment(self) -> Environment | None:
         """The determinism class, None if there is none; raises as `read_run`."""
         return self._read_if_there(_ENVIRONMENT, Environment)

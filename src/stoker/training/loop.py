@@ -27,7 +27,8 @@ from stoker.training.averaged_weights import average_is_due, renew_statistics, r
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
-from stoker.training.plan_in_force import PlanInForce
+from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.plan_trials import PlanTrials
 from stoker.training.recovery import Recovery, Shortage
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
@@ -72,6 +73,8 @@ class Loop:
     stop: StopRequest
     recovery: Recovery
     watchdog: Watchdog | None = None
+    trials: PlanTrials | None = None
+    """Tries plans on the run's updates, where the choice is not settled."""
     plans: PlanInForce | None = None
     """The plan in force; None for a loop that keeps the one that its step was made with."""
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
@@ -135,20 +138,24 @@ class Loop:
             before = position
             is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
             self.step.clipping.looks_at_norm = is_shown
+            if self.trials is not None:
+                self.trials.before(batch, before)
             recovery.keep()
             loss: torch.Tensor | None = None
-            shortage: Shortage | None = None
+            failure: Shortage | Replanned | None = None
             progress = before.samples / total
             try:
                 loss = self.step.update(batch, before.updates, progress)
             except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
-                shortage = recovery.judge(error, batch, before)
-            if shortage is not None:
-                loss = recovery.repeat(shortage, batch, before, progress)
+                failure = self._left_out(error, before) or recovery.judge(error, batch, before)
+            if failure is not None:
+                loss = recovery.repeat(failure, batch, before, progress)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)
             is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.whole_size)
+            if self.trials is not None and loss is not None:
+                self.trials.after(position)
             if self.on_update is not None and loss is not None:
                 self._show_update(self.on_update, loss, batch.whole_size, position)
             if is_due or (position.updates == 1 and loss is not None):
@@ -177,6 +184,15 @@ class Loop:
         if telemetry.has_news:
             self._report_progress(position)
         return position
+
+    def _left_out(self, error: Exception, position: Position) -> Replanned | None:
+        """The change of plan after a candidate failed that was being tried."""
+        return None if self.trials is None else self.trials.leave_out(error, position)
+
+    def hangs(self) -> None:
+        """Note that the update under way hangs, where a candidate is being tried."""
+        if self.trials is not None:
+            self.trials.hangs(self.reached)
 
     def _keep_to_schedule(self, update: int) -> None:
         """Make update number `update` under the plan that the run's schedule says."""

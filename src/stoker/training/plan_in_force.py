@@ -124,6 +124,24 @@ class PlanInForce:
         self.due = switch.update
         self.take_over(switch.plan)
 
+    def settle(self, decision: Decision) -> None:
+        """Keep the decision that trials in the run came to, under whose plan it goes on.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        self.directory.write_decision(decision)
+        self.decision = decision
+
+    def learn(self, coupling: Coupling) -> None:
+        """Keep how samples influence each other, which was not known when the run began.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        self.directory.write_coupling(coupling)
+        self.coupling = coupling
+
     def change(self, change: Replanned) -> None:
         """Go on under the new plan, and store it first.
 

@@ -109,9 +109,9 @@ class Recovery:
         return Shortage(first_line(error), free_bytes(self.step.device))
 
     def repeat(
-        self, shortage: Shortage | None, batch: Batch, position: Position, progress: float
+        self, failure: Shortage | Replanned | None, batch: Batch, position: Position, progress: float
     ) -> torch.Tensor | None:
-        """Make the update in smaller micro-batches; returns its loss, or None where it is skipped.
+        """Make the update again, in smaller micro-batches or under the plan of a change; None where it is skipped.
 
         To be called outside the handler of the error, which keeps the activations alive.
 
@@ -120,16 +120,21 @@ class Recovery:
             RollBack: the state has to come from the last checkpoint.
             ReplanAllRanks: all processes have to go on under another plan.
         """
-        while shortage is not None:
+        while failure is not None:
             is_put_back = not self.step.is_moving and self._before.restore()
-            change = self._smaller(batch.size, shortage, position, is_put_back=is_put_back)
+            change = failure
+            if isinstance(change, Shortage):
+                change = self._smaller(batch.size, change, position, is_put_back=is_put_back)
+            elif not is_put_back:
+                raise RollBack(change)
+            self.step.forget_gradients()
             self._replan(change, position)
             try:
                 return self.step.update(batch, position.updates, progress)
             except BadJob as problem:
                 raise DoesNotFit(f"{change.why}; {problem.message}", remedy=problem.remedy) from problem
             except Exception as error:  # noqa: BLE001 - raised again where it is no shortage of memory
-                shortage = self.judge(error, batch, position)
+                failure = self.judge(error, batch, position)
         return None
 
     def drop(self) -> bool:
@@ -193,7 +198,7 @@ class Recovery:
         if self.step.world.layout.world_size > 1:
             raise ReplanAllRanks(change)
         self._replanned(change)
-        self.step.cut_to(change.new.micro_batch)
+        self.step.change_to(change.new)
         change.emit(self._tell, position.samples)
 
     def _no_smaller(self, size: int, where: str) -> DoesNotFit:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from stoker import records
+from stoker.devices import planned_devices
 from stoker.errors import BadRun
 from stoker.jobs import Job, Optimizer
 from stoker.jobs.early_stopping import bare_name
@@ -25,6 +26,7 @@ from stoker.jobs.metrics import direction_of, gives_one_number, metric_name, say
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import data_indices
 from stoker.loading.order import RandomStream, key_of, seed_generators
+from stoker.planning.decision import most_threads
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
@@ -45,6 +47,7 @@ from stoker.training.checkpoints import (
 from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
 from stoker.training.loop import Best, Loop, evaluation_is_due
 from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.plan_trials import PlanTrials
 from stoker.training.rank_messages import require_visible_to_all_ranks
 from stoker.training.recovery import Recovery
 from stoker.training.run_control import RunControl
@@ -180,13 +183,16 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         watchdog=Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
             dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
-            is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
+            hangs=lambda: loop.hangs(), is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
         ),
         plans=plans if world.layout.world_size == 1 else None,
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
     )  # fmt: skip
+    if loop.plans is not None and not plans.schedule.is_settled:
+        place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
+        loop.trials = PlanTrials(prepared, place, step, plans, telemetry, loop.total_updates)
     loop.course.load(progress.get("course", {}))
     if isinstance(step.average, EqualAverage):
         step.average.count = int(progress.get("averaged", 0))

@@ -1,0 +1,374 @@
+"""Trials of plans on a run's own updates: they are training, and nothing is thrown away.
+
+What: a run begins under a safe plan. After its third update candidates take turns at its next updates
+(`planning.live_search`), until no turn can pay; the run goes on under the fastest. Each switch is on the disk before
+its first update. A precision below fp32 is first compared by the gradients of the run's own batches, which are not
+used. Smaller micro-batches wait for the coupling probe, which is made between updates once it costs little of what is
+left. A candidate that raises or runs out of memory is left out, and its update is made again under the best plan.
+Use when: a run begins at once (`planning.safe_start`). Costs: turns of slower plans; two gradients for each of three
+batches where a reduced precision is possible. Does not combine with: what `safe_start.plan_first_because` lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stoker import records
+from stoker.devices import Place, sample_cpu
+from stoker.errors import RunFailed, StokerError, first_line
+from stoker.loading.batches import Batch
+from stoker.planning.explanation import explain
+from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
+from stoker.planning.model.run_forecast import Extents, forecast_from_trial
+from stoker.planning.model.search_space import precisions
+from stoker.planning.plan_history import keep_decision
+from stoker.planning.resolved_job import ResolvedJob
+from stoker.profiling.job_profile import job_profile
+from stoker.profiling.plan_trial import evaluation_time
+from stoker.records import (
+    FULL_PRECISIONS,
+    LARGEST_GRADIENT_ERROR,
+    Candidate,
+    Measurement,
+    Plan,
+    PlanSwitch,
+    Position,
+    Precision,
+    Rejection,
+)
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.distributed_tensors import as_real
+from stoker.stepping.model import bytes_of
+from stoker.stepping.python_state import unchanged
+from stoker.stepping.step import Step
+from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.recovery import UpdateSnapshot
+from stoker.training.telemetry import Telemetry, resident_bytes
+from stoker.units import format_seconds
+
+COMPARED = 3
+"""Updates whose gradients are compared before a reduced precision may take a turn."""
+
+_PROBE_SHARE = 0.01
+"""Share of the time left that the coupling probe may take [0 to 1]."""
+
+_PROBE_UPDATES = 12
+"""Updates that the probe takes as long as, roughly, and no less than a second."""
+
+_CAPTURE_S = 1.5
+"""Time to record a pass, with what is imported for it [s]."""
+
+_SECONDS_EACH = 4e-5
+"""Time of the host that a captured layer saves in an update, forward and backward [s]: an expectation, which decides
+only whether a trial is worth recording the pass."""
+
+
+class PlanTrials:
+    """Chooses the plan of a run's next updates, until the choice is settled.
+
+    Args:
+        prepared: the job.
+        place: the device here.
+        step: what makes the updates.
+        plans: the plan in force.
+        telemetry: sends events.
+        total_updates: of the whole run.
+
+    Attributes:
+        is_over: the choice is settled.
+    """
+
+    def __init__(
+        self,
+        prepared: ResolvedJob,
+        place: Place,
+        step: Step,
+        plans: PlanInForce,
+        telemetry: Telemetry,
+        total_updates: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._prepared, self._place, self._step, self._plans = prepared, place, step, plans
+        self._telemetry, self._total, self._clock = telemetry, total_updates, clock
+        self._began = sample_cpu()
+        self._errors: dict[Precision, float] = {}
+        self._num_compared, self._evaluate_s, self._is_probed = 0, 0.0, False
+        self._turn: Turn | None = None
+        self._times_s: list[float] = []
+        self._made, self._num_expansions = 0, 0
+        self._mark = 0.0
+        self._search: LiveSearch | None = None
+        self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
+        self._safe = plans.schedule.at(0)
+        self.is_over = plans.schedule.is_settled
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the run still replays its schedule, or has settled."""
+        return self.is_over or self._plans.due != float("inf")
+
+    def before(self, batch: Batch, position: Position) -> None:
+        """Before an update: compare gradients of its batch where a reduced precision is not known to be exact."""
+        if not self.is_waiting and self._num_compared < COMPARED:
+            self._compare(batch, position.updates)
+            self._num_compared += 1
+            self._telemetry.lap("planning")
+        self._mark = self._clock()
+
+    def after(self, position: Position) -> None:
+        """After an update: take in its time, and choose the plan of the next one."""
+        if self.is_waiting:
+            return
+        took_s, left = self._clock() - self._mark, self._total - position.updates
+        if self._num_compared == 1 and not self._evaluate_s:
+            self._evaluate_s = self._timed_evaluation()
+        if left <= 0 or self._num_compared < COMPARED:
+            return
+        if self._search is None:
+            self._search = self._first_search()
+        elif self._turn is not None:
+            self._take_in(took_s, self._turn)
+            if self._turn is not None:
+                return
+        turn = self._search.next_turn(left)
+        while turn is None and self._expand(left * self._search.timed[self._search.best].update_s, position):
+            turn = self._search.next_turn(left)
+        if turn is None:
+            self._settle(position)
+        else:
+            self._begin(turn, position)
+        self._telemetry.lap("planning")
+
+    def leave_out(self, error: Exception, position: Position) -> Replanned | None:
+        """The change back to the best plan after a candidate failed with `error`; None if no candidate did."""
+        plan, turn, search = self._step.plan, self._turn, self._search
+        if self.is_waiting or search is None or turn is None or plan == self._safe:
+            return None
+        why = f"it raised {type(error).__name__}: {first_line(error)}"
+        best = self._safe if plan == search.best else search.best
+        if plan == search.best:
+            search.best = self._safe
+        search.leave_out(plan, why)
+        self._lost[plan] = why
+        self._turn, self._times_s, self._made = None, [], 0
+        return Replanned(old=plan, new=best, why=f"{plan.in_words()} is left out: {why}", position=position,
+                         left_out=plan)  # fmt: skip
+
+    def hangs(self, position: Position) -> None:
+        """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
+        if not self.is_waiting and self._turn is not None and self._step.plan != self._safe:
+            why = f"{self._step.plan.in_words()} is left out: its update did not end"
+            self._plans.directory.append_switch(PlanSwitch(
+                update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
+                left_out=self._step.plan,
+            ))  # fmt: skip
+
+    def _take_in(self, took_s: float, turn: Turn) -> None:
+        """Take in the time of an update of this turn [s]."""
+        self._made += 1
+        if self._made > UNTIMED:
+            self._times_s.append(took_s)
+        if self._made == turn.updates:
+            assert self._search is not None
+            self._search.record(turn.plan, self._times_s)
+            self._turn, self._times_s, self._made = None, [], 0
+
+    def _begin(self, turn: Turn, position: Position) -> None:
+        """Let a plan make the next updates; the switch is stored first."""
+        self._turn, self._times_s, self._made = turn, [], 0
+        if turn.plan != self._step.plan:
+            self._plans.switch(PlanSwitch(
+                update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
+                why="tried on the run's own updates",
+            ))  # fmt: skip
+
+    def _first_search(self) -> LiveSearch:
+        """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
+        formats = ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
+        arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
+        return LiveSearch(self._safe, self._possible(
+            dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
+            for precision in arithmetic for memory_format in formats
+        ))  # fmt: skip
+
+    def _expand(self, left_s: float, position: Position) -> bool:
+        """Let variants of the best plan take part; returns whether there are any that could pay."""
+        assert self._search is not None
+        self._num_expansions += 1
+        if self._num_expansions > 3:
+            return False
+        best, variants = self._search.best, list[Plan]()
+        update_s = self._search.timed[best].update_s
+        if self._num_expansions == 1:
+            variants += [dataclasses.replace(best, threads=n) for n in {1, max(1, self._safe.threads // 2)}]
+            saved = min(0.3, _SECONDS_EACH * sum(1 for _ in self._step.model.modules()) / update_s)
+            if max(saved, 0.02) * left_s > _CAPTURE_S:
+                variants.append(dataclasses.replace(best, captured=True))
+        if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
+            self._probe(position)
+        sizes = self._step.coupling.legal_micro_batches(self._prepared.job.batch_size)
+        smaller = [size for size in sizes if size < best.micro_batch]
+        if smaller and (self._num_expansions == 1 or best.micro_batch < self._safe.micro_batch):
+            variants.append(dataclasses.replace(best, micro_batch=smaller[0], captured=False))
+        self._search.add(self._possible(variants))
+        return self._search.has_rivals
+
+    def _possible(self, plans: Iterable[Plan]) -> Iterator[Plan]:
+        """The plans without the safe one and those that failed."""
+        return (plan for plan in plans if plan != self._safe and plan not in self._lost)
+
+    def _is_exact(self, precision: Precision) -> bool:
+        return precision in FULL_PRECISIONS or self._errors.get(precision, 0.0) <= LARGEST_GRADIENT_ERROR
+
+    def _has_convolutions(self) -> bool:
+        return any(isinstance(module, torch.nn.Conv2d) for module in self._step.model.modules())
+
+    def _compare(self, batch: Batch, update: int) -> None:
+        """Compare gradients in each reduced precision with those in fp32, of the same batch and state."""
+        reduced = [p for p in precisions(self._place.device) if p not in FULL_PRECISIONS]
+        if self._safe.precision != "fp32" or not reduced or self._lost_all(reduced):
+            return
+        before = self._step.plan
+        try:
+            exact = self._gradient(dataclasses.replace(self._safe, precision="fp32"), batch, update)
+            for precision in reduced:
+                tried = self._gradient(dataclasses.replace(self._safe, precision=precision), batch, update)
+                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+                self._errors[precision] = max(self._errors.get(precision, 0.0), error)
+        except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision: it stays in fp32
+            for precision in reduced:
+                self._errors[precision] = float("inf")
+            message = f"{' and '.join(reduced)} cannot be used: {type(problem).__name__}: {first_line(problem)}"
+            self._telemetry.emit("warned", message=message)
+        finally:
+            self._step.change_to(before)
+
+    def _lost_all(self, reduced: list[Precision]) -> bool:
+        return all(self._errors.get(precision, 0.0) == float("inf") for precision in reduced)
+
+    def _gradient(self, plan: Plan, batch: Batch, update: int) -> torch.Tensor:
+        """The gradient of a batch under `plan`, over all parameters [their number]; nothing is left behind."""
+        step = self._step
+        step.change_to(plan)
+        with self._nothing_changed():
+            step.gradients(batch, update)
+            parts = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+            step.forget_gradients()
+            return torch.cat(parts)
+
+    @contextmanager
+    def _nothing_changed(self) -> Iterator[None]:
+        """Restores buffers, generators and plain Python values of model and loss at the end."""
+        step, snapshot = self._step, UpdateSnapshot(self._step.model)
+        snapshot.keep()
+        with unchanged(step.model, step.objective.loss_object), torch.random.fork_rng(devices=[]):
+            try:
+                yield
+            finally:
+                step.forget_gradients()
+                snapshot.restore()
+
+    def _timed_evaluation(self) -> float:
+        """Time to evaluate a held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch."""
+        with self._nothing_changed():
+            return max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
+
+    def _probe(self, position: Position) -> None:
+        """Find how samples are coupled, so that smaller micro-batches may take turns."""
+        self._is_probed, step = True, self._step
+        try:
+            with self._nothing_changed():
+                found = find_coupling(step.job, self._prepared.data.train)
+        except StokerError as problem:
+            self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
+            return
+        step.change_to(step.plan, found)
+        self._plans.learn(found)
+        if found.unsaved:
+            kept = " and ".join(found.unsaved)
+            message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
+            self._telemetry.emit("warned", message=message)
+
+    def _settle(self, position: Position) -> None:
+        """Go on under the fastest plan, with a forecast by its times."""
+        search = self._search
+        assert search is not None
+        self.is_over = True
+        best, began = search.best, self._safe
+        timed = search.timed[best]
+        measured = self._measurement(best, timed.times_s or [timed.update_s])
+        ratio = search.timed[began].update_s / timed.update_s if began in search.timed else 1.0
+        gained = f"{ratio:.2f}x as fast as the plan that it began under" if best != began else "the plan it began under"
+        why = f"{gained}; {len(search.timed) + len(search.left_out)} plans took turns, {search.num_updates} updates"
+        self._plans.switch(PlanSwitch(
+            update=position.updates, samples=position.samples, plan=best, kind="settled", why=why
+        ))  # fmt: skip
+        decision = self._decided(measured, position)
+        self._plans.settle(decision)
+        self._telemetry.emit(
+            "settled", samples=position.samples, plan=records.to_json(best), why=why,
+            forecast=records.to_json(decision.chosen.forecast), explanation=list(decision.explanation),
+            took_updates=search.num_updates, speedup=ratio,
+        )  # fmt: skip
+        try:
+            keep_decision(self._prepared, self._place, decision, self._plans.coupling, self._began)
+        except RunFailed as problem:
+            self._telemetry.emit("warned", message=f"the plan is not kept for the next start: {problem.message}")
+
+    def _measurement(self, plan: Plan, times_s: list[float]) -> Measurement:
+        """What was measured of a plan."""
+        step = self._step
+        state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
+        return Measurement(
+            plan=plan, samples_per_update=self._prepared.job.batch_size, update_s=tuple(times_s),
+            evaluate_s_per_sample=self._evaluate_s, peak_bytes=resident_bytes(),
+            state_bytes=bytes_of([*step.model.state_dict().values(), *state]) + bytes_of(step.model.parameters()),
+            took_s=0.0, gradient_error=self._errors.get(plan.precision),
+        )  # fmt: skip
+
+    def _decided(self, measured: Measurement, position: Position) -> records.Decision:
+        """The decision that the trials come to; what the run took so far is part of its forecast."""
+        prepared, search = self._prepared, self._search
+        assert search is not None
+        profile = job_profile(prepared.job, prepared.data, self._step.coupling, prepared.model,
+                              device_kind=self._place.device.kind)  # fmt: skip
+        extent, began = prepared.extent, self._plans.decision
+        evaluations = began.chosen.forecast.evaluations
+        total = Extents(
+            total_samples=extent.position(self._total).samples, total_updates=self._total, evaluations=evaluations
+        )
+        forecast = forecast_from_trial(measured, profile, total)
+        typical_s = search.timed[measured.plan].update_s
+        spent_s = max(0.0, self._telemetry.wall_s - typical_s * position.updates)
+        time_s = forecast.total_s
+        forecast = dataclasses.replace(forecast, total_s=dataclasses.replace(
+            time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
+        ))  # fmt: skip
+        plan = dataclasses.replace(
+            measured.plan, checkpoint_every_s=began.chosen.plan.checkpoint_every_s,
+            device_mtbf_h=began.chosen.plan.device_mtbf_h,
+        )  # fmt: skip
+        chosen = Candidate(
+            device=self._place.name, plan=plan, forecast=forecast, memory_bytes=self._place.device.memory_bytes,
+            why="measured here",
+        )  # fmt: skip
+        others = [(t.update_s, p) for p, t in search.timed.items() if t.by_round and p != measured.plan]
+        rejected = (
+            *(Rejection(device=self._place.name, plan=p, reason=f"{format_seconds(s)} an update, "
+                        f"{s / typical_s:.2f}x the time") for s, p in sorted(others, key=lambda pair: pair[0])),
+            *(Rejection(device=self._place.name, plan=p, reason=why) for p, why in search.left_out.items()),
+            *(Rejection(device=self._place.name, plan=dataclasses.replace(self._safe, precision=precision),
+                        reason=f"its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}")
+              for precision, error in self._errors.items() if not self._is_exact(precision)),
+        )  # fmt: skip
+        measurements = [self._measurement(p, [t.update_s]) for p, t in search.timed.items() if t.by_round]
+        lines = explain(chosen, profile, self._place.device, measurements, rejected)
+        return records.Decision(
+            device=self._place.name, candidates=(chosen,), rejected=rejected,
+            explanation=(*prepared.notes, *lines), took_s=began.took_s,
+        )  # fmt: skip
