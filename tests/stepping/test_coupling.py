@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
+from stoker.loading.samples import Samples
 from stoker.records import Coupling
-from stoker.stepping.coupling import coupling_by_types, find_coupling
+from stoker.stepping.coupling import coupling_by_types, find_coupling, require_usable, unprobed
 from stoker.stepping.model import meta_model
 from stoker.stepping.probe import probe_samples, working_probe
 from stoker.zoo import GPT
@@ -393,29 +395,40 @@ def test_model_that_insists_on_fp32_is_probed_in_it() -> None:
     assert "float32" in coupling.evidence
 
 
+BEFORE_THE_FIRST_UPDATE = pytest.mark.parametrize("check", [find_coupling, require_usable])
+
+
+@BEFORE_THE_FIRST_UPDATE
 @pytest.mark.parametrize(
     ("count", "batch", "group"), [(17, 16, None), (16, 5, 4), (21, 10, 4)], ids=["rest", "every batch", "rest's rest"]
 )
-def test_group_of_one_sample_is_refused_before_training(count: int, batch: int, group: int | None) -> None:
+def test_group_of_one_sample_is_refused_before_training(
+    count: int, batch: int, group: int | None, check: Callable[[Job, Samples], object]
+) -> None:
     """Batch norm over vectors cannot take statistics of one sample: said at once, not at the end of an epoch."""
     job = make_job(lambda: mlp(norm=nn.BatchNorm1d), data=vectors(count), batch=batch, coupling_group=group)
     with pytest.raises(BadJob, match=f"{count} samples in batches of {batch}.* leave 1 at the end"):
-        probed(job)
+        check(job, samples_of(job))
 
 
-def test_fixed_batch_refuses_a_ragged_epoch() -> None:
+@BEFORE_THE_FIRST_UPDATE
+def test_fixed_batch_refuses_a_ragged_epoch(check: Callable[[Job, Samples], object]) -> None:
     """A model of one batch size is refused where the last batch of an epoch is smaller."""
+    job = make_job(lambda: models.FixedBatch(48), batch=48)
     with pytest.raises(BadJob, match="64 samples in batches of 48 leave 16 at the end"):
-        probed(make_job(lambda: models.FixedBatch(48), batch=48))
+        check(job, samples_of(job))
 
 
-def test_what_the_model_raises_is_passed_on() -> None:
+@BEFORE_THE_FIRST_UPDATE
+def test_what_the_model_raises_is_passed_on(check: Callable[[Job, Samples], object]) -> None:
     """Where no attempt works, the user sees what the model itself raised."""
+    job = make_job(lambda: nn.Linear(5, 4))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        probed(make_job(lambda: nn.Linear(5, 4)))
+        check(job, samples_of(job))
 
 
-def test_sample_that_cannot_be_fetched_is_the_jobs_fault() -> None:
+@BEFORE_THE_FIRST_UPDATE
+def test_sample_that_cannot_be_fetched_is_the_jobs_fault(check: Callable[[Job, Samples], object]) -> None:
     """Data that raise are told as such."""
 
     class Broken(torch.utils.data.Dataset[object]):
@@ -425,8 +438,52 @@ def test_sample_that_cannot_be_fetched_is_the_jobs_fault() -> None:
         def __getitem__(self, index: int) -> object:
             raise OSError("the file is gone")
 
+    job = make_job(mlp, data=Broken())
     with pytest.raises(BadJob, match="the file is gone"):
-        probed(make_job(mlp, data=Broken()))
+        check(job, samples_of(job))
+
+
+def test_a_usable_job_is_looked_at_in_few_passes() -> None:
+    """Ten samples at most go through the model before the first update, in the type that it is trained in."""
+    seen: list[tuple[int, torch.dtype]] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            seen.append((len(x_BF), self.weight.dtype))
+            return super().forward(x_BF)
+
+    for dtype in (torch.float32, torch.float64):
+        job = make_job(lambda dtype=dtype: Watched(FEATURES, CLASSES).to(dtype))
+        assert require_usable(job, samples_of(job)) == ()
+        assert seen == [(8, dtype)]
+        seen.clear()
+
+
+def test_a_job_of_any_type_is_usable() -> None:
+    """Whatever the probe can tell the coupling of can be trained: a fixed batch, one sample, a module of no copies."""
+    for job in (make_job(lambda: models.FixedBatch(16)), make_job(mlp, batch=1), make_job(models.Moody)):
+        assert require_usable(job, samples_of(job)) == ()
+
+
+def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
+    """The probable mistake that `find_coupling` names."""
+    job = make_job(lambda: nn.Sequential(mlp(), nn.Softmax(1)))
+    (notice,) = require_usable(job, samples_of(job))
+    assert "ends in softmax" in notice
+    assert probed(job).notices == (notice,)
+
+
+@pytest.mark.parametrize("group", [None, 4])
+def test_a_group_goes_whole_until_samples_are_compared(group: int | None) -> None:
+    """One micro-batch is legal, and it is so under the coupling that is found later; a declared one is told."""
+    for make in (mlp, lambda: mlp(norm=nn.BatchNorm1d), models.BatchAttention):
+        job = make_job(make, coupling_group=group)
+        assumed = unprobed(job)
+        (size,) = assumed.legal_micro_batches(16)
+        assert (assumed.kind, size) == ("whole_group", group or 16)
+        assert probed(job).problem_with(size, 16) is None
+        assert "not been compared" in assumed.evidence
+    assert "declared" in unprobed(make_job(mlp, loss=Objective("cross_entropy", scope="batch"))).evidence
 
 
 def test_the_probe_leaves_the_job_as_it_was() -> None:

@@ -34,7 +34,7 @@ from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
 from stoker.stepping.losses import IGNORED_TARGET
-from stoker.stepping.probe import CouplingProbe, Value, Where, fresh, gap, working_probe
+from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, working_probe
 from stoker.stepping.random_draws import RandomDraws
 
 _SHARE_OF_PROBE = 0.1
@@ -50,30 +50,69 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     Raises:
         BadJob: the model or the loss cannot be evaluated on these samples.
     """
-    if job.step is not None:
-        return _by_own_step(job)
-    if job.objective.scope == "batch":
-        return _coupled(job, "whole_group", ("the loss",), 'declared: scope="batch"')
-    if job.batch_size == 1 or len(samples) < 2:
-        return _separable("an update sees one sample")
+    if (known := _declared(job) or _alone(job, samples)) is not None:
+        return known
     began_s = time.process_time()
     probe = working_probe(job, samples)
+    notices = _require_usable(job, probe, len(samples))
+    is_repeatable, probe = probe.repeated()
+    coupling = _probed(job, probe, is_repeatable=is_repeatable, began_s=began_s)
+    return replace(coupling, unsaved=probe.carried.unsaved, notices=notices)
+
+
+def require_usable(job: Job, samples: Samples) -> tuple[str, ...]:
+    """The probable mistakes of a job whose first update can be made, as text; checked by a few losses of few samples.
+
+    Checked is what `find_coupling` begins with: the model and the loss take the job's samples, labels and
+    values of the loss belong to their samples, and the last batch of an epoch can be taken.
+
+    Raises:
+        BadJob: one of them fails. An error of the model itself is passed on.
+    """
+    if _declared(job) is not None or _alone(job, samples) is not None:
+        return ()
+    return _require_usable(job, first_probe(job, samples), len(samples))
+
+
+def unprobed(job: Job) -> Coupling:
+    """The coupling to assume until `find_coupling` was asked: what is legal under it is legal under any other."""
+    return _declared(job) or Coupling(
+        kind="whole_group",
+        group=job.coupling_group or job.batch_size,
+        causes=("assumption, until they are compared",),
+        evidence="assumed: samples have not been compared yet",
+    )
+
+
+def _declared(job: Job) -> Coupling | None:
+    """The coupling that the job states itself; None if it states none."""
+    if job.step is not None:
+        return _coupled(job, "whole_group", ("the job's own step",), "declared: step=…, which is atomic and never cut")
+    if job.objective.scope == "batch":
+        return _coupled(job, "whole_group", ("the loss",), 'declared: scope="batch"')
+    return None
+
+
+def _alone(job: Job, samples: Samples) -> Coupling | None:
+    return _separable("an update sees one sample") if job.batch_size == 1 or len(samples) < 2 else None
+
+
+def _require_usable(job: Job, probe: CouplingProbe, num_samples: int) -> tuple[str, ...]:
+    """Check what any plan of the job needs; probable mistakes, as text."""
     _, quad = next(probe.quads())
     require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
     probe.require_by_sample()
-    is_repeatable, probe = probe.repeated()
-    coupling = _probed(job, probe, len(samples), is_repeatable=is_repeatable, began_s=began_s)
-    return replace(coupling, unsaved=probe.carried.unsaved, notices=() if probe.notice is None else (probe.notice,))
+    _require_last_batch(job, probe, num_samples)
+    return () if probe.notice is None else (probe.notice,)
 
 
-def _probed(job: Job, probe: CouplingProbe, num_samples: int, *, is_repeatable: bool, began_s: float) -> Coupling:
+def _probed(job: Job, probe: CouplingProbe, *, is_repeatable: bool, began_s: float) -> Coupling:
     """The coupling by comparisons of losses; `began_s` is the CPU time of this process when probing began [s]."""
     if not is_repeatable:
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(
             job, "whole_group", (cause,), "the same batch, seed and weights give another loss when repeated"
         )
-    _require_last_batch(job, probe, num_samples)
     norms, compared_s = _statistics(probe), time.process_time()
     largest, where = probe.largest_mixed_difference()
     compared_s = time.process_time() - compared_s
@@ -125,17 +164,11 @@ def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
     `model` may be on the meta device; `why` it was not probed goes into the evidence. The job is probed where it is
     trained.
     """
-    if job.step is not None:
-        return _by_own_step(job)
-    if job.objective.scope == "batch":
-        return _coupled(job, "whole_group", ("the loss",), 'declared: scope="batch"')
+    if (declared := _declared(job)) is not None:
+        return declared
     norms = batch_norms(model)
     evidence = f"by the types of its modules only, not probed: {why}"
     return _coupled(job, "batch_norm", _counted(norms), evidence) if norms else _separable(evidence)
-
-
-def _by_own_step(job: Job) -> Coupling:
-    return _coupled(job, "whole_group", ("the job's own step",), "declared: step=…, which is atomic and never cut")
 
 
 def _by_batch_norm(job: Job, probe: CouplingProbe, frozen: CouplingProbe, where: Where, evidence: str) -> Coupling:

@@ -28,7 +28,7 @@ from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import BadSample, Samples
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
-from stoker.stepping.model import build_model, default_dtype, in_dtype
+from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
@@ -104,7 +104,7 @@ class ProbeSamples:
         return np.array(low or [0], np.int64), np.array(high or [1], np.int64)
 
 
-def probe_samples(job: Job, samples: Samples, dtype: torch.dtype) -> ProbeSamples:
+def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: int = _MOST_IN_MEMORY) -> ProbeSamples:
     """A pool of up to 512 of the job's samples, the same ones every time.
 
     Raises:
@@ -114,7 +114,7 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype) -> ProbeSample
     try:
         sizes: list[int] = []
         map_tensors(samples.fetch(order(np.arange(1, dtype=np.int64)), 0), lambda tensor: sizes.append(tensor.nbytes))
-        most = min(samples.num_at_hand, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
+        most = min(samples.num_at_hand, at_most, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
         indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, sum(sizes)))), dtype=np.int64))
         content = samples.fetch(indices, 0)
         map_tensors(content, _require_computable)
@@ -427,6 +427,24 @@ class CouplingProbe:
         return loss.sum, float(loss.count)
 
 
+def first_probe(job: Job, samples: Samples) -> CouplingProbe:
+    """A probe of the initial weights, in the type they are trained in, that has computed a loss of few samples.
+
+    Raises:
+        BadJob: as of `working_probe`, which is asked where that loss fails.
+    """
+    model = build_model(job)
+    dtype = torch.float64 if is_double(model) else torch.float32
+    half = min(_HALF, job.batch_size // 2)
+    with contextlib.suppress(Exception):  # what is wrong shows when every way has been tried
+        pool = probe_samples(job, samples, dtype, at_most=4 * half)
+        objective = TrainingObjective(job, dtype=dtype)
+        models = (in_dtype(model, dtype),) * 2
+        probe = CouplingProbe(job, samples, objective, pool, models, dtype, (half, half), rounds=1)
+        return _with_graph(probe)[0]
+    return working_probe(job, samples)
+
+
 def working_probe(job: Job, samples: Samples) -> CouplingProbe:
     """A probe of as many samples as are fast; in fp32, or of the real batch, where the model insists.
 
@@ -457,13 +475,7 @@ def _sized_by_speed(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
 def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
     """The probe with a graph if its loss needs one, and the time of one loss after the first call [s]."""
     model, quad = next(probe.quads())
-    with_graph = replace(probe, differentiates=True)
-    watched, outputs = fresh(model), list[Any]()
-    handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    batch = probe.pool.batch(quad.first, quad.second)
-    value = with_graph.value_of(watched, batch, 0, batch.size)
-    handle.remove()
-    notice = normalised_twice(probe.job.objective.loss, outputs[-1]) if outputs else None
+    with_graph, value = _with_graph(probe)
     for tried in (probe, with_graph):
         started, cpu_started_s = time.perf_counter(), time.process_time()
         try:
@@ -475,7 +487,20 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
         if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
             break
-    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=notice), seconds
+    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=with_graph.notice), seconds
+
+
+def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
+    """The probe with a graph and its notice, and the loss of the first round's samples."""
+    model, quad = next(probe.quads())
+    with_graph = replace(probe, differentiates=True)
+    watched, outputs = fresh(model), list[Any]()
+    handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    batch = probe.pool.batch(quad.first, quad.second)
+    value = with_graph.value_of(watched, batch, 0, batch.size)
+    handle.remove()
+    notice = normalised_twice(probe.job.objective.loss, outputs[-1]) if outputs else None
+    return replace(with_graph, notice=notice), value
 
 
 def fresh(model: nn.Module) -> nn.Module:
