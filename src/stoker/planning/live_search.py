@@ -47,6 +47,9 @@ LEAST_GAIN = 0.005
 _SURE = 1.65
 """Standard deviations between a candidate and the best beyond which it is out: one-sided, 5 %."""
 
+_SLOW_AT_ONCE = 0.4
+"""Logarithm of the ratio from which a candidate is out after its first turn: a burst of other work seldom costs more."""
+
 _TRUST = 2.0
 """Weight of the noise known from equal plans, in turns."""
 
@@ -168,7 +171,9 @@ class LiveSearch:
             gain, rounds = expected_gain(mean, error), len(self.timed[plan].by_round)
             turn_s = self._num_timed(plan) * self.timed[plan].update_s if rounds else 0.0
             cost_s = turn_s * max(0.05, math.exp(mean) - 1)
-            if mean < _SURE * error and gain > LEAST_GAIN and gain * left_s > cost_s and rounds < MOST_ROUNDS:
+            if rounds < 2 and mean < _SLOW_AT_ONCE:
+                staying.append(plan)
+            elif mean < _SURE * error and gain > LEAST_GAIN and gain * left_s > cost_s and rounds < MOST_ROUNDS:
                 staying.append(plan)
         self._racing = staying
         if not staying:

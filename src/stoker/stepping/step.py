@@ -161,18 +161,14 @@ class Step:
     def _compose(self) -> None:
         """Put together what the plan asks for around the model and its optimiser: loss pass, clipping, update rule."""
         job, plan = self.job, self.plan
-        moved = [p for group in self.optimizer.param_groups for p in group["params"]]
-        ordinary = AutogradPass(
-            job, plan, self.objective, self._strategy, self.world, moved, self._norms, self._conditions
-        )
-        planned = CapturedPass(ordinary, self.model, moved) if plan.captured else ordinary
-        self.loss_pass = LossPass(job, plan, self.model, moved, self._thawing, ordinary, planned)
-        self.clipping = GradientClipping(job, plan, self._strategy, moved)
+        self.loss_pass = self._loss_pass(plan)
+        self.clipping = GradientClipping(job, plan, self._strategy, self._moved)
         self.rule: UpdateRule
         self.gradients: Callable[[Batch, int], torch.Tensor] = self.loss_pass.gradients
         """Leaves the gradient of a batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if job.step is not None:
-            own = OwnStep(job.step, self.model, self.optimizer, plan, ordinary.whole, self._conditions)
+            whole = self.loss_pass.ordinary.whole
+            own = OwnStep(job.step, self.model, self.optimizer, plan, whole, self._conditions)
             self.rule, self.gradients = own, own.gradients
         elif needs_closure(self.optimizer):
             self.rule = ClosureUpdate(self.loss_pass, self.clipping, self.optimizer)
@@ -181,6 +177,38 @@ class Step:
             self.rule = OptimizerUpdate(self.loss_pass, self.clipping, self.optimizer, is_ours=is_ours)
         if self._outer is not None:
             self.rule = SiteUpdate(self.rule, self._outer)
+
+    @property
+    def _moved(self) -> list[nn.Parameter]:
+        """The parameters that the optimiser moves."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _loss_pass(self, plan: Plan) -> LossPass:
+        """The loss pass under a plan."""
+        conditions = functools.partial(
+            autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout
+        )
+        ordinary = AutogradPass(
+            self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions
+        )
+        planned = CapturedPass(ordinary, self.model, self._moved) if plan.captured else ordinary
+        return LossPass(self.job, plan, self.model, self._moved, self._thawing, ordinary, planned)
+
+    def gradients_under(self, plan: Plan, batch: Batch, update: int) -> list[torch.Tensor]:
+        """The gradients of a batch's mean loss in another arithmetic, from the present weights; nothing is left behind.
+
+        The gradients that are in the parameters stay there. Buffers are the caller's to restore.
+        """
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        own = [parameter.grad for parameter in parameters]
+        self.forget_gradients()
+        try:
+            self._loss_pass(plan).gradients(batch, update)
+            return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        finally:
+            self.forget_gradients()
+            for parameter, gradient in zip(parameters, own, strict=True):
+                parameter.grad = gradient
 
     def _conditions(self) -> contextlib.AbstractContextManager[None]:
         """The context of a forward pass."""

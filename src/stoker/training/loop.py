@@ -189,6 +189,12 @@ class Loop:
         """The change of plan after a candidate failed that was being tried."""
         return None if self.trials is None else self.trials.leave_out(error, position)
 
+    @property
+    def _is_choosing(self) -> bool:
+        """Whether plans are being tried, or the run's schedule is being replayed."""
+        is_replaying = self.plans is not None and self.plans.due < math.inf
+        return is_replaying or (self.trials is not None and not self.trials.is_over)
+
     def hangs(self) -> None:
         """Note that the update under way hangs, where a candidate is being tried."""
         if self.trials is not None:
@@ -203,8 +209,8 @@ class Loop:
             return
         self.step.change_to(plan)
         self.source.use(self.step.pipeline(self.source.samples, augmented=True))
-        if plan.threads != old.threads and self.step.device.type == "cpu":
-            torch.set_num_threads(plan.threads)
+        if self.threads is not None:
+            self.threads.follow(plan)
 
     def is_between_updates(self) -> bool:
         """After an error: whether the state is one between two updates; a failed update is rolled back.
@@ -271,7 +277,7 @@ class Loop:
             )
         if (spike := self.spikes.look(loss)) is not None:
             self.telemetry.emit("warned", message=f"at {position.samples} samples {spike}", samples=position.samples)
-        if self.threads is not None:
+        if self.threads is not None and not self._is_choosing:
             self.threads.look(self.telemetry.samples_per_s, position)
         compilation = self.step.compilation
         if compilation is not None and compilation.problem is not None and not self._is_compilation_reported:

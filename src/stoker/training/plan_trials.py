@@ -12,6 +12,8 @@ batches where a reduced precision is possible. Does not combine with: what `safe
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial
 from stoker.planning.model.search_space import precisions
-from stoker.planning.plan_history import keep_decision
+from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.job_profile import job_profile
 from stoker.profiling.plan_trial import evaluation_time
@@ -53,6 +55,9 @@ from stoker.units import format_seconds
 
 COMPARED = 3
 """Updates whose gradients are compared before a reduced precision may take a turn."""
+
+FEWEST_UPDATES = 40
+"""Updates of a run in which plans are tried: in fewer hardly a turn would pay."""
 
 _PROBE_SHARE = 0.01
 """Share of the time left that the coupling probe may take [0 to 1]."""
@@ -105,19 +110,21 @@ class PlanTrials:
         self._search: LiveSearch | None = None
         self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
         self._safe = plans.schedule.at(0)
-        self.is_over = plans.schedule.is_settled
+        is_reducible = self._safe.precision == "fp32"
+        self._reduced = [p for p in precisions(place.device) if is_reducible and p not in FULL_PRECISIONS]
+        self.is_over = plans.schedule.is_settled or total_updates < FEWEST_UPDATES
 
     @property
     def is_waiting(self) -> bool:
         """Whether the run still replays its schedule, or has settled."""
-        return self.is_over or self._plans.due != float("inf")
+        return self.is_over or self._plans.due < math.inf
 
     def before(self, batch: Batch, position: Position) -> None:
         """Before an update: compare gradients of its batch where a reduced precision is not known to be exact."""
         if not self.is_waiting and self._num_compared < COMPARED:
-            self._compare(batch, position.updates)
             self._num_compared += 1
-            self._telemetry.lap("planning")
+            if self._reduced:
+                self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
         self._mark = self._clock()
 
     def after(self, position: Position) -> None:
@@ -205,7 +212,9 @@ class PlanTrials:
         best, variants = self._search.best, list[Plan]()
         update_s = self._search.timed[best].update_s
         if self._num_expansions == 1:
-            variants += [dataclasses.replace(best, threads=n) for n in {1, max(1, self._safe.threads // 2)}]
+            if not used_by_others(self._began):  # else the number that others leave free is found by `threads`
+                fewer = dict.fromkeys((max(1, self._safe.threads // 2), 1))
+                variants += [dataclasses.replace(best, threads=count) for count in fewer]
             saved = min(0.3, _SECONDS_EACH * sum(1 for _ in self._step.model.modules()) / update_s)
             if max(saved, 0.02) * left_s > _CAPTURE_S:
                 variants.append(dataclasses.replace(best, captured=True))
@@ -229,37 +238,21 @@ class PlanTrials:
         return any(isinstance(module, torch.nn.Conv2d) for module in self._step.model.modules())
 
     def _compare(self, batch: Batch, update: int) -> None:
-        """Compare gradients in each reduced precision with those in fp32, of the same batch and state."""
-        reduced = [p for p in precisions(self._place.device) if p not in FULL_PRECISIONS]
-        if self._safe.precision != "fp32" or not reduced or self._lost_all(reduced):
-            return
-        before = self._step.plan
-        try:
-            exact = self._gradient(dataclasses.replace(self._safe, precision="fp32"), batch, update)
-            for precision in reduced:
-                tried = self._gradient(dataclasses.replace(self._safe, precision=precision), batch, update)
-                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
-                self._errors[precision] = max(self._errors.get(precision, 0.0), error)
-        except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision: it stays in fp32
-            for precision in reduced:
-                self._errors[precision] = float("inf")
-            message = f"{' and '.join(reduced)} cannot be used: {type(problem).__name__}: {first_line(problem)}"
-            self._telemetry.emit("warned", message=message)
-        finally:
-            self._step.change_to(before)
-
-    def _lost_all(self, reduced: list[Precision]) -> bool:
-        return all(self._errors.get(precision, 0.0) == float("inf") for precision in reduced)
-
-    def _gradient(self, plan: Plan, batch: Batch, update: int) -> torch.Tensor:
-        """The gradient of a batch under `plan`, over all parameters [their number]; nothing is left behind."""
+        """Compare the gradients that an update in full precision has just computed with those in each reduced one."""
         step = self._step
-        step.change_to(plan)
-        with self._nothing_changed():
-            step.gradients(batch, update)
-            parts = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
-            step.forget_gradients()
-            return torch.cat(parts)
+        exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        for precision in self._reduced:
+            plan = dataclasses.replace(step.plan, precision=precision, captured=False)
+            try:
+                with self._nothing_changed():
+                    tried = _flat(step.gradients_under(plan, batch, update))
+                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+            except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
+                error = math.inf
+                message = f"{precision} is left out: it raised {type(problem).__name__}: {first_line(problem)}"
+                self._telemetry.emit("warned", message=message)
+            self._errors[precision] = max(self._errors.get(precision, 0.0), error)
+        self._mark += self._telemetry.lap("planning")  # no part of the update's time
 
     @contextmanager
     def _nothing_changed(self) -> Iterator[None]:
@@ -270,7 +263,6 @@ class PlanTrials:
             try:
                 yield
             finally:
-                step.forget_gradients()
                 snapshot.restore()
 
     def _timed_evaluation(self) -> float:
@@ -372,3 +364,8 @@ class PlanTrials:
             device=self._place.name, candidates=(chosen,), rejected=rejected,
             explanation=(*prepared.notes, *lines), took_s=began.took_s,
         )  # fmt: skip
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All elements in one vector of fp32 [their number]; of complex ones real and imaginary parts."""
+    return torch.cat([as_real(tensor).reshape(-1).float() for tensor in tensors])
