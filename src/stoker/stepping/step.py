@@ -8,7 +8,6 @@ count, check finite, clip the global norm once, step, average.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -185,9 +184,7 @@ class Step:
 
     def _loss_pass(self, plan: Plan) -> LossPass:
         """The loss pass under a plan."""
-        conditions = functools.partial(
-            autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout
-        )
+        conditions = functools.partial(autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
         ordinary = AutogradPass(
             self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions
         )
@@ -218,7 +215,7 @@ class Step:
         """Make the next updates under another plan, around the same weights, averages and optimiser state.
 
         What it may change: micro-batch, precision, memory format, threads, the optimiser's implementation, whether
-        passes are captured. The state is then bit for bit what it was, and as if it were loaded into a new step.
+        passes are captured or compiled. The state stays bit for bit what it was, as if loaded into a new step.
         `coupling` takes the place of the present one, where that was not known before.
 
         Raises:
@@ -226,13 +223,13 @@ class Step:
             ValueError: it differs in what is built once.
         """
         coupling, old = coupling or self.coupling, self.plan
-        built = ("device", "checkpointed_blocks", "loss_chunks", "compile", "layout")
+        built = ("device", "checkpointed_blocks", "loss_chunks", "layout")
         if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
             raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
         require_legal(self.job, plan, coupling)
         require_precision(plan.precision, self.device)
         self.plan, self.coupling = plan, coupling
-        composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured")
+        composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured", "compile")
         if all(getattr(plan, name) == getattr(old, name) for name in composed):
             return
         if self._outer is None:
@@ -245,6 +242,11 @@ class Step:
             self.optimizer.products_in = products_dtype(plan.precision, self.optimizer.matrices)
         if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:
             use_implementation(self.optimizer, plan.optimizer_implementation)
+        if plan.compile and not old.compile:
+            self.compilation = compile_in_place(self.model, self.device)
+        elif self.compilation is not None and not plan.compile:
+            self.compilation.undo()
+            self.compilation = None
         self._compose()
         self.clipping.looks_at_norm = looks_at_norm
 

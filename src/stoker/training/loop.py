@@ -14,7 +14,7 @@ import torch
 from stoker.devices.hardware import checkpoint_interval_s
 from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
-from stoker.loading.batches import BatchSource
+from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.samples import Samples, reads_repeated
 from stoker.loading.workers import WorkerDeath
 from stoker.records import Position
@@ -27,9 +27,9 @@ from stoker.training.averaged_weights import average_is_due, renew_statistics, r
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
-from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
-from stoker.training.recovery import Recovery, Shortage
+from stoker.training.recovery import Recovery
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
 from stoker.training.telemetry import SpikeDetector, Telemetry
@@ -128,7 +128,7 @@ class Loop:
         return position
 
     def _train(self, position: Position) -> Position:
-        recovery, telemetry, total = self.recovery, self.telemetry, self.extent.position(self.total_updates).samples
+        telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
         self._make_up(position)
         self._keep_to_schedule(position.updates)
@@ -138,18 +138,7 @@ class Loop:
             before = position
             is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
             self.step.clipping.looks_at_norm = is_shown
-            if self.trials is not None:
-                self.trials.before(batch, before)
-            recovery.keep()
-            loss: torch.Tensor | None = None
-            failure: Shortage | Replanned | None = None
-            progress = before.samples / total
-            try:
-                loss = self.step.update(batch, before.updates, progress)
-            except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
-                failure = self._left_out(error, before) or recovery.judge(error, batch, before)
-            if failure is not None:
-                loss = recovery.repeat(failure, batch, before, progress)
+            loss = self._updated(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)
@@ -185,9 +174,19 @@ class Loop:
             self._report_progress(position)
         return position
 
-    def _left_out(self, error: Exception, position: Position) -> Replanned | None:
-        """The change of plan after a candidate failed that was being tried."""
-        return None if self.trials is None else self.trials.leave_out(error, position)
+    def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
+        """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
+        trials, failure = self.trials, None
+        if trials is not None:
+            trials.before(batch, position)
+        self.recovery.keep()
+        try:
+            return self.step.update(batch, position.updates, progress)
+        except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
+            if trials is not None:
+                failure = trials.leave_out(error, position)
+            failure = failure or self.recovery.judge(error, batch, position)
+        return None if failure is None else self.recovery.repeat(failure, batch, position, progress)
 
     @property
     def _is_choosing(self) -> bool:

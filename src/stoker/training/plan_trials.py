@@ -27,7 +27,7 @@ from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial
-from stoker.planning.model.search_space import precisions
+from stoker.planning.model.search_space import MemoryFormat, precisions
 from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.job_profile import job_profile
@@ -48,6 +48,7 @@ from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
+from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
@@ -67,6 +68,12 @@ _PROBE_UPDATES = 12
 
 _CAPTURE_S = 1.5
 """Time to record a pass, with what is imported for it [s]."""
+
+_RECURRENT_FACTOR = 20
+"""How much longer it takes to record a recurrent layer, which is recorded step by step."""
+
+_COMPILE_S, _COMPILED_GAIN = 30.0, 0.1
+"""Expected time to compile [s], and share of the time that a compiled plan saves [0 to 1]; a trial shows both."""
 
 _SECONDS_EACH = 4e-5
 """Time of the host that a captured layer saves in an update, forward and backward [s]: an expectation, which decides
@@ -102,7 +109,8 @@ class PlanTrials:
         self._telemetry, self._total, self._clock = telemetry, total_updates, clock
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
-        self._num_compared, self._evaluate_s, self._is_probed = 0, 0.0, False
+        self._num_compared, self._evaluate_s = 0, 0.0
+        self._is_probed, self._is_compiled_checked = False, False
         self._turn: Turn | None = None
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
@@ -125,6 +133,9 @@ class PlanTrials:
             self._num_compared += 1
             if self._reduced:
                 self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
+        elif not self.is_waiting and self._step.plan.compile and not self._is_compiled_checked:
+            self._is_compiled_checked = True
+            self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
         self._mark = self._clock()
 
     def after(self, position: Position) -> None:
@@ -183,6 +194,9 @@ class PlanTrials:
         if self._made == turn.updates:
             assert self._search is not None
             self._search.record(turn.plan, self._times_s)
+            compilation = self._step.compilation
+            if compilation is not None and compilation.problem is not None:
+                self._search.leave_out(turn.plan, compilation.problem)
             self._turn, self._times_s, self._made = None, [], 0
 
     def _begin(self, turn: Turn, position: Position) -> None:
@@ -196,12 +210,14 @@ class PlanTrials:
 
     def _first_search(self) -> LiveSearch:
         """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
-        formats = ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
+        formats: tuple[MemoryFormat, ...] = (
+            ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
+        )
         arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
         return LiveSearch(self._safe, self._possible(
             dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
             for precision in arithmetic for memory_format in formats
-        ))  # fmt: skip
+        ), lambda: not used_by_others(self._began))  # fmt: skip
 
     def _expand(self, left_s: float, position: Position) -> bool:
         """Let variants of the best plan take part; returns whether there are any that could pay."""
@@ -215,9 +231,9 @@ class PlanTrials:
             if not used_by_others(self._began):  # else the number that others leave free is found by `threads`
                 fewer = dict.fromkeys((max(1, self._safe.threads // 2), 1))
                 variants += [dataclasses.replace(best, threads=count) for count in fewer]
-            saved = min(0.3, _SECONDS_EACH * sum(1 for _ in self._step.model.modules()) / update_s)
-            if max(saved, 0.02) * left_s > _CAPTURE_S:
-                variants.append(dataclasses.replace(best, captured=True))
+            variants += self._captured(best, update_s, left_s)
+        elif _COMPILED_GAIN * left_s > _COMPILE_S and compiler_missing(self._step.device) is None:
+            variants.append(dataclasses.replace(best, compile=True, captured=False))
         if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
             self._probe(position)
         sizes = self._step.coupling.legal_micro_batches(self._prepared.job.batch_size)
@@ -226,6 +242,14 @@ class PlanTrials:
             variants.append(dataclasses.replace(best, micro_batch=smaller[0], captured=False))
         self._search.add(self._possible(variants))
         return self._search.has_rivals
+
+    def _captured(self, best: Plan, update_s: float, left_s: float) -> list[Plan]:
+        """The best plan captured, where recording the pass is expected to pay back."""
+        modules = list(self._step.model.modules())
+        is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)  # recorded step by step
+        gain = max(min(0.3, _SECONDS_EACH * len(modules) / update_s), 0.02)
+        pays = gain * left_s > _CAPTURE_S * (_RECURRENT_FACTOR if is_recurrent else 1)
+        return [dataclasses.replace(best, captured=True)] if pays else []
 
     def _possible(self, plans: Iterable[Plan]) -> Iterator[Plan]:
         """The plans without the safe one and those that failed."""
@@ -253,6 +277,19 @@ class PlanTrials:
                 self._telemetry.emit("warned", message=message)
             self._errors[precision] = max(self._errors.get(precision, 0.0), error)
         self._mark += self._telemetry.lap("planning")  # no part of the update's time
+
+    def _require_exact(self, batch: Batch, update: int) -> None:
+        """Raise RunFailed, and so leave the compiled plan out, if the gradient just computed is not close to fp32's."""
+        step = self._step
+        tried = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False)
+        with self._nothing_changed(), uncompiled():
+            exact = _flat(step.gradients_under(plain, batch, update))
+        error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+        if not error <= LARGEST_GRADIENT_ERROR:
+            raise RunFailed(
+                f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
+            )
 
     @contextmanager
     def _nothing_changed(self) -> Iterator[None]:
@@ -338,7 +375,7 @@ class PlanTrials:
         typical_s = search.timed[measured.plan].update_s
         spent_s = max(0.0, self._telemetry.wall_s - typical_s * position.updates)
         time_s = forecast.total_s
-        forecast = dataclasses.replace(forecast, total_s=dataclasses.replace(
+        forecast = dataclasses.replace(forecast, trials_s=spent_s, total_s=dataclasses.replace(
             time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
         ))  # fmt: skip
         plan = dataclasses.replace(

@@ -111,6 +111,7 @@ class ThreadKeeper:
         if plan.threads != self.threads:
             self.threads, self._usual, self._held, self._on_trial = plan.threads, 0.0, 0, None
             self._machine.set_threads(plan.threads)
+        self._is_free = self._is_free and not plan.compile
 
     def look(self, samples_per_s: float, position: Position) -> None:
         """Take in the rate just reported [samples/s]; every `WINDOW_S` seconds, look at the machine and decide."""
