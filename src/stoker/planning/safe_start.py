@@ -130,9 +130,10 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
 
         batch = next(iter(in_order(data.train, step.pipeline(data.train, augmented=True), few)))
         try:
-            began = time.perf_counter()
             with saved_tensors_hooks(note, lambda tensor: tensor):
                 step.gradients(batch, 0)
+            began = time.perf_counter()
+            step.gradients(batch, 0)  # the first pass also made its kernels
             took_s = time.perf_counter() - began
         except (RuntimeError, ValueError):  # so few samples are not the model's: its memory is unknown
             return None

@@ -27,9 +27,9 @@ from stoker.training.averaged_weights import average_is_due, renew_statistics, r
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
-from stoker.training.plan_in_force import PlanInForce
+from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.plan_trials import PlanTrials
-from stoker.training.recovery import Recovery
+from stoker.training.recovery import Recovery, Shortage
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
 from stoker.training.telemetry import SpikeDetector, Telemetry
@@ -176,7 +176,8 @@ class Loop:
 
     def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
         """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
-        trials, failure = self.trials, None
+        trials = self.trials
+        failure: Replanned | Shortage | None = None
         if trials is not None:
             trials.before(batch, position)
         self.recovery.keep()
@@ -203,6 +204,8 @@ class Loop:
         """Make update number `update` under the plan that the run's schedule says."""
         if self.plans is None or update < self.plans.due:
             return
+        if self.trials is not None and self.trials.is_over:
+            self.trials = None
         plan, old = self.plans.at(update), self.step.plan
         if plan == old:
             return

@@ -43,7 +43,7 @@ from stoker.records import (
     Precision,
     Rejection,
 )
-from stoker.stepping.coupling import find_coupling
+from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import unchanged
@@ -110,7 +110,7 @@ class PlanTrials:
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
         self._num_compared, self._evaluate_s = 0, 0.0
-        self._is_probed, self._is_compiled_checked = False, False
+        self._is_probed, self._is_compiled_checked = plans.coupling.evidence != unprobed(prepared.job).evidence, False
         self._turn: Turn | None = None
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
@@ -154,7 +154,7 @@ class PlanTrials:
             if self._turn is not None:
                 return
         turn = self._search.next_turn(left)
-        while turn is None and self._expand(left * self._search.timed[self._search.best].update_s, position):
+        while turn is None and self._expand(left * self._search.timed[self._search.best].update_s):
             turn = self._search.next_turn(left)
         if turn is None:
             self._settle(position)
@@ -185,6 +185,24 @@ class PlanTrials:
                 update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
                 left_out=self._step.plan,
             ))  # fmt: skip
+
+    def compare_samples(self) -> None:
+        """Find how samples are coupled, so that smaller micro-batches are legal; does nothing the second time."""
+        if self._is_probed:
+            return
+        self._is_probed, step = True, self._step
+        try:
+            with self._nothing_changed():
+                found = find_coupling(step.job, self._prepared.data.train)
+        except StokerError as problem:
+            self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
+            return
+        step.change_to(step.plan, found)
+        self._plans.learn(found)
+        if found.unsaved:
+            kept = " and ".join(found.unsaved)
+            message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
+            self._telemetry.emit("warned", message=message)
 
     def _take_in(self, took_s: float, turn: Turn) -> None:
         """Take in the time of an update of this turn [s]."""
@@ -219,7 +237,7 @@ class PlanTrials:
             for precision in arithmetic for memory_format in formats
         ), lambda: not used_by_others(self._began))  # fmt: skip
 
-    def _expand(self, left_s: float, position: Position) -> bool:
+    def _expand(self, left_s: float) -> bool:
         """Let variants of the best plan take part; returns whether there are any that could pay."""
         assert self._search is not None
         self._num_expansions += 1
@@ -235,7 +253,7 @@ class PlanTrials:
         elif _COMPILED_GAIN * left_s > _COMPILE_S and compiler_missing(self._step.device) is None:
             variants.append(dataclasses.replace(best, compile=True, captured=False))
         if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
-            self._probe(position)
+            self.compare_samples()
         sizes = self._step.coupling.legal_micro_batches(self._prepared.job.batch_size)
         smaller = [size for size in sizes if size < best.micro_batch]
         if smaller and (self._num_expansions == 1 or best.micro_batch < self._safe.micro_batch):
@@ -307,22 +325,6 @@ class PlanTrials:
         with self._nothing_changed():
             return max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
 
-    def _probe(self, position: Position) -> None:
-        """Find how samples are coupled, so that smaller micro-batches may take turns."""
-        self._is_probed, step = True, self._step
-        try:
-            with self._nothing_changed():
-                found = find_coupling(step.job, self._prepared.data.train)
-        except StokerError as problem:
-            self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
-            return
-        step.change_to(step.plan, found)
-        self._plans.learn(found)
-        if found.unsaved:
-            kept = " and ".join(found.unsaved)
-            message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
-            self._telemetry.emit("warned", message=message)
-
     def _settle(self, position: Position) -> None:
         """Go on under the fastest plan, with a forecast by its times."""
         search = self._search
@@ -344,6 +346,8 @@ class PlanTrials:
             forecast=records.to_json(decision.chosen.forecast), explanation=list(decision.explanation),
             took_updates=search.num_updates, speedup=ratio,
         )  # fmt: skip
+        if self._safe.threads < self._place.device.cores:
+            return  # a limit of this run, which is no reason for the next one
         try:
             keep_decision(self._prepared, self._place, decision, self._plans.coupling, self._began)
         except RunFailed as problem:

@@ -190,7 +190,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
     )  # fmt: skip
-    if loop.plans is not None and not plans.schedule.is_settled:
+    if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
         _try_plans(loop, prepared, device, plans)
     loop.course.load(progress.get("course", {}))
     if isinstance(step.average, EqualAverage):
@@ -208,9 +208,10 @@ def build_session(  # noqa: PLR0913 - what a session is made of
 
 
 def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInForce) -> None:
-    """Let the loop try plans on the run's own updates."""
+    """Let the loop try plans on the run's own updates, until that is settled; and compare samples where it must."""
     place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
     loop.trials = PlanTrials(prepared, place, loop.step, plans, loop.telemetry, loop.total_updates)
+    loop.recovery.compare = loop.trials.compare_samples
     if loop.watchdog is not None:
         loop.watchdog.hangs = loop.hangs
 
