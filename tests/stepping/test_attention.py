@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stoker.stepping import precision
+from stoker.stepping import dropout, precision
 from stoker.stepping.precision import MOST_KEYS, attention_by_products
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -78,7 +78,7 @@ def test_it_is_as_near_to_exact_attention_as_the_fused_kernel(
 
 
 def test_dropout_falls_on_the_weights_in_both_directions(used: list[int]) -> None:
-    """Beside float64 with the same draws: what is dropped mixes nothing and gets no gradient; so is the derivative's."""
+    """Beside float64 with the same draws: what is dropped mixes nothing and gets no gradient."""
     inputs = operands()
     torch.manual_seed(3)
     with attention_by_products():
@@ -87,7 +87,7 @@ def test_dropout_falls_on_the_weights_in_both_directions(used: list[int]) -> Non
     torch.manual_seed(3)
     query, key, value = (one.detach().double().requires_grad_() for one in inputs)
     weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, -1)
-    kept = functional.dropout(torch.ones(weights.flatten(0, -3).shape, dtype=torch.bfloat16), 0.4)
+    kept = dropout.kept(torch.empty(weights.flatten(0, -3).shape, dtype=torch.bfloat16), 0.4)
     assert 0.3 < float((kept == 0).double().mean()) < 0.5
     mixed = (weights * kept.view_as(weights)) @ value
     weighed = mixed * torch.linspace(-1, 1, mixed.numel(), dtype=torch.bfloat16).double().view_as(mixed)

@@ -25,6 +25,7 @@ from torch.nn import functional
 from stoker.errors import BadJob
 from stoker.records import Precision
 from stoker.stepping.distributed_tensors import is_spread
+from stoker.stepping.dropout import fewer_draws, kept
 from stoker.stepping.model import default_dtype
 from stoker.stepping.random_draws import RandomDraws
 
@@ -82,21 +83,29 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 
 
 def autocasting(
-    precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool
+    precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool, drops: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws."""
+    """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws.
+
+    `drops`: the model has dropout, which takes fewer draws on a CPU.
+    """
+    drops = drops and draws and dtype is None and device.type == "cpu"
     if dtype is None and draws and precision != "bf16":
-        return NO_CONDITIONS
-    return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws)
+        return fewer_draws() if drops else NO_CONDITIONS
+    return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws, drops=drops)
 
 
 @contextlib.contextmanager
-def _conditions(device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool) -> Iterator[None]:
+def _conditions(
+    device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool, drops: bool
+) -> Iterator[None]:
     with contextlib.ExitStack() as conditions:
         autocast_dtype = torch.bfloat16 if is_bf16 else None
         conditions.enter_context(torch.autocast(device.type, autocast_dtype, enabled=is_bf16))
         if is_bf16 and device.type == "cpu":
             conditions.enter_context(attention_by_products())
+        if drops:
+            conditions.enter_context(fewer_draws())
         if dtype is not None:
             conditions.enter_context(default_dtype(dtype))
         if not draws:
@@ -184,7 +193,7 @@ class _Products(torch.autograd.Function):
         if mask is not None:
             scores_NTS.view(*query.shape[:-1], -1).add_(_hidden(mask))
         weights_NTS = torch._softmax(scores_NTS, -1, False)  # noqa: SLF001 - what its derivative goes with
-        kept_NTS = functional.dropout(torch.ones_like(weights_NTS), dropout) if dropout else None
+        kept_NTS = kept(weights_NTS, dropout) if dropout else None
         used_NTS = weights_NTS if kept_NTS is None else weights_NTS * kept_NTS
         mixed = torch.bmm(used_NTS, v_NSE).view(*query.shape[:-1], -1)
         ctx.save_for_backward(query, key, value, mask, weights_NTS, kept_NTS)

@@ -28,6 +28,7 @@ from stoker.stepping.batch_norm import couple_batch_norms
 from stoker.stepping.capture import CapturedPass
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
+from stoker.stepping.dropout import has_dropout
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
@@ -133,6 +134,7 @@ class Step:
         self.device, self.world = torch.device(plan.device), world
         require_precision(plan.precision, self.device)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
+        self._drops = has_dropout(self.model)
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
@@ -184,7 +186,9 @@ class Step:
 
     def _loss_pass(self, plan: Plan) -> LossPass:
         """The loss pass under a plan."""
-        conditions = functools.partial(autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
+        conditions = functools.partial(
+            autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops
+        )
         ordinary = AutogradPass(
             self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions
         )
@@ -209,7 +213,7 @@ class Step:
 
     def _conditions(self) -> contextlib.AbstractContextManager[None]:
         """The context of a forward pass."""
-        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
+        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops)
 
     def change_to(self, plan: Plan, coupling: Coupling | None = None) -> None:
         """Make the next updates under another plan, around the same weights, averages and optimiser state.
