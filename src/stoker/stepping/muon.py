@@ -102,12 +102,12 @@ class MuonOptimizer(torch.optim.Optimizer):
         normalize: bool = False,
         products_in: torch.dtype | None = None,
     ) -> None:
-        self._rest = None
+        self.rest: torch.optim.Optimizer | None = None
         self._num_own = len(groups)
         self._steps, self._adjust, self.products_in = steps, adjust, products_in
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__([dict(group) for group in groups], defaults | {"normalize": normalize})
-        self._rest = rest
+        self.rest = rest
         if rest is not None:
             self.param_groups.extend(rest.param_groups)
         self._share()
@@ -119,7 +119,7 @@ class MuonOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of PyTorch's optimisers, and the attributes added here."""
-        own = ("_rest", "_num_own", "_steps", "_adjust", "products_in")
+        own = ("rest", "_num_own", "_steps", "_adjust", "products_in")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -138,14 +138,14 @@ class MuonOptimizer(torch.optim.Optimizer):
         for group in self.param_groups[: self._num_own]:
             if parameters := [p for p in group["params"] if p.grad is not None]:
                 self._move(group, parameters)
-        if self._rest is not None:
-            self._rest.step()
+        if self.rest is not None:
+            self.rest.step()
         return loss
 
     def _share(self) -> None:
         """Let the rest's optimiser work on the groups and the state of this one, which are saved."""
-        if self._rest is not None:
-            self._rest.__setstate__({"state": self.state, "param_groups": self.param_groups[self._num_own :]})
+        if self.rest is not None:
+            self.rest.__setstate__({"state": self.state, "param_groups": self.param_groups[self._num_own :]})
 
     def _move(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -245,7 +245,8 @@ class Step:
         if isinstance(self.optimizer, MuonOptimizer):
             self.optimizer.products_in = products_dtype(plan.precision, self.optimizer.matrices)
         if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:
-            use_implementation(self.optimizer, plan.optimizer_implementation)
+            is_ours = isinstance(self.job.optimizer, Optimizer)
+            use_implementation(self.optimizer, plan.optimizer_implementation, is_ours=is_ours)
         if plan.compile and not old.compile:
             self.compilation = compile_in_place(self.model, self.device)
         elif self.compilation is not None and not plan.compile:

@@ -170,19 +170,35 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def use_implementation(
-    optimizer: torch.optim.Optimizer, implementation: Literal["default", "foreach", "fused"]
+    optimizer: torch.optim.Optimizer,
+    implementation: Literal["default", "foreach", "fused"],
+    *,
+    is_ours: bool = False,
 ) -> str | None:
     """Switch an existing optimiser to another of PyTorch's implementations, from its next step on.
 
     Its settings and state stay; the state moves to the device of its parameters and gets their strides.
 
+    Args:
+        optimizer: it.
+        implementation: "default" leaves those of a user's optimiser as they are.
+        is_ours: `build_optimizer` made it from a job's settings, so that "default" is what PyTorch chooses.
+
     Returns:
         None if it was switched; else the reason why not.
     """
-    chosen = {"default": {}, "foreach": {"foreach": True, "fused": False}, "fused": {"foreach": False, "fused": True}}
-    problem = None if implementation == "default" else _has_none(optimizer, implementation)
+    default = {"foreach": None, "fused": None} if is_ours else {}
+    chosen = {
+        "default": default,
+        "foreach": {"foreach": True, "fused": False},
+        "fused": {"foreach": False, "fused": True},
+    }
+    judged = optimizer.rest if isinstance(optimizer, muon.MuonOptimizer) and optimizer.rest else optimizer
+    problem = None if implementation == "default" else _has_none(judged, implementation)
     for group in optimizer.param_groups:
-        group.update({} if problem else chosen[implementation])
+        group.update(
+            {} if problem else {name: value for name, value in chosen[implementation].items() if name in group}
+        )
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())  # moves the state to where the implementation expects it
         for parameter, values in optimizer.state.items():

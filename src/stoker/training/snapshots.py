@@ -183,8 +183,13 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
     for number, parameter in enumerate(parameters_of(optimizer)):
         for name, value in saved["state"].get(number, {}).items():
             loaded = optimizer.state[parameter].get(name)
-            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-                optimizer.state[parameter][name] = value.to(loaded.device)
+            if not (isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)):
+                continue
+            if loaded.dtype != value.dtype:
+                loaded = optimizer.state[parameter][name] = value.to(loaded.device)
+            # Fused kernels go through memory: under another memory format than the saved one it gets its parameter's.
+            if loaded.shape == parameter.shape and loaded.stride() != parameter.stride() and not is_spread(parameter):
+                optimizer.state[parameter][name] = torch.empty_like(parameter, dtype=loaded.dtype).copy_(loaded)
 
 
 def _spread_like(target: Any, source: TensorSource, world: World, whole: Give) -> Give:
