@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -27,10 +27,11 @@ from stoker.records.codec import JSON
 from stoker.stepping.activation_checkpointing import checkpoint
 from stoker.stepping.batch_norm import couple_batch_norms
 from stoker.stepping.capture import CapturedPass
+from stoker.stepping.captured_updates import LENGTH, CapturedUpdates
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
 from stoker.stepping.frozen_parameters import GradualUnfreezing
-from stoker.stepping.fused_update import fused_update
+from stoker.stepping.fused_update import FusedUpdate, fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts import parallelize
 from stoker.stepping.layouts.compatibility import require_legal, require_no_closure
@@ -56,6 +57,7 @@ class OptimizerUpdate(UpdateRule):
         self._pass, self._clipping, self._optimizer = loss_pass, clipping, optimizer
         self._step = fused_update(optimizer) if is_ours else optimizer.step
         self._flushes = is_ours  # the state of a user's own optimiser is not touched
+        self._together: CapturedUpdates | None = None
 
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `UpdateRule`."""
@@ -64,9 +66,25 @@ class OptimizerUpdate(UpdateRule):
         self._clipping(loss, update)
         self.is_moving = True
         self._step()
+        self._flush_after(update)
+        return loss
+
+    def together(self, batches: Sequence[Batch], first: int, rates: Sequence[Sequence[float]]) -> list[float]:
+        """As `UpdateRule`; by `CapturedUpdates`."""
+        captured = self._pass.in_force
+        if not (isinstance(captured, CapturedPass) and isinstance(self._step, FusedUpdate)):
+            return []
+        if self._together is None or self._together.captured is not captured:
+            self._together = CapturedUpdates(captured, self._step, self._optimizer)
+        self.is_moving = True
+        losses = self._together(batches, first, rates)
+        if losses:
+            self._flush_after(first + len(losses) - 1)
+        return losses
+
+    def _flush_after(self, update: int) -> None:
         if update % FLUSH_EVERY == FLUSH_EVERY - 1 and self._flushes:
             flush_denormals(self._optimizer)
-        return loss
 
 
 class ClosureUpdate(UpdateRule):
@@ -184,6 +202,27 @@ class Step:
         self.loss_pass.forget_gradients()
         self._saved.follow(batch, update, loss)
         return loss
+
+    def updates(self, batches: Sequence[Batch], first: int, progresses: Sequence[float]) -> list[float]:
+        """Make updates from number `first` on in one call, where that gives the same bits as `update` of each.
+
+        Returns the mean losses of those that were made; `update` makes the others, and has their errors.
+        """
+        rates = []
+        for progress in progresses:
+            self.set_rates(progress)
+            rates.append([float(group["lr"]) for group in self.optimizer.param_groups])
+        return self.rule.together(batches, first, rates)
+
+    @property
+    def updates_at_once(self) -> int:
+        """How many updates `updates` may make in one call; 1 where it makes none."""
+        job, plan = self.job, self.plan
+        if not (plan.captured and plan.loader == "memory" and self.device.type == "cpu" and self.world is ALONE):
+            return 1
+        is_plain = type(self._saved) is ModelWeights and next(self.model.buffers(), None) is None
+        is_more = self.clipping.is_clipping or job.objective.penalty or job.freeze or job.augment or job.mix
+        return LENGTH if is_plain and not is_more else 1
 
     @property
     def is_moving(self) -> bool:
