@@ -31,7 +31,7 @@ def cut(content: Content, start: int, stop: int, size: int) -> Content:
     `size` items, or a tuple within another, is assumed to have one for each sample, unless all tensors in it have
     `size` rows: then it, too, has one for each entry.
     """
-    return _picked_whole(content, lambda rows: rows[start:stop], size)
+    return picked(content, lambda rows: rows[start:stop], size)
 
 
 def take(content: Content, rows: Sequence[int], size: int) -> Content:
@@ -41,10 +41,11 @@ def take(content: Content, rows: Sequence[int], size: int) -> Content:
     def pick(entry: Any) -> Any:
         return entry[places] if isinstance(entry, torch.Tensor) else type(entry)(entry[row] for row in rows)
 
-    return _picked_whole(content, pick, size)
+    return picked(content, pick, size)
 
 
-def _picked_whole(content: Content, pick: Callable[[Any], Any], size: int) -> Content:
+def picked(content: Content, pick: Callable[[Any], Any], size: int) -> Content:
+    """A batch of `size` with `pick` applied to every entry that has rows for its samples; see `cut`."""
     if isinstance(content, tuple):
         return like(content, [_picked(item, pick, size) for item in content])
     return _picked(content, pick, size)

@@ -147,6 +147,8 @@ class CapturedPass(BatchPass):
         self._parameters = [parameter for parameter in self._moved if parameter.requires_grad]
         self._form: tuple[Any, ...] = ()
         self._repeat: Repeat | None = None
+        self.graph: torch.fx.GraphModule | None = None
+        """What is repeated, where PyTorch's interpreter repeats it."""
         self._used: list[int] = []
         self._last: tuple[Content, int] | None = None
 
@@ -223,7 +225,21 @@ class CapturedPass(BatchPass):
         _simplify(graph)
         if leaves[0].device.type != "cpu":
             return self._on_gpu(graph.forward, leaves)
-        return interpreted(graph) or called_from_python(graph)
+        repeat = interpreted(graph)
+        self.graph = None if repeat is None else graph
+        return repeat or called_from_python(graph)
+
+    def inputs(self, batch: Batch, update: int) -> list[torch.Tensor] | None:
+        """The graph's inputs for a batch; None where an ordinary pass, or a check, is due."""
+        if batch.size != self._ordinary.micro_batch or update % CHECK_EVERY == 0:
+            return None
+        leaves: list[torch.Tensor] = []
+        self._last = self._ordinary.whole(batch, update), update
+        return leaves if _form_of(self._last[0], leaves) == self._form else None
+
+    def gradients(self, values: list[Any]) -> dict[nn.Parameter, Any]:
+        """Which of the graph's outputs after the first is whose gradient."""
+        return {self._parameters[index]: value for index, value in zip(self._used, values, strict=True)}
 
     def _on_gpu(self, forward: Repeat, leaves: list[torch.Tensor]) -> Repeat:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""

@@ -62,6 +62,8 @@ def _dropout(
 
 def _suits(tensor: Any) -> bool:
     is_transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - no public way
-    if is_transformed or torch.compiler.is_compiling() or type(tensor) not in (torch.Tensor, nn.Parameter):
+    # A trace's tensors stand for plain ones; their class comes with the compiler, and is known by its name.
+    is_plain = type(tensor) in {torch.Tensor, nn.Parameter} or type(tensor).__name__ == "FakeTensor"
+    if is_transformed or torch.compiler.is_compiling() or not is_plain:
         return False
     return bool(tensor.device.type == "cpu" and tensor.is_floating_point())

@@ -12,7 +12,6 @@ Source: `torch/optim/{sgd,adam}.py` of PyTorch 2.13, `_fused_sgd` and `_fused_ad
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,11 +44,11 @@ def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
             return optimizer.step
     if any(is_spread(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         return _SpreadUpdate(optimizer, kernel)
-    return _FusedUpdate(optimizer, kernel)
+    return FusedUpdate(optimizer, kernel)
 
 
 @dataclass
-class _Tensors:
+class Tensors:
     """A group's parameters and their state, in the kernel's order.
 
     `state` is momenta (SGD) or first moments; second moments and counts of steps are Adam's. The counts are the
@@ -63,32 +62,40 @@ class _Tensors:
     counts: torch.Tensor | None = field(default=None, init=False)
 
 
-class _FusedUpdate:
+class FusedUpdate:
     """`optimizer.step()` for groups that have state; the optimiser's own makes the first step, and the state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, kernel: Callable[..., Any]) -> None:
         self._optimizer, self._kernel = optimizer, kernel
         self._is_sgd = type(optimizer) is torch.optim.SGD
-        self._groups: list[_Tensors] | None = None
+        self.call = _sgd if self._is_sgd else _adam
+        """Calls a kernel on a group's settings, tensors and gradients; steps have been counted."""
+        self._groups: list[Tensors] | None = None
 
     def __call__(self) -> None:
-        if self._groups is None or not self._is_current(self._groups):
-            self._groups = self._gathered()
-        if self._groups is None:  # the first step, which makes the state
-            with torch.no_grad():  # not through its wrappers, which import the compiler: a second of every start
-                inspect.unwrap(type(self._optimizer).step)(self._optimizer)
-            self._groups = self._gathered()
+        groups = self.groups()
+        if groups is None:  # the first step, which makes the state
+            self._optimizer.step()
             return
-        gradients = [[p.grad for p in tensors.parameters] for tensors in self._groups]
+        gradients = [[p.grad for p in tensors.parameters] for tensors in groups]
         if any(gradient is None for of_group in gradients for gradient in of_group):
             self._optimizer.step()
             return
-        call = _sgd if self._is_sgd else _adam
         with below_autograd():
-            for group, tensors, of_group in zip(self._optimizer.param_groups, self._groups, gradients, strict=True):
-                call(self._kernel, group, tensors, of_group)
+            for group, tensors, of_group in zip(self._optimizer.param_groups, groups, gradients, strict=True):
+                if tensors.counts is None and tensors.steps:
+                    torch._foreach_add_(tensors.steps, 1)
+                elif tensors.counts is not None:
+                    tensors.counts.add_(1)
+                self.call(self._kernel, group, tensors, of_group)
 
-    def _is_current(self, groups: list[_Tensors]) -> bool:
+    def groups(self) -> list[Tensors] | None:
+        """Each group's tensors; None where there is no state yet, or not for a kernel."""
+        if self._groups is None or not self._is_current(self._groups):
+            self._groups = self._gathered()
+        return self._groups
+
+    def _is_current(self, groups: list[Tensors]) -> bool:
         """Whether the optimiser's state is still what was gathered: loading one replaces all its tensors."""
         first = next((tensors for tensors in groups if tensors.state), None)
         if first is None:
@@ -96,9 +103,9 @@ class _FusedUpdate:
         name = "momentum_buffer" if self._is_sgd else "exp_avg"
         return self._optimizer.state[first.parameters[0]].get(name) is first.state[0]
 
-    def _gathered(self) -> list[_Tensors] | None:
+    def _gathered(self) -> list[Tensors] | None:
         """Each group's tensors; None while some state is missing, or where a group has several dtypes or devices."""
-        groups: list[_Tensors] = []
+        groups: list[Tensors] = []
         state = self._optimizer.state
         for group in self._optimizer.param_groups:
             parameters, names = list(group["params"]), ["exp_avg", "exp_avg_sq", "step"]
@@ -108,7 +115,7 @@ class _FusedUpdate:
                 return None
             if len({(p.device, p.dtype) for p in parameters}) > 1:
                 return None
-            groups.append(_Tensors(parameters, *([state[p][name] for p in parameters] for name in names)))
+            groups.append(Tensors(parameters, *([state[p][name] for p in parameters] for name in names)))
         for tensors in groups:
             # The counts of steps of a group become one tensor; a trace's are left, so that its blocks stay equal.
             if tensors.steps and all(type(step) is torch.Tensor for step in tensors.steps):
@@ -140,9 +147,11 @@ class _SpreadUpdate:
                     names = ["momentum_buffer"] if group["momentum"] else []
                 columns = (all_local(self._optimizer.state[p][name] for p in parameters) for name in names)
                 if self._is_sgd:
-                    _sgd(self._kernel, group, _Tensors(own, *columns), gradients, is_first=is_first)
+                    _sgd(self._kernel, group, Tensors(own, *columns), gradients, is_first=is_first)
                 else:
-                    _adam(self._kernel, group, _Tensors(own, *columns), gradients)
+                    tensors = Tensors(own, *columns)
+                    torch._foreach_add_(tensors.steps, 1)
+                    _adam(self._kernel, group, tensors, gradients)
 
     def _kind_of(self, parameter: torch.Tensor, group: Group) -> tuple[torch.device, torch.dtype, bool]:
         """Parameters of one kind can go through a kernel together; the last: an SGD's momentum begins with it."""
@@ -159,7 +168,7 @@ class _SpreadUpdate:
 
 
 def _sgd(
-    kernel: Callable[..., Any], group: Group, tensors: _Tensors, gradients: list[Any], *, is_first: bool = False
+    kernel: Callable[..., Any], group: Group, tensors: Tensors, gradients: list[Any], *, is_first: bool = False
 ) -> None:
     kernel(
         tensors.parameters, gradients, tensors.state, weight_decay=group["weight_decay"], momentum=group["momentum"],
@@ -168,12 +177,8 @@ def _sgd(
     )  # fmt: skip
 
 
-def _adam(kernel: Callable[..., Any], group: Group, tensors: _Tensors, gradients: list[Any]) -> None:
+def _adam(kernel: Callable[..., Any], group: Group, tensors: Tensors, gradients: list[Any]) -> None:
     beta1, beta2 = group["betas"]
-    if tensors.counts is None:
-        torch._foreach_add_(tensors.steps, 1)
-    else:
-        tensors.counts.add_(1)
     kernel(
         tensors.parameters, gradients, tensors.state, tensors.second, [], tensors.steps, lr=group["lr"], beta1=beta1,
         beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=group["maximize"],

@@ -34,6 +34,11 @@ class GradientClipping:
         self._is_whole = plan.layout.is_replicated and job.sync is None
         self._strategy, self._parameters = strategy, parameters
 
+    @property
+    def is_clipping(self) -> bool:
+        """Whether the gradient's norm has to be known before every step."""
+        return self._max_norm is not None
+
     def __call__(self, loss: torch.Tensor, update: int) -> None:
         """Check the mean loss and the gradients of update number `update`, and clip them.
 

@@ -30,7 +30,13 @@ Repeat = Callable[..., tuple[torch.Tensor, ...]]
 """From a graph's inputs to its outputs, without autograd."""
 
 _native: Any = torch._C  # noqa: SLF001 - the one place that does
-_NEEDED = ("Graph", "_create_function_from_graph", "_get_graph_executor_optimize", "_set_graph_executor_optimize")
+_NEEDED = (
+    "Graph",
+    "Value",
+    "_create_function_from_graph",
+    "_get_graph_executor_optimize",
+    "_set_graph_executor_optimize",
+)
 _IS_THERE = all(hasattr(_native, name) for name in _NEEDED)
 
 _MEMORY_FORMATS = {
@@ -47,26 +53,20 @@ def interpreted(graph: GraphModule) -> Repeat | None:
     """
     if not _IS_THERE:
         return None
-    script = _Script(graph)
+    script = Script(graph)
     try:
-        function = script.function()
-    except (_NotExpressible, RuntimeError, TypeError):  # the last two are the builder's own refusals
+        script_call = script.returning(script.appended())
+    except NOT_EXPRESSIBLE:
         return None
-    kept, called = script.kept, called_from_python(graph)
+    called = called_from_python(graph)
 
     def repeat(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        is_optimising = _native._get_graph_executor_optimize()  # noqa: SLF001 - as above
-        _native._set_graph_executor_optimize(False)  # noqa: SLF001 - it would fuse products
         try:
-            with below_autograd():
-                outputs: tuple[torch.Tensor, ...] = function(*inputs, *kept)
+            return script_call(*inputs)
         except RuntimeError as problem:
             if not ran_out_of_memory(problem):
                 called(*inputs)  # fails in the same way, with the error's own class and message
             raise
-        finally:
-            _native._set_graph_executor_optimize(is_optimising)  # noqa: SLF001 - as above
-        return outputs
 
     return repeat
 
@@ -86,45 +86,73 @@ class _NotExpressible(Exception):
     """Something in a graph that TorchScript has no form for."""
 
 
-class _Script:
-    """A graph's operations in TorchScript, one after the other.
+NOT_EXPRESSIBLE = (_NotExpressible, RuntimeError, TypeError)
+"""What a `Script` raises for something that has no form in TorchScript; the last two are the builder's own refusals."""
 
-    `kept` are the tensors that the graph holds itself, such as weights. They become inputs after its own, so that their
-    memory is shared and not copied.
+
+class Script:
+    """A graph's operations in TorchScript, one after the other, `times` times over; values are TorchScript's.
+
+    Inputs are the graph's own for each time, then `num_floats` numbers (`floats`). Tensors that are kept, such as
+    weights, become inputs after these, so that their memory is shared and not copied.
     """
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, *, times: int = 1, num_floats: int = 0) -> None:
         self._source = graph
         self._graph = _native.Graph()
         self._values: dict[Node, tuple[Any, ...]] = {}
         """The values of each node: several where its operation returns several."""
-        self.kept: list[torch.Tensor] = []
+        num_inputs = sum(node.op == "placeholder" for node in graph.graph.nodes)
+        self._inputs = iter([self._graph.addInput() for _ in range(times * num_inputs)])
+        self.floats = [self._graph.addInput() for _ in range(num_floats)]
+        for value in self.floats:
+            value.setType(_native.FloatType.get())
+        self._kept: list[tuple[torch.Tensor, Any]] = []
 
-    def function(self) -> Callable[..., Any]:
-        """The whole graph as a function.
-
-        Raises:
-            _NotExpressible, RuntimeError, TypeError: it has no form in TorchScript.
-        """
+    def appended(self) -> list[Any]:
+        """Append the whole graph, on its next inputs; returns the values of its outputs."""
+        outputs: list[Any] = []
         for node in self._source.graph.nodes:
-            if node.op != "output":
+            if node.op == "output":
+                outputs = [self._values[output][0] for output in node.args[0]]
+            elif node.op != "get_attr" or node not in self._values:
                 self._values[node] = self._values_of(node)
-                continue
-            values = [self._values[output][0] for output in node.args[0]]
-            types = _native.TupleType([value.type() for value in values])
-            self._graph.registerOutput(self._inserted("prim::TupleConstruct", values, [types]).output())
-        function: Callable[..., Any] = _native._create_function_from_graph("repeat", self._graph)  # noqa: SLF001
-        return function
+        return outputs
+
+    def returning(self, outputs: Sequence[Any]) -> Repeat:
+        """All that was appended as a function of the inputs, which returns `outputs`."""
+        types = _native.TupleType([value.type() for value in outputs])
+        self._graph.registerOutput(self._inserted("prim::TupleConstruct", outputs, [types]).output())
+        function: Repeat = _native._create_function_from_graph("repeat", self._graph)  # noqa: SLF001 - as above
+        kept = [tensor for tensor, _ in self._kept]
+
+        def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            is_optimising = _native._get_graph_executor_optimize()  # noqa: SLF001 - as above
+            _native._set_graph_executor_optimize(False)  # noqa: SLF001 - it would fuse products
+            try:
+                with below_autograd():
+                    return function(*inputs, *kept)
+            finally:
+                _native._set_graph_executor_optimize(is_optimising)  # noqa: SLF001 - as above
+
+        return call
+
+    def kept(self, tensor: torch.Tensor) -> Any:
+        """The value of a tensor that is the same one in every call."""
+        for known, value in self._kept:
+            if known is tensor:
+                return value
+        self._kept.append((tensor, self._graph.addInput()))
+        return self._kept[-1][1]
 
     def _values_of(self, node: Node) -> tuple[Any, ...]:
         if node.op == "placeholder":
-            return (self._graph.addInput(),)
+            return (next(self._inputs),)
         if node.op == "get_attr":
             tensor = operator.attrgetter(str(node.target))(self._source)
             if not isinstance(tensor, torch.Tensor):
                 raise _NotExpressible(f"{node.target} is a {type(tensor).__name__}")
-            self.kept.append(tensor)
-            return (self._graph.addInput(),)
+            return (self.kept(tensor),)
         if node.target is operator.getitem:
             source, index = cast("tuple[Node, Any]", node.args)
             values = self._values[source]  # one of several results, or an entry of a list
@@ -133,13 +161,13 @@ class _Script:
             items = [*values, self._constant(index)]
             return (self._inserted("aten::__getitem__", items, [_native.TensorType.get()]).output(),)
         if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - has no public name
-            return self._called(node.target, node)
+            return self.called(node.target, *node.args, **node.kwargs)
         raise _NotExpressible(f"{node.target} is no operation of ATen's")
 
-    def _called(self, overload: Any, node: Node) -> tuple[Any, ...]:
-        """An operation with all of its arguments, including those left at their defaults."""
+    def called(self, overload: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Append an operation with all of its arguments, including those left at their defaults; its results."""
         schema = overload._schema  # noqa: SLF001 - has no public name
-        given = dict(zip((formal.name for formal in schema.arguments), node.args, strict=False)) | node.kwargs
+        given = dict(zip((formal.name for formal in schema.arguments), args, strict=False)) | kwargs
         arguments = [
             self._argument(given.get(formal.name, formal.default_value), formal.type) for formal in schema.arguments
         ]
@@ -156,6 +184,8 @@ class _Script:
         """A value for an argument of the expected type: another node's, or a constant."""
         if expected.kind() == "OptionalType":
             return self._constant(None) if given is None else self._argument(given, expected.getElementType())
+        if isinstance(given, _native.Value):
+            return given
         if isinstance(given, Node):
             (value,) = self._values[given]
             return value

@@ -191,6 +191,11 @@ class LossPass:
         # Without a penalty it is `float()`, which is 0.
         self._add_penalty = float if penalty is None else functools.partial(add_penalty, penalty, model)
 
+    @property
+    def in_force(self) -> BatchPass:
+        """The form of the pass that runs now."""
+        return self._planned if self.repeats_captured else self.ordinary
+
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss.
 
@@ -200,10 +205,9 @@ class LossPass:
         """
         if self._thawing.at(update):
             self._planned.renew()
-        batch_pass = self._planned if self.repeats_captured else self.ordinary
         try:
             with self._products():
-                mean = batch_pass(batch, update)
+                mean = self.in_force(batch, update)
                 self.penalty = self._add_penalty()
         except CheckpointError as problem:
             raise not_repeatable(problem) from problem

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -26,11 +26,12 @@ from stoker.records.codec import JSON
 from stoker.stepping.activation_checkpointing import checkpoint
 from stoker.stepping.batch_norm import couple_batch_norms
 from stoker.stepping.capture import CapturedPass
+from stoker.stepping.captured_updates import LENGTH, CapturedUpdates
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
 from stoker.stepping.dropout import has_dropout
 from stoker.stepping.frozen_parameters import GradualUnfreezing
-from stoker.stepping.fused_update import fused_update
+from stoker.stepping.fused_update import FusedUpdate, fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts import parallelize
 from stoker.stepping.layouts.compatibility import require_legal, require_no_closure
@@ -64,6 +65,7 @@ class OptimizerUpdate(UpdateRule):
         self._pass, self._clipping, self._optimizer = loss_pass, clipping, optimizer
         self._step = fused_update(optimizer) if is_ours else optimizer.step
         self._flushes = is_ours  # the state of a user's own optimiser is not touched
+        self._together: CapturedUpdates | None = None
 
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `UpdateRule`."""
@@ -72,9 +74,25 @@ class OptimizerUpdate(UpdateRule):
         self._clipping(loss, update)
         self.is_moving = True
         self._step()
+        self._flush_after(update)
+        return loss
+
+    def together(self, batches: Sequence[Batch], first: int, rates: Sequence[Sequence[float]]) -> list[float]:
+        """As `UpdateRule`; by `CapturedUpdates`."""
+        captured = self._pass.in_force
+        if not (isinstance(captured, CapturedPass) and isinstance(self._step, FusedUpdate)):
+            return []
+        if self._together is None or self._together.captured is not captured:
+            self._together = CapturedUpdates(captured, self._step, self._optimizer)
+        self.is_moving = True
+        losses = self._together(batches, first, rates)
+        if losses:
+            self._flush_after(first + len(losses) - 1)
+        return losses
+
+    def _flush_after(self, update: int) -> None:
         if update % FLUSH_EVERY == FLUSH_EVERY - 1 and self._flushes:
             flush_denormals(self._optimizer)
-        return loss
 
 
 class ClosureUpdate(UpdateRule):
@@ -162,6 +180,7 @@ class Step:
     def _compose(self) -> None:
         """Put together what the plan asks for around the model and its optimiser: loss pass, clipping, update rule."""
         job, plan = self.job, self.plan
+        self._at_once: int | None = None
         self.loss_pass = self._loss_pass(plan)
         self.clipping = GradientClipping(job, plan, self._strategy, self._moved)
         self.rule: UpdateRule
@@ -271,6 +290,32 @@ class Step:
         self.loss_pass.forget_gradients()
         self._saved.follow(batch, update, loss)
         return loss
+
+    def updates(self, batches: Sequence[Batch], first: int, progresses: Sequence[float]) -> list[float]:
+        """Make updates from number `first` on in one call, where that gives the same bits as `update` of each.
+
+        Returns the mean losses of those that were made; `update` makes the others, and has their errors.
+        """
+        rates = []
+        for progress in progresses:
+            self.set_rates(progress)
+            rates.append([float(group["lr"]) for group in self.optimizer.param_groups])
+        return self.rule.together(batches, first, rates)
+
+    @property
+    def updates_at_once(self) -> int:
+        """How many updates `updates` may make in one call; 1 where it makes none."""
+        if self._at_once is None:
+            self._at_once = self._most_at_once()
+        return self._at_once
+
+    def _most_at_once(self) -> int:
+        job, plan = self.job, self.plan
+        if not (plan.captured and plan.loader == "memory" and self.device.type == "cpu" and self.world is ALONE):
+            return 1
+        is_plain = type(self._saved) is ModelWeights and next(self.model.buffers(), None) is None
+        is_more = self.clipping.is_clipping or job.objective.penalty or job.freeze or job.augment or job.mix
+        return LENGTH if is_plain and not is_more else 1
 
     @property
     def is_moving(self) -> bool:
@@ -382,7 +427,7 @@ class Step:
 
     def keep_model_weights(self) -> None:
         """From now on the weights to save are the model's own."""
-        self._saved = ModelWeights(self.model)
+        self._saved, self._at_once = ModelWeights(self.model), None
 
     def settle(self) -> None:
         """End training: sites that make updates of their own exchange for the last time.

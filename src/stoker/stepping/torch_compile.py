@@ -21,6 +21,8 @@ import importlib.util
 import inspect
 import os
 import shutil
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -208,7 +210,27 @@ def without_compiler(wrapper: FunctionT) -> FunctionT:
     instead, and keeps that in an attribute of the function.
     Source: `_disable_dynamo` in torch/_compile.py. In a version without the attribute the compiler is imported.
     """
-    plain = getattr(wrapper, "__wrapped__", None)
+    plain = inspect.getclosurevars(wrapper).nonlocals.get("fn")  # its `__wrapped__` may name another
     if plain is not None and not hasattr(plain, "__dynamo_disable"):
         setattr(plain, "__dynamo_disable", plain)
     return wrapper
+
+
+def _operations_without_compiler() -> None:
+    """`without_compiler` for PyTorch's operations in Python, which run on tensors without memory.
+
+    Initial weights are drawn by one of them where a model's outline is made: that alone would import the compiler.
+    """
+    names = ("torch._refs", "torch._refs.nn.functional", "torch._refs.special", "torch._refs.linalg")
+    pending = [value for name in names if name in sys.modules for value in vars(sys.modules[name]).values()]
+    known: set[int] = set()
+    while pending:
+        function = pending.pop()
+        if isinstance(function, types.FunctionType) and id(function) not in known:
+            known.add(id(function))
+            if function.__code__.co_filename.endswith("torch/_compile.py"):
+                without_compiler(function)
+            pending += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+
+
+_operations_without_compiler()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import math
+import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -36,8 +37,21 @@ _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
 """Optimisers with one implementation, over lists of tensors."""
 
-for _method in ("add_param_group", "state_dict", "load_state_dict"):
+for _method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
     without_compiler(getattr(torch.optim.Optimizer, _method))
+
+
+def _without_graph_breaks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimiser, whose step from now on does not tell PyTorch's compiler where to end a graph.
+
+    It would import the compiler to do so, which takes a second of every start.
+    Source: `_use_grad_for_differentiable` in torch/optim/optimizer.py; steps that are not made by it stay as they are.
+    """
+    marking: Any = getattr(type(optimizer).step, "__wrapped__", None)  # within the hooks
+    if getattr(getattr(marking, "__code__", None), "co_name", "") == "_use_grad":
+        step: Any = torch.optim.Optimizer.profile_hook_step(torch.no_grad()(marking.__wrapped__))
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer
 
 
 def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
@@ -60,11 +74,12 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
             groups, rest = parameter_groups(job.optimizer, matrices), job.optimizer.rest
             rest_optimizer = None
             if others:
-                rest_optimizer = _class_of(rest)(parameter_groups(rest, others), **rest.settings(), **chosen)
+                made = _class_of(rest)(parameter_groups(rest, others), **rest.settings(), **chosen)
+                rest_optimizer = _without_graph_breaks(made)
             products_in = muon.products_dtype(plan.precision, matrices.values())
             return muon.MuonOptimizer(groups, rest_optimizer, products_in=products_in, **job.optimizer.settings())
         groups = parameter_groups(job.optimizer, trainable)
-        return _class_of(job.optimizer)(groups, **job.optimizer.settings(), **chosen)
+        return _without_graph_breaks(_class_of(job.optimizer)(groups, **job.optimizer.settings(), **chosen))
     if job.optimizer is None:
         raise BadJob(
             f"the job's recipe {job.recipe!r} has not set its optimiser yet",

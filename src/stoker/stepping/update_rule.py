@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 
+from collections.abc import Sequence
+
 import torch
 
 from stoker.loading.batches import Batch
@@ -24,6 +26,14 @@ class UpdateRule(abc.ABC):
     def rate_factor(self) -> float:
         """Factor of the job's learning rate in this process [1]."""
         return 1.0
+
+    def together(self, batches: Sequence[Batch], first: int, rates: Sequence[Sequence[float]]) -> list[float]:
+        """Make several updates from number `first` on in one call, at the learning rates of each group.
+
+        Returns the mean losses of the updates that were made; the others are to be made one by one.
+        """
+        del batches, first, rates
+        return []
 
     @abc.abstractmethod
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:

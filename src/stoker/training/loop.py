@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -133,9 +134,9 @@ class Loop:
         self._make_up(position)
         self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
-        for batch in self.source.batches(position, end):
+        for batch in self._made_singly(position, end, total):
             telemetry.lap("data")
-            before = position
+            before = self.reached
             is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
             self.step.clipping.looks_at_norm = is_shown
             loss = self._updated(batch, before, before.samples / total)
@@ -213,6 +214,34 @@ class Loop:
         self.source.use(self.step.pipeline(self.source.samples, augmented=True))
         if self.threads is not None:
             self.threads.follow(plan)
+
+    def _made_singly(self, position: Position, end: int, total: int) -> Generator[Batch, None, None]:
+        """The batches whose updates are made one by one; others are made here, several in a call, if nothing is due."""
+        with contextlib.closing(self.source.batches(position, end)) as batches:
+            for batch in batches:
+                rest, start = [batch], self.reached.updates
+                at_once = self.step.updates_at_once if self.source.samples.is_in_memory else 1
+                if at_once > 1 and start > 0 and start % at_once == 0 and self._is_quiet(start + at_once, end):
+                    rest += itertools.islice(batches, at_once - 1)
+                    self.telemetry.lap("data")
+                    self.recovery.keep()
+                    progresses = [self.extent.position(start + index).samples / total for index in range(at_once)]
+                    losses = self.step.updates(rest, start, progresses)
+                    if losses:
+                        self.telemetry.updated_together(losses, batch.whole_size)
+                        self.reached = self.extent.position(start + len(losses))
+                    del rest[: len(losses)]
+                yield from rest
+
+    def _is_quiet(self, updates: int, end: int) -> bool:
+        """Whether nothing but updates is due up to `updates` and in the update after."""
+        if updates >= end or self.on_update is not None or self.stop.reason is not None or self.telemetry.is_nearly_due:
+            return False
+        if self._is_choosing:
+            return False
+        before, after = self.reached, self.extent.position(updates)
+        is_due = evaluation_is_due(self.evaluate_every, self.extent, before, after) or self._keeps(before, after)
+        return not (is_due or self.unevaluated is not None)
 
     def is_between_updates(self) -> bool:
         """After an error: whether the state is one between two updates; a failed update is rolled back.

@@ -114,6 +114,14 @@ class Telemetry:
         self._samples += num_samples
         return self._mark - self._last_progress >= self._interval_s
 
+    def updated_together(self, losses: Sequence[float], num_samples: int) -> None:
+        """Take in the losses of updates made in one call, `num_samples` each; never when `is_nearly_due`."""
+        self._update_s = self.lap("update") / len(losses)
+        for loss in losses:
+            self._loss_sum += loss
+        self._num_losses += len(losses)
+        self._samples += len(losses) * num_samples
+
     @property
     def is_nearly_due(self) -> bool:
         """Whether a progress event will be due after an update as long as the last one."""

@@ -39,9 +39,10 @@ from stoker.records import TraceSettings
 from stoker.stepping.torch_compile import without_compiler
 
 try:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
     _MISSING = ""
+    without_compiler(FakeTensorMode.__torch_dispatch__)
 except ImportError as _problem:  # a future PyTorch that moved them: nothing can be traced
     _MISSING = f"this PyTorch has no FakeTensorMode where 2.13 has it ({_problem})"
 
@@ -49,6 +50,7 @@ _GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA_SLOT = 1
 """Place of CUDA among c10::DeviceType: CPU is 0."""
 _META = torch.device("meta")
+_COMPILER = "torch._dynamo"
 _INNER_FILES = ("torch/_stats.py", "torch/_compile.py", "torch/_ops.py", "_dynamo/eval_frame.py")
 """Files of PyTorch on the stack between a C++ request for a device and a mode that answers."""
 _TRACING = f"{Path(__file__).parent}/"
@@ -117,17 +119,83 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
     """
     wants_cuda = settings.target == "cuda"
     is_cuda = wants_cuda and can_pretend_cuda()
-    importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
+    if is_cuda:
+        importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
     with contextlib.ExitStack() as stack:
+        leaving_out = stack.enter_context(_compiler_left_out())
         stack.callback(restore_generators, generator_states())
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count()) if is_cuda else ()))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        references_of_engine()  # found once, before anything is pretended
+        with leaving_out():
+            references_of_engine()  # found once, before anything is pretended
         if is_cuda:
             _pretend_cuda(stack, settings.capability)
         stack.enter_context(_seen_as_plain_tensors())
-        mode = stack.enter_context(_mode_for_cuda() if is_cuda else FakeTensorMode(allow_non_fake_inputs=True))
+        with leaving_out():
+            made = _mode_for_cuda() if is_cuda else FakeTensorMode(allow_non_fake_inputs=True)
+        mode = stack.enter_context(made)
         yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
+
+
+class _StandIn(types.ModuleType):
+    """`torch._dynamo` with its settings alone, and names of sources; whatever else is asked of it is imported.
+
+    Fakes import it, which takes a second, and without symbolic shapes need nothing else of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_COMPILER)
+        self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
+        names = types.SimpleNamespace
+        self.source = types.ModuleType(f"{_COMPILER}.source")
+        vars(self.source).update({f"{kind}Source": names for kind in ("Attr", "RandomValue")})
+        vars(self.source)["ConstantSource"] = lambda name: names(name=name)
+        self._parts: dict[str, types.ModuleType] = {_COMPILER: self, f"{_COMPILER}.source": self.source}
+        with self.imported():
+            self._parts[f"{_COMPILER}.config"] = importlib.import_module(f"{_COMPILER}.config")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(_COMPILER), name)
+
+    @contextlib.contextmanager
+    def imported(self) -> Iterator[None]:
+        """Within the block, which only PyTorch's own code for fakes runs in, an import gives the stand-in."""
+        if _COMPILER in sys.modules:
+            yield
+            return
+        sys.modules.update(self._parts)
+        try:
+            yield
+        finally:
+            for name in (*self._parts, f"{_COMPILER}.config"):
+                sys.modules.pop(name, None)
+
+
+_stand_in = functools.lru_cache(maxsize=1)(_StandIn)
+
+
+@contextlib.contextmanager
+def _compiler_left_out() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Within the block fakes do without PyTorch's compiler; the result is a context in which a fake mode is made."""
+    if _COMPILER in sys.modules:
+        yield contextlib.nullcontext
+        return
+    stand_in, convert = _stand_in(), FakeTensorConverter.from_real_tensor
+
+    def from_real_tensor(*args: Any, **kwargs: Any) -> FakeTensor:
+        with stand_in.imported():
+            return convert(*args, **kwargs)
+
+    with Patches() as patches:
+        patches.put(FakeTensorConverter, "from_real_tensor", from_real_tensor)
+        torch._dynamo = stand_in
+        try:
+            yield stand_in.imported
+        finally:
+            if vars(torch).get("_dynamo") is stand_in:
+                del torch._dynamo
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
 from stoker.loading.datasets import Datasets
-from stoker.loading.fields import Content, map_tensors, take
+from stoker.loading.fields import Content, map_tensors, picked
 from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.fakes import SmallForReal
@@ -151,7 +151,13 @@ def _widened(fetched: Content, traced: TracingSession, size: int) -> Content:
 
     content = map_tensors(fetched, fake)
     count = max(set(counts), key=counts.count, default=0)
-    return take(content, [row % max(1, count) for row in range(size)], count)
+
+    def pick(entry: Any) -> Any:
+        if isinstance(entry, torch.Tensor):
+            return entry[torch.arange(size) % max(1, count)]  # fake indices: turning real ones into fakes is slow
+        return type(entry)(entry[row % max(1, count)] for row in range(size))
+
+    return picked(content, pick, count)
 
 
 def tensors_of(content: Content) -> list[torch.Tensor]:
