@@ -202,8 +202,8 @@ def use_implementation(
     Returns:
         None if it was switched; else the reason why not.
     """
-    default = {"foreach": None, "fused": None} if is_ours else {}
-    chosen = {
+    default: dict[str, bool | None] = {"foreach": None, "fused": None} if is_ours else {}
+    chosen: dict[str, dict[str, bool | None]] = {
         "default": default,
         "foreach": {"foreach": True, "fused": False},
         "fused": {"foreach": False, "fused": True},
