@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import nn
 
+from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.regularization import mixes_of
 from stoker.loading.batches import Batch, InputPipeline, Split
@@ -40,6 +41,7 @@ from stoker.stepping.model import build_model, in_evaluation, place_model
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import plain_changes, put_plain, python_state
+from stoker.stepping.stochastic_depth import skip_blocks
 from stoker.stepping.torch_compile import compile_in_place, uncompiled
 from stoker.stepping.torch_optimizers import FLUSH_EVERY, build_optimizer, factor_at, flush_denormals, needs_closure
 from stoker.stepping.update_rule import UpdateRule
@@ -127,6 +129,7 @@ class Step:
         require_precision(plan.precision, self.device)
         self._conditions = functools.partial(autocasting, plan.precision, self.device, dtype=dtype, draws=dropout)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
+        skip_blocks(self.model, job.objective.stochastic_depth)
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
         outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
@@ -155,6 +158,12 @@ class Step:
             own = OwnStep(job.step, self.model, self.optimizer, plan, ordinary.whole, self._conditions)
             self.rule, self.gradients = own, own.gradients
         elif needs_closure(self.optimizer):
+            if job.objective.selective_backprop is not None:
+                raise BadJob(
+                    f"Objective(selective_backprop=…) chooses samples once an update, and "
+                    f"{type(self.optimizer).__name__} computes the loss again within its step",
+                    remedy="Leave selective_backprop out, or take an optimiser such as stoker.SGD.",
+                )
             self.rule = ClosureUpdate(self.loss_pass, self.clipping, self.optimizer)
         else:
             is_ours = isinstance(job.optimizer, Optimizer)

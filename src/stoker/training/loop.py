@@ -137,6 +137,7 @@ class Loop:
             loss: torch.Tensor | None = None
             shortage: Shortage | None = None
             progress = before.samples / total
+            batch.progress = progress
             try:
                 loss = self.step.update(batch, before.updates, progress)
             except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
