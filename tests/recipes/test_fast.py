@@ -72,26 +72,6 @@ def test_small_images_are_not_shifted() -> None:
     assert list(resolved(job_of(data=pictures(80, 9))).augment) == [stoker.transforms.AlternatingFlip()]
 
 
-class OfOneSize(nn.Module):
-    """A network with a layer over all positions of its map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 26 * 26, 2))
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.layers(x_BCHW)
-
-
-@pytest.mark.parametrize(("model", "size", "resizes"), [(net, 28, True), (net, 24, False), (OfOneSize, 28, False)])
-def test_images_grow_where_they_are_large_and_the_model_takes_them(
-    model: type[nn.Module], size: int, *, resizes: bool
-) -> None:
-    """From 28 pixels on; a model of one size gets whole images, rather than an error in the first update."""
-    last = resolved(job_of(model=model, data=pictures(80, size))).augment[-1]
-    assert isinstance(last, stoker.transforms.ProgressiveResizing) == resizes
-
-
 class Unnormed(nn.Module):
     """A convolution without batch norm."""
 
