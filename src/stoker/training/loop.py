@@ -177,7 +177,7 @@ class Loop:
 
     def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
         """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
-        trials = self.trials
+        batch.progress, trials = progress, self.trials
         failure: Replanned | Shortage | None = None
         if trials is not None:
             trials.before(batch, position)
