@@ -41,7 +41,7 @@ from stoker.reporting.wording import (
 )
 from stoker.units import format_bytes, format_rate, format_seconds
 
-_MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss", "forecast"})
+_MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
 """Fields that an event may reset to unknown; others keep their last value."""
 
 Curve = tuple[tuple[float, float], ...]

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.records import Event, Plan, Report, from_json
-from stoker.reporting.history import PlanStretch, live_history, number, of_kind, plans_in_force, samples_done, settled_switch
+from stoker.reporting.history import (
+    PlanStretch,
+    live_history,
+    number,
+    of_kind,
+    plans_in_force,
+    samples_done,
+    settled_switch,
+)
 from stoker.reporting.summary import training_speed
 from stoker.reporting.wording import plan_in_difference
 

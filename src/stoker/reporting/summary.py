@@ -169,7 +169,10 @@ def _plan_lines(report: Report, decision: Decision) -> list[str]:
     """The plan, how the run settled on it, and what it went on under."""
     stretches = plans_in_force(report)
     if not decision.is_settled:
-        return [f"plan: not settled, the last was {stretches[-1].plan.in_words()}", "forecast: none without a settled plan"]
+        return [
+            f"plan: not settled, the last was {stretches[-1].plan.in_words()}",
+            "forecast: none without a settled plan",
+        ]
     lines, settled = [f"plan: {decision.chosen.plan.in_words()}"], settled_switch(report)
     if settled is not None:
         lines.append(f"settled after {format_samples(settled.samples)} samples: {settled.why}")
