@@ -251,7 +251,7 @@ def test_a_capacity_that_the_tried_batches_stay_below_is_not_seen() -> None:
     varied = torch.arange(64 * (TOKENS + 1)).reshape(64, -1) % VOCAB  # every sample uses many tokens
     coupling = probed(text_job(OneTokenOnly, data=(varied[:, :-1], varied[:, 1:])))
     assert coupling.kind == "separable"
-    assert "8 rounds of 8 samples, float64" in coupling.evidence
+    assert "4 rounds of 4 samples, float64" in coupling.evidence
 
 
 def test_batch_norm_with_a_loss_that_does_not_add_up_goes_whole() -> None:
@@ -533,3 +533,27 @@ def test_types_and_probe_agree_on_ordinary_models(norm: type[nn.Module]) -> None
     job = make_job(lambda: mlp(norm=norm))
     told, found = by_types(job), probed(job)
     assert (told.kind, told.group, told.causes) == (found.kind, found.group, found.causes)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(8, {1}), (100_000, {3})], ids=["light", "heavy"])
+@pytest.mark.parametrize("check", [find_coupling, require_usable])
+def test_a_light_model_is_probed_on_one_thread(
+    width: int, expected: set[int], check: Callable[[Job, Samples], object]
+) -> None:
+    """Threads that wait for each other cost more than they save; a model of much work has all, and so have others."""
+    seen: set[int] = set()
+
+    class Watched(nn.Linear):
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            seen.add(torch.get_num_threads())
+            return super().forward(x_BF[:, :FEATURES])
+
+    inputs, targets = vectors()
+    job = make_job(lambda: Watched(FEATURES, width), data=(inputs.repeat(1, 4000), targets))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        check(job, samples_of(job))
+        assert (seen, torch.get_num_threads()) == (expected, 3)
+    finally:
+        torch.set_num_threads(before)

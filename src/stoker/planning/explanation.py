@@ -94,14 +94,15 @@ def _time_parts(chosen: Candidate) -> tuple[str, ...]:
     if training_s >= MOSTLY * total_s:
         return ()
     saves = forecast.evaluations + training_s / (forecast.checkpoint_every_s or chosen.plan.checkpoint_every_s)
-    saving_s, lost_s = saves * forecast.checkpoint_s.value, forecast.lost_s or 0.0
+    saving_s, lost_s, trials_s = saves * forecast.checkpoint_s.value, forecast.lost_s or 0.0, forecast.trials_s or 0.0
     is_compiled_here = forecast.total_s.basis == "measured here"  # in the trial, then, and not again
     compiling_s = 0.0 if forecast.compile_s is None or is_compiled_here else forecast.compile_s.value
-    evaluating_s = max(0.0, total_s - training_s - saving_s - lost_s - compiling_s)
+    evaluating_s = max(0.0, total_s - training_s - saving_s - lost_s - trials_s - compiling_s)
     evaluations = "1 evaluation" if forecast.evaluations == 1 else f"{forecast.evaluations} evaluations"
     parts = (
         ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s),
-        ("failures", lost_s), ("compiling" if chosen.plan.compile else "capturing", compiling_s),
+        ("failures", lost_s), ("trying plans", trials_s),
+        ("compiling" if chosen.plan.compile else "capturing", compiling_s),
     )  # fmt: skip
     listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stoker.planning.plan_search import expected_gain
@@ -46,6 +46,9 @@ LEAST_GAIN = 0.005
 
 _SURE = 1.65
 """Standard deviations between a candidate and the best beyond which it is out: one-sided, 5 %."""
+
+_SLOW_AT_ONCE = 0.4
+"""Logarithm of the ratio from which a candidate is out after its first turn: bursts of other work seldom cost more."""
 
 _TRUST = 2.0
 """Weight of the noise known from equal plans, in turns."""
@@ -80,6 +83,7 @@ class LiveSearch:
     Args:
         safe: the plan that the run begins under; it has been timed by the first updates.
         candidates: legal plans to try against it, the likeliest first.
+        is_quiet: whether other processes leave the machine alone; else one slow turn decides nothing.
 
     Attributes:
         timed: the plans in turns, by plan.
@@ -87,8 +91,10 @@ class LiveSearch:
         num_updates: updates made in turns so far.
     """
 
-    def __init__(self, safe: Plan, candidates: Iterable[Plan] = ()) -> None:
-        self.best = safe
+    def __init__(
+        self, safe: Plan, candidates: Iterable[Plan] = (), is_quiet: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.best, self._is_quiet = safe, is_quiet
         self.timed: dict[Plan, Timed] = {safe: Timed(safe)}
         self.left_out: dict[Plan, str] = {}
         self.num_updates = 0
@@ -161,6 +167,7 @@ class LiveSearch:
         self._take_fastest(is_sure=True)
         left_s = updates_left * self.timed[self.best].update_s
         staying: list[Plan] = []
+        slow_at_once = _SLOW_AT_ONCE if self._is_quiet() else math.inf
         for plan in self._racing:
             if plan == self.best:
                 continue
@@ -168,7 +175,9 @@ class LiveSearch:
             gain, rounds = expected_gain(mean, error), len(self.timed[plan].by_round)
             turn_s = self._num_timed(plan) * self.timed[plan].update_s if rounds else 0.0
             cost_s = turn_s * max(0.05, math.exp(mean) - 1)
-            if mean < _SURE * error and gain > LEAST_GAIN and gain * left_s > cost_s and rounds < MOST_ROUNDS:
+            is_undecided = rounds < 2 and mean < slow_at_once
+            can_pay = mean < _SURE * error and gain > LEAST_GAIN and gain * left_s > cost_s
+            if is_undecided or (can_pay and rounds < MOST_ROUNDS):
                 staying.append(plan)
         self._racing = staying
         if not staying:

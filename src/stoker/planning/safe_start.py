@@ -2,9 +2,9 @@
 
 What: the whole optimiser batch as one micro-batch, in full precision, is legal under any coupling of samples, so that
 nothing is compared, traced or timed before the first update; other plans are tried on the run's own updates
-(`training.plan_trials`). Use when: a process alone trains on this CPU, its data lie in memory, and there is memory in
-plenty by a pass of a few samples. Costs: the first updates under that plan. Does not combine with: what
-`plan_first_because` lists; there plans are tried first, on a throw-away model.
+(`training.plan_trials`). Workers fetch samples where that takes a good part of the time. Use when: a process alone
+trains on this CPU, and there is memory in plenty by a pass of a few samples. Costs: the first updates under that plan.
+Does not combine with: what `plan_first_because` lists; there plans are tried first, on a throw-away model.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from stoker.planning.model.run_forecast import Extents, forecast_from_trial
 from stoker.planning.model.search_space import execution_settings
 from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.ceilings import computing_threads
-from stoker.profiling.job_profile import job_profile
+from stoker.profiling.job_profile import fetch_seconds, job_profile
 from stoker.records import Candidate, Coupling, Decision, Estimate, Forecast, Measurement, Plan, Profile
 from stoker.stepping.coupling import require_usable, unprobed
 from stoker.stepping.model import bytes_of
 from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import needs_closure
+from stoker.units import format_count, format_seconds
 
 _FEW = 4
 """Samples of the pass by which memory and time of the whole batch are guessed."""
@@ -38,6 +39,9 @@ _PLENTY = 0.4
 
 _COPIES = 4
 """Copies of the weights in training: themselves, gradients, and two moments."""
+
+_FETCH_SHARE = 0.1
+"""Share of an update's time that the training process itself may fetch samples for; from there on workers do."""
 
 _WITHIN = 5.0
 """Factor within which the guess of an update's time is expected: larger batches use the cores better."""
@@ -53,7 +57,7 @@ def plan_first_because(prepared: ResolvedJob, place: Place) -> str | None:
         "coupled samples come in groups": job.coupling_group is not None,
         "batches have different numbers of samples": isinstance(job.batch, TokenBatch),
         "layers are thawed during the run": isinstance(job.freeze, Freeze) and job.freeze.is_gradual,
-        "the loader is part of the choice": not data.train.is_in_memory,
+        "one reader reads a stream": not (data.train.is_in_memory or data.train.data_class == "indexed"),
         "the device is not this CPU": place.device.kind != "cpu" or not place.is_here or place.count > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -76,20 +80,23 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
             return None
         plan = safe_plan(profile, place)
         guess = _guessed(prepared, plan, coupling)
+        if guess is not None and fetch_seconds(data.train) > _FETCH_SHARE * guess.update_s[0] / job.batch_size:
+            plan = dataclasses.replace(plan, loader="workers", num_workers=place.device.cores)
     if guess is None or guess.peak_bytes > _PLENTY * place.device.memory_bytes:
         return None
     updates, extent = prepared.extent.updates_in(job.until), prepared.extent
     evaluations = 0 if data.valid is None else extent.evaluations(job.evaluation.every, updates) + 1
-    extents = Extents(
-        total_samples=extent.position(updates).samples, total_updates=updates, evaluations=evaluations
-    )
+    extents = Extents(total_samples=extent.position(updates).samples, total_updates=updates, evaluations=evaluations)
     chosen = Candidate(
         device=place.name, plan=plan, forecast=_uncertain(forecast_from_trial(guess, profile, extents)),
         memory_bytes=place.device.memory_bytes, why="begun under",
     )  # fmt: skip
+    total, samples = chosen.forecast.total_s, format_count(extents.total_samples)
+    interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}"
     lines = (
         f"begins under {plan.in_words()}, which is legal whatever the model",
-        "other plans are tried on the run's own updates, and the fastest is kept; until then its time is a guess",
+        "other plans are tried on the run's own updates, and the fastest is kept",
+        f"to finish: {interval}, until then a guess, for {samples} samples in {updates} updates",
     )
     decision = Decision(
         device=place.name, candidates=(chosen,), rejected=(), explanation=(*prepared.notes, *lines),
@@ -123,9 +130,10 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
 
         batch = next(iter(in_order(data.train, step.pipeline(data.train, augmented=True), few)))
         try:
-            began = time.perf_counter()
             with saved_tensors_hooks(note, lambda tensor: tensor):
                 step.gradients(batch, 0)
+            began = time.perf_counter()
+            step.gradients(batch, 0)  # the first pass also made its kernels
             took_s = time.perf_counter() - began
         except (RuntimeError, ValueError):  # so few samples are not the model's: its memory is unknown
             return None
@@ -145,5 +153,8 @@ def _uncertain(forecast: Forecast) -> Forecast:
         value = estimate.value
         return dataclasses.replace(estimate, low=value / _WITHIN, high=value * _WITHIN, basis="unknown")
 
-    names = ("step_s", "samples_per_s", "evaluate_s", "checkpoint_s", "total_s", "peak_bytes")
-    return dataclasses.replace(forecast, **{name: wide(getattr(forecast, name)) for name in names})
+    return dataclasses.replace(
+        forecast, step_s=wide(forecast.step_s), samples_per_s=wide(forecast.samples_per_s),
+        evaluate_s=wide(forecast.evaluate_s), checkpoint_s=wide(forecast.checkpoint_s),
+        total_s=wide(forecast.total_s), peak_bytes=wide(forecast.peak_bytes),
+    )  # fmt: skip

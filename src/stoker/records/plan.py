@@ -169,6 +169,8 @@ class Forecast:
     """What a process sends the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
     checkpoint_every_s: float | None = None
     """The time between checkpoints that `total_s` rests on [s]."""
+    trials_s: float | None = None
+    """What trying plans in the run took beyond its updates at the settled rate [s], part of `total_s`."""
     lost_s: float | None = None
     """What failures are expected to cost [s], part of `total_s`; None where that is too little to matter."""
 

@@ -34,10 +34,10 @@ from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
 from stoker.stepping.losses import IGNORED_TARGET
-from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, working_probe
+from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, threads_restored, working_probe
 from stoker.stepping.random_draws import RandomDraws
 
-_SHARE_OF_PROBE = 0.1
+_SHARE_OF_PROBE = 0.15
 _SHARED = "its draws do not grow with the batch, and the loss depends on them: each part would have a draw of its own"
 
 
@@ -53,10 +53,11 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     if (known := _declared(job) or _alone(job, samples)) is not None:
         return known
     began_s = time.process_time()
-    probe = working_probe(job, samples)
-    notices = _require_usable(job, probe, len(samples))
-    is_repeatable, probe = probe.repeated()
-    coupling = _probed(job, probe, is_repeatable=is_repeatable, began_s=began_s)
+    with threads_restored():
+        probe = working_probe(job, samples)
+        notices = _require_usable(job, probe, len(samples))
+        is_repeatable, probe = probe.repeated()
+        coupling = _probed(job, probe, is_repeatable=is_repeatable, began_s=began_s)
     return replace(coupling, unsaved=probe.carried.unsaved, notices=notices)
 
 
@@ -71,7 +72,8 @@ def require_usable(job: Job, samples: Samples) -> tuple[str, ...]:
     """
     if _declared(job) is not None or _alone(job, samples) is not None:
         return ()
-    return _require_usable(job, first_probe(job, samples), len(samples))
+    with threads_restored():
+        return _require_usable(job, first_probe(job, samples), len(samples))
 
 
 def unprobed(job: Job) -> Coupling:
@@ -118,7 +120,7 @@ def _probed(job: Job, probe: CouplingProbe, *, is_repeatable: bool, began_s: flo
     compared_s = time.process_time() - compared_s
     evidence = f"replacing half of a batch moves the other half's loss by {largest:.1e} of it ({probe.describe()})"
     if norms and largest > probe.tolerance:
-        thawed, probe = probe, probe.with_frozen(norms)
+        thawed, (_, probe) = probe, probe.with_frozen(norms).repeated()
         largest, where = probe.largest_mixed_difference()
         if largest <= probe.tolerance and where is not None:
             return _by_batch_norm(job, thawed, probe, where, evidence)
@@ -153,9 +155,9 @@ def _affordable(probe: CouplingProbe, batch: int, compared_s: float, spent_s: fl
     if many <= few:
         return many
     many_s = compared_s / (4 * probe.rounds)
-    each_s = max(1e-9, (many_s - few_s) / (many - few))
+    each_s = max(1e-9, many_s / (4 * many), (many_s - few_s) / (many - few))
     fixed_s = max(0.0, many_s - many * each_s)
-    return min(batch, max(many, int((_SHARE_OF_PROBE * spent_s - 3 * fixed_s) / (2 * each_s))))
+    return min(batch, max(2 * many, int((_SHARE_OF_PROBE * spent_s - 3 * fixed_s) / (2 * each_s))))
 
 
 def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
@@ -243,8 +245,8 @@ def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
     return tuple(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
-_ROUNDS_FOR_EACH = 3
-"""Rounds of the probe for each comparison of parts, which costs as much as three rounds."""
+_ROUNDS_FOR_EACH = 2
+"""Rounds of the probe for each comparison of parts, which costs as much as two rounds."""
 _GRADIENT_ROUNDING = 10
 """Tolerance of gradients as a multiple of that of losses: they are sums over many more terms."""
 
@@ -299,7 +301,7 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
 
 def compare_large(probe: CouplingProbe, size: int) -> Agreement:
     """Compare a batch of `size` samples, most of them copies of one, with its halves: capacities overflow there."""
-    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 2, None)).first
+    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 1, None)).first
     rows[: size - size // 8] = rows[0]
     batch, half = probe.pool.batch(rows), size // 2
     with RandomDraws(silenced=True) if probe.drawn else contextlib.nullcontext():
@@ -452,7 +454,7 @@ def loss_cause(probe: CouplingProbe, where: Where) -> str:
     if probe.form() != "scalar":
         return "the loss"
     model, quad = where
-    ordinary = next(itertools.islice(probe.pool.quads(probe.sizes, probe.job.seed), 2, None))
+    ordinary = next(itertools.islice(probe.pool.quads(probe.sizes, probe.job.seed), 1, None))
     groups = (quad.first, ordinary.second, quad.other_first)
     with RandomDraws(silenced=True):
         weights = _weights(probe, model, groups)

@@ -12,6 +12,7 @@ Source: `torch/optim/{sgd,adam}.py` of PyTorch 2.13, `_fused_sgd` and `_fused_ad
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ class _FusedUpdate:
         if self._groups is None or not self._is_current(self._groups):
             self._groups = self._gathered()
         if self._groups is None:  # the first step, which makes the state
-            self._optimizer.step()
+            with torch.no_grad():  # not through its wrappers, which import the compiler: a second of every start
+                inspect.unwrap(type(self._optimizer).step)(self._optimizer)
             self._groups = self._gathered()
             return
         gradients = [[p.grad for p in tensors.parameters] for tensors in self._groups]

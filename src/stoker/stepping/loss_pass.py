@@ -167,6 +167,8 @@ class LossPass:
 
     repeats_captured = True
     """Off while every pass has to go through the model's own modules."""
+    on_gradients: Callable[[], None] | None = None
+    """Is called once, when the next gradients are in the parameters."""
     penalty: torch.Tensor | float = 0.0
     """The job's penalty at the last gradients."""
 
@@ -214,6 +216,9 @@ class LossPass:
                 remedy="Use a plan with compile false.",
             ) from problem
         self._thawing.forget_gradients()
+        if self.on_gradients is not None:
+            look, self.on_gradients = self.on_gradients, None
+            look()
         return mean
 
     @contextlib.contextmanager

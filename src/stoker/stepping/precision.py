@@ -6,7 +6,7 @@ in one call, and keeps the attention weights for the backward pass. Same mathema
 fused kernel, whose backward pass in bf16 takes up to six times as long (docs/log.md, 2026-11-22).
 Use when: training in bf16 on a CPU, with up to about a thousand keys; with more, the weights outgrow the caches.
 Costs: 2 bytes for each query, key and head until the backward pass.
-Does not combine with: dropout within attention, float masks, heads that share keys, compiled code, or function
+Does not combine with: float masks, heads that share keys, compiled code, or function
 transforms. These, and passes without gradients, go to the fused kernel as before.
 Source: A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, section 3.2.1.
 """
@@ -25,6 +25,7 @@ from torch.nn import functional
 from stoker.errors import BadJob
 from stoker.records import Precision
 from stoker.stepping.distributed_tensors import is_spread
+from stoker.stepping.dropout import fewer_draws, kept
 from stoker.stepping.model import default_dtype
 from stoker.stepping.random_draws import RandomDraws
 
@@ -82,21 +83,29 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 
 
 def autocasting(
-    precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool
+    precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool, drops: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws."""
+    """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws.
+
+    `drops`: the model has dropout, which takes fewer draws on a CPU.
+    """
+    drops = drops and draws and dtype is None and device.type == "cpu"
     if dtype is None and draws and precision != "bf16":
-        return NO_CONDITIONS
-    return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws)
+        return fewer_draws() if drops else NO_CONDITIONS
+    return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws, drops=drops)
 
 
 @contextlib.contextmanager
-def _conditions(device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool) -> Iterator[None]:
+def _conditions(
+    device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool, drops: bool
+) -> Iterator[None]:
     with contextlib.ExitStack() as conditions:
         autocast_dtype = torch.bfloat16 if is_bf16 else None
         conditions.enter_context(torch.autocast(device.type, autocast_dtype, enabled=is_bf16))
         if is_bf16 and device.type == "cpu":
             conditions.enter_context(attention_by_products())
+        if drops:
+            conditions.enter_context(fewer_draws())
         if dtype is not None:
             conditions.enter_context(default_dtype(dtype))
         if not draws:
@@ -132,13 +141,13 @@ def _attention(  # noqa: PLR0913, PLR0917 - PyTorch's own signature
 ) -> torch.Tensor:
     """As `torch.nn.functional.scaled_dot_product_attention`, which it replaces."""
     operands = (query, key, value)
-    is_plain = not (dropout_p or enable_gqa or (is_causal and attn_mask is not None))
+    is_plain = not (enable_gqa or (is_causal and attn_mask is not None))
     is_mask = attn_mask is None or (attn_mask.dtype == torch.bool and not is_spread(attn_mask))
     if not (is_plain and is_mask and _is_for_products(*operands)):
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     query, key, value = (operand.to(torch.bfloat16) for operand in operands)  # as autocast does
-    mixed: torch.Tensor = _Products.apply(query, key, value, attn_mask, is_causal, factor)  # type: ignore[no-untyped-call]
+    mixed: torch.Tensor = _Products.apply(query, key, value, attn_mask, is_causal, factor, dropout_p)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -162,7 +171,7 @@ def _is_for_products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 class _Products(torch.autograd.Function):
-    """softmax(query @ key.T * factor + mask) @ value, with any number of leading dimensions.
+    """dropout(softmax(query @ key.T * factor + mask)) @ value, with any number of leading dimensions.
 
     The mask, which broadcasts to the weights, or causality says which keys each query sees.
     """
@@ -176,6 +185,7 @@ class _Products(torch.autograd.Function):
         mask: torch.Tensor | None,
         is_causal: bool,  # noqa: FBT001 - arguments of a Function have no names
         factor: float,
+        dropout: float,
     ) -> torch.Tensor:
         q_NTD, k_NSD, v_NSE = (_flat(operand) for operand in (query, key, value))
         added = _hidden(_causal(query, key)) if is_causal else None
@@ -183,32 +193,39 @@ class _Products(torch.autograd.Function):
         if mask is not None:
             scores_NTS.view(*query.shape[:-1], -1).add_(_hidden(mask))
         weights_NTS = torch._softmax(scores_NTS, -1, False)  # noqa: SLF001 - what its derivative goes with
-        mixed = torch.bmm(weights_NTS, v_NSE).view(*query.shape[:-1], -1)
-        ctx.save_for_backward(query, key, value, mask, weights_NTS)
+        kept_NTS = kept(weights_NTS, dropout) if dropout else None
+        used_NTS = weights_NTS if kept_NTS is None else weights_NTS * kept_NTS
+        mixed = torch.bmm(used_NTS, v_NSE).view(*query.shape[:-1], -1)
+        ctx.save_for_backward(query, key, value, mask, weights_NTS, kept_NTS)
         ctx.is_causal, ctx.factor = is_causal, factor
         return _of_those_that_see(mixed, mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, mask, weights_NTS = ctx.saved_tensors
+        query, key, value, mask, weights_NTS, kept_NTS = ctx.saved_tensors
         operands = (query, key, value)
         if torch.is_grad_enabled():  # these gradients are to be differentiated themselves
             seen = _causal(query, key) if ctx.is_causal else mask
             scores = query @ key.transpose(-1, -2) * ctx.factor
             weights = torch.softmax(scores if seen is None else scores + _hidden(seen), -1)
+            weights = weights if kept_NTS is None else weights * kept_NTS.view_as(weights)
             mixed = _of_those_that_see(weights @ value, seen)
             trained = [operand for operand in operands if operand.requires_grad]
             again = iter(torch.autograd.grad(mixed, trained, grads, create_graph=True))
-            return (*(next(again) if operand.requires_grad else None for operand in operands), None, None, None)
+            return (*(next(again) if operand.requires_grad else None for operand in operands), None, None, None, None)
         q_NTD, k_NSD, v_NSE = (_flat(operand) for operand in operands)
         grad_NTE = _flat(_of_those_that_see(grads[0], mask))
-        grad_v = torch.bmm(weights_NTS.transpose(1, 2), grad_NTE)
+        used_NTS = weights_NTS if kept_NTS is None else weights_NTS * kept_NTS
+        grad_v = torch.bmm(used_NTS.transpose(1, 2), grad_NTE)
         grad_weights = torch.bmm(grad_NTE, v_NSE.transpose(1, 2))
+        if kept_NTS is not None:
+            grad_weights.mul_(kept_NTS)
         grad_scores = torch._softmax_backward_data(grad_weights, weights_NTS, -1, weights_NTS.dtype)  # noqa: SLF001 - as above
         grad_q = _scaled(grad_scores, k_NSD, ctx.factor)
         grad_k = _scaled(grad_scores.transpose(1, 2), q_NTD, ctx.factor)
         gradients = (grad_q, grad_k, grad_v)
-        return (*(grad.view_as(operand) for grad, operand in zip(gradients, operands, strict=True)), None, None, None)
+        shaped = (grad.view_as(operand) for grad, operand in zip(gradients, operands, strict=True))
+        return (*shaped, None, None, None, None)
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

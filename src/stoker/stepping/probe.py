@@ -28,7 +28,7 @@ from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import BadSample, Samples
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
-from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double
+from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
@@ -65,16 +65,16 @@ class ProbeSamples:
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
         """Rows for an endless series of comparisons of halves of these sizes.
 
-        The first compares the samples that differ most, such as those with most and least padding. In every second one
+        The first compare the samples that differ most, such as those with most and least padding. In every second one
         the substitutes are copies of one sample, which overflow a capacity that samples seldom reach.
         """
-        turn = 0
+        turn, extremes = 0, self._extremes()
         while True:
+            low, high = (rows[turn // 2 * min(sizes) :] for rows in extremes)
             picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
             if turn % 2:
                 picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
-            elif turn == 0:
-                low, high = self._extremes()
+            elif len(low):
                 picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
             for place in (0, 1):
                 if np.array_equal(picked[place], picked[place + 2]):
@@ -136,9 +136,12 @@ def _require_computable(tensor: torch.Tensor) -> None:
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest difference [relative to the losses compared] that counts as rounding, by the coarsest type in use."""
-_HALF, _ROUNDS = 4, 8
+_HALF, _ROUNDS = 2, 4
 _HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
-_SLOW_S, _VERY_SLOW_S = 0.1, 2.0
+_SLOW_S, _VERY_SLOW_S = 0.2, 2.0
+_HALF_AT_FIRST = 4
+_LIGHT = 10**10
+"""Parameters times numbers in a sample, an upper estimate of its multiplications, up to which one thread is enough."""
 _NOISE = 0.05
 _SEEDS = 9
 _PYTHONS = "draws of Python or NumPy"
@@ -228,14 +231,14 @@ class CouplingProbe:
         return self.models[0]
 
     def describe(self) -> str:
-        """The amount of probing: `8 rounds of 8 samples, float64`."""
+        """The amount of probing: `4 rounds of 4 samples, float64`."""
         return f"{self.rounds} rounds of {sum(self.sizes)} samples, {str(self.dtype).removeprefix('torch.')}"
 
     def quads(self) -> Iterator[Where]:
-        """The weights and samples of every round: at first the noisy weights, then both in turns of three."""
+        """The weights and samples of every round: two with the noisy weights, two with the initial ones, and so on."""
         quads = self.pool.quads(self.sizes, self.job.seed)
         for turn, quad in enumerate(itertools.islice(quads, self.rounds)):
-            yield self.models[turn // 3 % 2], quad
+            yield self.models[turn // 2 % 2], quad
 
     def value(self, model: nn.Module, *rows: Indices, seed: int = 0) -> Value:
         """The loss of the batch of these rows, on `model` as it is now."""
@@ -427,6 +430,27 @@ class CouplingProbe:
         return loss.sum, float(loss.count)
 
 
+@contextlib.contextmanager
+def threads_restored() -> Iterator[None]:
+    """Afterwards PyTorch has its threads again, of which a probe of a light model takes one.
+
+    On a busy machine threads wait for each other at every operation: a loss of 12 ms on one takes up to 250 ms on two.
+    """
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _take_threads(model: nn.Module, pool: ProbeSamples) -> None:
+    """Leave the process one thread if a loss of few samples is little work."""
+    sizes = [0]
+    map_tensors(pool.content, lambda tensor: sizes.append(tensor.numel() // len(pool)))
+    if num_parameters(model) * max(sizes) <= _LIGHT:
+        torch.set_num_threads(1)
+
+
 def first_probe(job: Job, samples: Samples) -> CouplingProbe:
     """A probe of the initial weights, in the type they are trained in, that has computed a loss of few samples.
 
@@ -435,9 +459,10 @@ def first_probe(job: Job, samples: Samples) -> CouplingProbe:
     """
     model = build_model(job)
     dtype = torch.float64 if is_double(model) else torch.float32
-    half = min(_HALF, job.batch_size // 2)
+    half = min(_HALF_AT_FIRST, job.batch_size // 2)
     with contextlib.suppress(Exception):  # what is wrong shows when every way has been tried
         pool = probe_samples(job, samples, dtype, at_most=4 * half)
+        _take_threads(model, pool)
         objective = TrainingObjective(job, dtype=dtype)
         models = (in_dtype(model, dtype),) * 2
         probe = CouplingProbe(job, samples, objective, pool, models, dtype, (half, half), rounds=1)
@@ -477,14 +502,15 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
     model, quad = next(probe.quads())
     with_graph, value = _with_graph(probe)
     for tried in (probe, with_graph):
-        started, cpu_started_s = time.perf_counter(), time.process_time()
+        started_s, cpu_started_s = time.perf_counter(), time.process_time()
         try:
             again = tried.value(model, quad.first, quad.second)
         except Exception:  # "does not require grad", wherever the loss takes a derivative
             if tried is with_graph:
                 raise
             continue
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
+        cpu_s = time.process_time() - cpu_started_s
+        seconds = min(cpu_s, time.perf_counter() - started_s)  # of one thread, waiting not counted; or of several
         if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
             break
     return replace(tried, few=(sum(probe.sizes), cpu_s), notice=with_graph.notice), seconds
@@ -513,6 +539,8 @@ def fresh(model: nn.Module) -> nn.Module:
 
 def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, sizes: tuple[int, int]) -> CouplingProbe:
     """A probe of copies of `model`, which has the job's initial weights."""
+    pool = probe_samples(job, samples, dtype)
+    _take_threads(model, pool)
 
     def copied() -> nn.Module:
         try:
@@ -522,7 +550,6 @@ def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, siz
 
     initial, noisy = (in_dtype(copied(), dtype) for _ in range(2))
     _add_noise(noisy, key_of(RandomStream.PROBE, job.seed))
-    pool = probe_samples(job, samples, dtype)
     objective = TrainingObjective(job, dtype=dtype)
     return CouplingProbe(job, samples, objective, pool, (noisy, initial), dtype, sizes, _ROUNDS)
 

@@ -8,7 +8,6 @@ count, check finite, clip the global norm once, step, average.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,6 +28,7 @@ from stoker.stepping.batch_norm import couple_batch_norms
 from stoker.stepping.capture import CapturedPass
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
+from stoker.stepping.dropout import has_dropout
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
@@ -134,6 +134,7 @@ class Step:
         self.device, self.world = torch.device(plan.device), world
         require_precision(plan.precision, self.device)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
+        self._drops = has_dropout(self.model)
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
@@ -161,18 +162,14 @@ class Step:
     def _compose(self) -> None:
         """Put together what the plan asks for around the model and its optimiser: loss pass, clipping, update rule."""
         job, plan = self.job, self.plan
-        moved = [p for group in self.optimizer.param_groups for p in group["params"]]
-        ordinary = AutogradPass(
-            job, plan, self.objective, self._strategy, self.world, moved, self._norms, self._conditions
-        )
-        planned = CapturedPass(ordinary, self.model, moved) if plan.captured else ordinary
-        self.loss_pass = LossPass(job, plan, self.model, moved, self._thawing, ordinary, planned)
-        self.clipping = GradientClipping(job, plan, self._strategy, moved)
+        self.loss_pass = self._loss_pass(plan)
+        self.clipping = GradientClipping(job, plan, self._strategy, self._moved)
         self.rule: UpdateRule
         self.gradients: Callable[[Batch, int], torch.Tensor] = self.loss_pass.gradients
         """Leaves the gradient of a batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if job.step is not None:
-            own = OwnStep(job.step, self.model, self.optimizer, plan, ordinary.whole, self._conditions)
+            whole = self.loss_pass.ordinary.whole
+            own = OwnStep(job.step, self.model, self.optimizer, plan, whole, self._conditions)
             self.rule, self.gradients = own, own.gradients
         elif needs_closure(self.optimizer):
             self.rule = ClosureUpdate(self.loss_pass, self.clipping, self.optimizer)
@@ -182,15 +179,47 @@ class Step:
         if self._outer is not None:
             self.rule = SiteUpdate(self.rule, self._outer)
 
+    @property
+    def _moved(self) -> list[nn.Parameter]:
+        """The parameters that the optimiser moves."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _loss_pass(self, plan: Plan) -> LossPass:
+        """The loss pass under a plan."""
+        conditions = functools.partial(
+            autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops
+        )
+        ordinary = AutogradPass(
+            self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions
+        )
+        planned = CapturedPass(ordinary, self.model, self._moved) if plan.captured else ordinary
+        return LossPass(self.job, plan, self.model, self._moved, self._thawing, ordinary, planned)
+
+    def gradients_under(self, plan: Plan, batch: Batch, update: int) -> list[torch.Tensor]:
+        """The gradients of a batch's mean loss in another arithmetic, from the present weights; nothing is left behind.
+
+        The gradients that are in the parameters stay there. Buffers are the caller's to restore.
+        """
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        own = [parameter.grad for parameter in parameters]
+        self.forget_gradients()
+        try:
+            self._loss_pass(plan).gradients(batch, update)
+            return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        finally:
+            self.forget_gradients()
+            for parameter, gradient in zip(parameters, own, strict=True):
+                parameter.grad = gradient
+
     def _conditions(self) -> contextlib.AbstractContextManager[None]:
         """The context of a forward pass."""
-        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
+        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops)
 
     def change_to(self, plan: Plan, coupling: Coupling | None = None) -> None:
         """Make the next updates under another plan, around the same weights, averages and optimiser state.
 
         What it may change: micro-batch, precision, memory format, threads, the optimiser's implementation, whether
-        passes are captured. The state is then bit for bit what it was, and as if it were loaded into a new step.
+        passes are captured or compiled. The state stays bit for bit what it was, as if loaded into a new step.
         `coupling` takes the place of the present one, where that was not known before.
 
         Raises:
@@ -198,13 +227,13 @@ class Step:
             ValueError: it differs in what is built once.
         """
         coupling, old = coupling or self.coupling, self.plan
-        built = ("device", "checkpointed_blocks", "loss_chunks", "compile", "layout")
+        built = ("device", "checkpointed_blocks", "loss_chunks", "layout")
         if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
             raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
         require_legal(self.job, plan, coupling)
         require_precision(plan.precision, self.device)
         self.plan, self.coupling = plan, coupling
-        composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured")
+        composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured", "compile")
         if all(getattr(plan, name) == getattr(old, name) for name in composed):
             return
         if self._outer is None:
@@ -217,6 +246,11 @@ class Step:
             self.optimizer.products_in = products_dtype(plan.precision, self.optimizer.matrices)
         if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:
             use_implementation(self.optimizer, plan.optimizer_implementation)
+        if plan.compile and not old.compile:
+            self.compilation = compile_in_place(self.model, self.device)
+        elif self.compilation is not None and not plan.compile:
+            self.compilation.undo()
+            self.compilation = None
         self._compose()
         self.clipping.looks_at_norm = looks_at_norm
 

@@ -62,6 +62,12 @@ class Compilation:
     regions: tuple[nn.Module, ...]
     problem: str | None = field(default=None, init=False)
 
+    def undo(self) -> None:
+        """Let the regions run uncompiled again, as before `compile_in_place`."""
+        for region in self.regions:
+            holder: Any = region.forward if isinstance(region.forward, Checkpointed) else region
+            holder.forward = holder.forward.uncompiled
+
 
 def compile_in_place(model: nn.Module, device: torch.device) -> Compilation:
     """Compile `model` for `device` at its next call; the names of weights stay.
@@ -123,7 +129,7 @@ class _Region:
     """
 
     def __init__(self, forward: Callable[..., Any], compilation: Compilation) -> None:
-        self._forward, self._compilation = forward, compilation
+        self.uncompiled, self._compilation = forward, compilation
         # The option for every call, where this PyTorch has it; patching its setting takes 70 µs a call.
         has_option = "recompile_limit" in inspect.signature(torch.compile).parameters
         limit: dict[str, Any] = {"recompile_limit": MOST_SHAPES} if has_option else {}
@@ -132,7 +138,7 @@ class _Region:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compilation.problem is not None:
-            return self._forward(*args, **kwargs)
+            return self.uncompiled(*args, **kwargs)
         from torch._dynamo.exc import (  # noqa: PLC0415 - takes seconds, needed for compilation alone
             FailOnRecompileLimitHit,
             TorchDynamoException,
@@ -147,13 +153,13 @@ class _Region:
             line = users_line(getattr(problem, "real_stack", None) or ())
             where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
             self._compilation.problem = f"{_RUNS_AS_IT_IS}: {reason}{where}"
-            return self._forward(*args, **kwargs)
+            return self.uncompiled(*args, **kwargs)
         except FailOnRecompileLimitHit:  # not a TorchDynamoException
             self._compilation.problem = (
                 f"{_RUNS_AS_IT_IS}: it goes on meeting shapes, or values, that it was not yet compiled for "
                 f"(at most {MOST_SHAPES} are)"
             )
-            return self._forward(*args, **kwargs)
+            return self.uncompiled(*args, **kwargs)
         self._is_compiled = True
         return output
 

@@ -14,7 +14,7 @@ import torch
 from stoker.devices.hardware import checkpoint_interval_s
 from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
-from stoker.loading.batches import BatchSource
+from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.samples import Samples, reads_repeated
 from stoker.loading.workers import WorkerDeath
 from stoker.records import Position
@@ -128,7 +128,7 @@ class Loop:
         return position
 
     def _train(self, position: Position) -> Position:
-        recovery, telemetry, total = self.recovery, self.telemetry, self.extent.position(self.total_updates).samples
+        telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
         self._make_up(position)
         self._keep_to_schedule(position.updates)
@@ -138,18 +138,7 @@ class Loop:
             before = position
             is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
             self.step.clipping.looks_at_norm = is_shown
-            if self.trials is not None:
-                self.trials.before(batch, before)
-            recovery.keep()
-            loss: torch.Tensor | None = None
-            failure: Shortage | Replanned | None = None
-            progress = before.samples / total
-            try:
-                loss = self.step.update(batch, before.updates, progress)
-            except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
-                failure = self._left_out(error, before) or recovery.judge(error, batch, before)
-            if failure is not None:
-                loss = recovery.repeat(failure, batch, before, progress)
+            loss = self._updated(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)
@@ -185,9 +174,26 @@ class Loop:
             self._report_progress(position)
         return position
 
-    def _left_out(self, error: Exception, position: Position) -> Replanned | None:
-        """The change of plan after a candidate failed that was being tried."""
-        return None if self.trials is None else self.trials.leave_out(error, position)
+    def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
+        """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
+        trials = self.trials
+        failure: Replanned | Shortage | None = None
+        if trials is not None:
+            trials.before(batch, position)
+        self.recovery.keep()
+        try:
+            return self.step.update(batch, position.updates, progress)
+        except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
+            if trials is not None:
+                failure = trials.leave_out(error, position)
+            failure = failure or self.recovery.judge(error, batch, position)
+        return None if failure is None else self.recovery.repeat(failure, batch, position, progress)
+
+    @property
+    def _is_choosing(self) -> bool:
+        """Whether plans are being tried, or the run's schedule is being replayed."""
+        is_replaying = self.plans is not None and self.plans.due < math.inf
+        return is_replaying or (self.trials is not None and not self.trials.is_over)
 
     def hangs(self) -> None:
         """Note that the update under way hangs, where a candidate is being tried."""
@@ -198,13 +204,15 @@ class Loop:
         """Make update number `update` under the plan that the run's schedule says."""
         if self.plans is None or update < self.plans.due:
             return
+        if self.trials is not None and self.trials.is_over:
+            self.trials = None
         plan, old = self.plans.at(update), self.step.plan
         if plan == old:
             return
         self.step.change_to(plan)
         self.source.use(self.step.pipeline(self.source.samples, augmented=True))
-        if plan.threads != old.threads and self.step.device.type == "cpu":
-            torch.set_num_threads(plan.threads)
+        if self.threads is not None:
+            self.threads.follow(plan)
 
     def is_between_updates(self) -> bool:
         """After an error: whether the state is one between two updates; a failed update is rolled back.
@@ -273,7 +281,7 @@ class Loop:
             )
         if (spike := self.spikes.look(loss)) is not None:
             self.telemetry.emit("warned", message=f"at {position.samples} samples {spike}", samples=position.samples)
-        if self.threads is not None:
+        if self.threads is not None and not self._is_choosing:
             self.threads.look(self.telemetry.samples_per_s, position)
         compilation = self.step.compilation
         if compilation is not None and compilation.problem is not None and not self._is_compilation_reported:

@@ -12,6 +12,8 @@ batches where a reduced precision is possible. Does not combine with: what `safe
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,8 +27,8 @@ from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial
-from stoker.planning.model.search_space import precisions
-from stoker.planning.plan_history import keep_decision
+from stoker.planning.model.search_space import MemoryFormat, precisions
+from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.job_profile import job_profile
 from stoker.profiling.plan_trial import evaluation_time
@@ -41,11 +43,12 @@ from stoker.records import (
     Precision,
     Rejection,
 )
-from stoker.stepping.coupling import find_coupling
+from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
+from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
@@ -53,6 +56,9 @@ from stoker.units import format_seconds
 
 COMPARED = 3
 """Updates whose gradients are compared before a reduced precision may take a turn."""
+
+FEWEST_UPDATES = 40
+"""Updates of a run in which plans are tried: in fewer hardly a turn would pay."""
 
 _PROBE_SHARE = 0.01
 """Share of the time left that the coupling probe may take [0 to 1]."""
@@ -62,6 +68,12 @@ _PROBE_UPDATES = 12
 
 _CAPTURE_S = 1.5
 """Time to record a pass, with what is imported for it [s]."""
+
+_RECURRENT_FACTOR = 20
+"""How much longer it takes to record a recurrent layer, which is recorded step by step."""
+
+_COMPILE_S, _COMPILED_GAIN = 30.0, 0.1
+"""Expected time to compile [s], and share of the time that a compiled plan saves [0 to 1]; a trial shows both."""
 
 _SECONDS_EACH = 4e-5
 """Time of the host that a captured layer saves in an update, forward and backward [s]: an expectation, which decides
@@ -97,7 +109,8 @@ class PlanTrials:
         self._telemetry, self._total, self._clock = telemetry, total_updates, clock
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
-        self._num_compared, self._evaluate_s, self._is_probed = 0, 0.0, False
+        self._num_compared, self._evaluate_s = 0, 0.0
+        self._is_probed, self._is_compiled_checked = plans.coupling.evidence != unprobed(prepared.job).evidence, False
         self._turn: Turn | None = None
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
@@ -105,19 +118,24 @@ class PlanTrials:
         self._search: LiveSearch | None = None
         self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
         self._safe = plans.schedule.at(0)
-        self.is_over = plans.schedule.is_settled
+        is_reducible = self._safe.precision == "fp32"
+        self._reduced = [p for p in precisions(place.device) if is_reducible and p not in FULL_PRECISIONS]
+        self.is_over = plans.schedule.is_settled or total_updates < FEWEST_UPDATES
 
     @property
     def is_waiting(self) -> bool:
         """Whether the run still replays its schedule, or has settled."""
-        return self.is_over or self._plans.due != float("inf")
+        return self.is_over or self._plans.due < math.inf
 
     def before(self, batch: Batch, position: Position) -> None:
         """Before an update: compare gradients of its batch where a reduced precision is not known to be exact."""
         if not self.is_waiting and self._num_compared < COMPARED:
-            self._compare(batch, position.updates)
             self._num_compared += 1
-            self._telemetry.lap("planning")
+            if self._reduced:
+                self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
+        elif not self.is_waiting and self._step.plan.compile and not self._is_compiled_checked:
+            self._is_compiled_checked = True
+            self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
         self._mark = self._clock()
 
     def after(self, position: Position) -> None:
@@ -136,7 +154,7 @@ class PlanTrials:
             if self._turn is not None:
                 return
         turn = self._search.next_turn(left)
-        while turn is None and self._expand(left * self._search.timed[self._search.best].update_s, position):
+        while turn is None and self._expand(left * self._search.timed[self._search.best].update_s):
             turn = self._search.next_turn(left)
         if turn is None:
             self._settle(position)
@@ -168,118 +186,10 @@ class PlanTrials:
                 left_out=self._step.plan,
             ))  # fmt: skip
 
-    def _take_in(self, took_s: float, turn: Turn) -> None:
-        """Take in the time of an update of this turn [s]."""
-        self._made += 1
-        if self._made > UNTIMED:
-            self._times_s.append(took_s)
-        if self._made == turn.updates:
-            assert self._search is not None
-            self._search.record(turn.plan, self._times_s)
-            self._turn, self._times_s, self._made = None, [], 0
-
-    def _begin(self, turn: Turn, position: Position) -> None:
-        """Let a plan make the next updates; the switch is stored first."""
-        self._turn, self._times_s, self._made = turn, [], 0
-        if turn.plan != self._step.plan:
-            self._plans.switch(PlanSwitch(
-                update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
-                why="tried on the run's own updates",
-            ))  # fmt: skip
-
-    def _first_search(self) -> LiveSearch:
-        """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
-        formats = ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
-        arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
-        return LiveSearch(self._safe, self._possible(
-            dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
-            for precision in arithmetic for memory_format in formats
-        ))  # fmt: skip
-
-    def _expand(self, left_s: float, position: Position) -> bool:
-        """Let variants of the best plan take part; returns whether there are any that could pay."""
-        assert self._search is not None
-        self._num_expansions += 1
-        if self._num_expansions > 3:
-            return False
-        best, variants = self._search.best, list[Plan]()
-        update_s = self._search.timed[best].update_s
-        if self._num_expansions == 1:
-            variants += [dataclasses.replace(best, threads=n) for n in {1, max(1, self._safe.threads // 2)}]
-            saved = min(0.3, _SECONDS_EACH * sum(1 for _ in self._step.model.modules()) / update_s)
-            if max(saved, 0.02) * left_s > _CAPTURE_S:
-                variants.append(dataclasses.replace(best, captured=True))
-        if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
-            self._probe(position)
-        sizes = self._step.coupling.legal_micro_batches(self._prepared.job.batch_size)
-        smaller = [size for size in sizes if size < best.micro_batch]
-        if smaller and (self._num_expansions == 1 or best.micro_batch < self._safe.micro_batch):
-            variants.append(dataclasses.replace(best, micro_batch=smaller[0], captured=False))
-        self._search.add(self._possible(variants))
-        return self._search.has_rivals
-
-    def _possible(self, plans: Iterable[Plan]) -> Iterator[Plan]:
-        """The plans without the safe one and those that failed."""
-        return (plan for plan in plans if plan != self._safe and plan not in self._lost)
-
-    def _is_exact(self, precision: Precision) -> bool:
-        return precision in FULL_PRECISIONS or self._errors.get(precision, 0.0) <= LARGEST_GRADIENT_ERROR
-
-    def _has_convolutions(self) -> bool:
-        return any(isinstance(module, torch.nn.Conv2d) for module in self._step.model.modules())
-
-    def _compare(self, batch: Batch, update: int) -> None:
-        """Compare gradients in each reduced precision with those in fp32, of the same batch and state."""
-        reduced = [p for p in precisions(self._place.device) if p not in FULL_PRECISIONS]
-        if self._safe.precision != "fp32" or not reduced or self._lost_all(reduced):
+    def compare_samples(self) -> None:
+        """Find how samples are coupled, so that smaller micro-batches are legal; does nothing the second time."""
+        if self._is_probed:
             return
-        before = self._step.plan
-        try:
-            exact = self._gradient(dataclasses.replace(self._safe, precision="fp32"), batch, update)
-            for precision in reduced:
-                tried = self._gradient(dataclasses.replace(self._safe, precision=precision), batch, update)
-                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
-                self._errors[precision] = max(self._errors.get(precision, 0.0), error)
-        except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision: it stays in fp32
-            for precision in reduced:
-                self._errors[precision] = float("inf")
-            message = f"{' and '.join(reduced)} cannot be used: {type(problem).__name__}: {first_line(problem)}"
-            self._telemetry.emit("warned", message=message)
-        finally:
-            self._step.change_to(before)
-
-    def _lost_all(self, reduced: list[Precision]) -> bool:
-        return all(self._errors.get(precision, 0.0) == float("inf") for precision in reduced)
-
-    def _gradient(self, plan: Plan, batch: Batch, update: int) -> torch.Tensor:
-        """The gradient of a batch under `plan`, over all parameters [their number]; nothing is left behind."""
-        step = self._step
-        step.change_to(plan)
-        with self._nothing_changed():
-            step.gradients(batch, update)
-            parts = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
-            step.forget_gradients()
-            return torch.cat(parts)
-
-    @contextmanager
-    def _nothing_changed(self) -> Iterator[None]:
-        """Restores buffers, generators and plain Python values of model and loss at the end."""
-        step, snapshot = self._step, UpdateSnapshot(self._step.model)
-        snapshot.keep()
-        with unchanged(step.model, step.objective.loss_object), torch.random.fork_rng(devices=[]):
-            try:
-                yield
-            finally:
-                step.forget_gradients()
-                snapshot.restore()
-
-    def _timed_evaluation(self) -> float:
-        """Time to evaluate a held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch."""
-        with self._nothing_changed():
-            return max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
-
-    def _probe(self, position: Position) -> None:
-        """Find how samples are coupled, so that smaller micro-batches may take turns."""
         self._is_probed, step = True, self._step
         try:
             with self._nothing_changed():
@@ -293,6 +203,127 @@ class PlanTrials:
             kept = " and ".join(found.unsaved)
             message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
             self._telemetry.emit("warned", message=message)
+
+    def _take_in(self, took_s: float, turn: Turn) -> None:
+        """Take in the time of an update of this turn [s]."""
+        self._made += 1
+        if self._made > UNTIMED:
+            self._times_s.append(took_s)
+        if self._made == turn.updates:
+            assert self._search is not None
+            self._search.record(turn.plan, self._times_s)
+            compilation = self._step.compilation
+            if compilation is not None and compilation.problem is not None:
+                self._search.leave_out(turn.plan, compilation.problem)
+            self._turn, self._times_s, self._made = None, [], 0
+
+    def _begin(self, turn: Turn, position: Position) -> None:
+        """Let a plan make the next updates; the switch is stored first."""
+        self._turn, self._times_s, self._made = turn, [], 0
+        if turn.plan != self._step.plan:
+            self._plans.switch(PlanSwitch(
+                update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
+                why="tried on the run's own updates",
+            ))  # fmt: skip
+
+    def _first_search(self) -> LiveSearch:
+        """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
+        formats: tuple[MemoryFormat, ...] = (
+            ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
+        )
+        arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
+        return LiveSearch(self._safe, self._possible(
+            dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
+            for precision in arithmetic for memory_format in formats
+        ), lambda: not used_by_others(self._began))  # fmt: skip
+
+    def _expand(self, left_s: float) -> bool:
+        """Let variants of the best plan take part; returns whether there are any that could pay."""
+        assert self._search is not None
+        self._num_expansions += 1
+        if self._num_expansions > 3:
+            return False
+        best, variants = self._search.best, list[Plan]()
+        update_s = self._search.timed[best].update_s
+        if self._num_expansions == 1:
+            if not used_by_others(self._began):  # else the number that others leave free is found by `threads`
+                fewer = dict.fromkeys((max(1, self._safe.threads // 2), 1))
+                variants += [dataclasses.replace(best, threads=count) for count in fewer]
+            variants += self._captured(best, update_s, left_s)
+        elif _COMPILED_GAIN * left_s > _COMPILE_S and compiler_missing(self._step.device) is None:
+            variants.append(dataclasses.replace(best, compile=True, captured=False))
+        if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
+            self.compare_samples()
+        sizes = self._step.coupling.legal_micro_batches(self._prepared.job.batch_size)
+        smaller = [size for size in sizes if size < best.micro_batch]
+        if smaller and (self._num_expansions == 1 or best.micro_batch < self._safe.micro_batch):
+            variants.append(dataclasses.replace(best, micro_batch=smaller[0], captured=False))
+        self._search.add(self._possible(variants))
+        return self._search.has_rivals
+
+    def _captured(self, best: Plan, update_s: float, left_s: float) -> list[Plan]:
+        """The best plan captured, where recording the pass is expected to pay back."""
+        modules = list(self._step.model.modules())
+        is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)  # recorded step by step
+        gain = max(min(0.3, _SECONDS_EACH * len(modules) / update_s), 0.02)
+        pays = gain * left_s > _CAPTURE_S * (_RECURRENT_FACTOR if is_recurrent else 1)
+        return [dataclasses.replace(best, captured=True)] if pays else []
+
+    def _possible(self, plans: Iterable[Plan]) -> Iterator[Plan]:
+        """The plans without the safe one and those that failed."""
+        return (plan for plan in plans if plan != self._safe and plan not in self._lost)
+
+    def _is_exact(self, precision: Precision) -> bool:
+        return precision in FULL_PRECISIONS or self._errors.get(precision, 0.0) <= LARGEST_GRADIENT_ERROR
+
+    def _has_convolutions(self) -> bool:
+        return any(isinstance(module, torch.nn.Conv2d) for module in self._step.model.modules())
+
+    def _compare(self, batch: Batch, update: int) -> None:
+        """Compare the gradients that an update in full precision has just computed with those in each reduced one."""
+        step = self._step
+        exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        for precision in self._reduced:
+            plan = dataclasses.replace(step.plan, precision=precision, captured=False)
+            try:
+                with self._nothing_changed():
+                    tried = _flat(step.gradients_under(plan, batch, update))
+                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+            except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
+                error = math.inf
+                message = f"{precision} is left out: it raised {type(problem).__name__}: {first_line(problem)}"
+                self._telemetry.emit("warned", message=message)
+            self._errors[precision] = max(self._errors.get(precision, 0.0), error)
+        self._mark += self._telemetry.lap("planning")  # no part of the update's time
+
+    def _require_exact(self, batch: Batch, update: int) -> None:
+        """Raise RunFailed, and so leave the compiled plan out, if the gradient just computed is not close to fp32's."""
+        step = self._step
+        tried = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False)
+        with self._nothing_changed(), uncompiled():
+            exact = _flat(step.gradients_under(plain, batch, update))
+        error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+        if not error <= LARGEST_GRADIENT_ERROR:
+            raise RunFailed(
+                f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
+            )
+
+    @contextmanager
+    def _nothing_changed(self) -> Iterator[None]:
+        """Restores buffers, generators and plain Python values of model and loss at the end."""
+        step, snapshot = self._step, UpdateSnapshot(self._step.model)
+        snapshot.keep()
+        with unchanged(step.model, step.objective.loss_object), torch.random.fork_rng(devices=[]):
+            try:
+                yield
+            finally:
+                snapshot.restore()
+
+    def _timed_evaluation(self) -> float:
+        """Time to evaluate a held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch."""
+        with self._nothing_changed():
+            return max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
 
     def _settle(self, position: Position) -> None:
         """Go on under the fastest plan, with a forecast by its times."""
@@ -317,6 +348,8 @@ class PlanTrials:
             took_updates=search.num_updates, speedup=ratio,
             timed=[{"plan": records.to_json(p), "update_s": t.update_s} for p, t in search.timed.items() if t.by_round],
         )  # fmt: skip
+        if self._safe.threads < self._place.device.cores:
+            return  # a limit of this run, which is no reason for the next one
         try:
             keep_decision(self._prepared, self._place, decision, self._plans.coupling, self._began)
         except RunFailed as problem:
@@ -348,7 +381,7 @@ class PlanTrials:
         typical_s = search.timed[measured.plan].update_s
         spent_s = max(0.0, self._telemetry.wall_s - typical_s * position.updates)
         time_s = forecast.total_s
-        forecast = dataclasses.replace(forecast, total_s=dataclasses.replace(
+        forecast = dataclasses.replace(forecast, trials_s=spent_s, total_s=dataclasses.replace(
             time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
         ))  # fmt: skip
         plan = dataclasses.replace(
@@ -374,3 +407,8 @@ class PlanTrials:
             device=self._place.name, candidates=(chosen,), rejected=rejected,
             explanation=(*prepared.notes, *lines), took_s=began.took_s,
         )  # fmt: skip
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All elements in one vector of fp32 [their number]; of complex ones real and imaginary parts."""
+    return torch.cat([as_real(tensor).reshape(-1).float() for tensor in tensors])

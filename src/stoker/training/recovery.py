@@ -86,6 +86,8 @@ class Recovery:
     ) -> None:
         self.step = step
         self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
+        self.compare: Callable[[], object] = lambda: None
+        """Finds how samples are coupled, where that is not known, so that smaller micro-batches may be legal."""
         self._before = UpdateSnapshot(step.model)
         self._skipped, self._last_skipped = 0, -1
 
@@ -176,7 +178,9 @@ class Recovery:
         if step.device.type == "cuda":
             torch.cuda.empty_cache()
         largest = min(plan.micro_batch, size)
-        sizes = [legal for legal in step.coupling.legal_micro_batches(step.job.batch_size) if legal < largest]
+        if not (sizes := self._legal_below(largest)):
+            self.compare()
+            sizes = self._legal_below(largest)
         said, free = shortage
         left = "" if free is None else f" with {format_bytes(free)} free"
         where = f"at update {position.updates + 1}{left}: {said}"
@@ -193,6 +197,11 @@ class Recovery:
         if not is_put_back:
             raise RollBack(change)
         return change
+
+    def _legal_below(self, micro_batch: int) -> list[int]:
+        """The legal micro-batches below one, largest first [samples]."""
+        legal = self.step.coupling.legal_micro_batches(self.step.job.batch_size)
+        return [size for size in legal if size < micro_batch]
 
     def _replan(self, change: Replanned, position: Position) -> None:
         if self.step.world.layout.world_size > 1:

@@ -142,6 +142,7 @@ class RunProcess:
             session.loop.threads = ThreadKeeper(
                 lambda: self.plans.plan, session.loop.telemetry.emit,
                 usual_samples_per_s=self.plans.decision.chosen.forecast.samples_per_s.value,
+                most=lambda: self.plans.most_threads, changed=self.plans.change,
                 is_free=may_give_up_threads(self.plans.plan), others_share=self.others_share,
             )  # fmt: skip
         return session

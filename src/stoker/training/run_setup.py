@@ -20,7 +20,7 @@ from stoker import records
 from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.records import Coupling, Decision, Device, Environment, Plan
+from stoker.records import Coupling, Decision, Device, Environment, Plan, PlanSwitch
 from stoker.store import (
     RunDirectory,
     choose_directory,
@@ -97,6 +97,11 @@ def create_run(
         directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
         environment=environment(device, decision.chosen.plan),
     )  # fmt: skip
+    if not decision.is_settled:
+        began = decision.chosen.plan
+        directory.append_switch(
+            PlanSwitch(update=0, samples=0, plan=began, kind="trial", why="legal whatever the model")
+        )
 
 
 @contextmanager

@@ -183,16 +183,15 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         watchdog=Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
             dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
-            hangs=lambda: loop.hangs(), is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
+            is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
         ),
         plans=plans if world.layout.world_size == 1 else None,
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
     )  # fmt: skip
-    if loop.plans is not None and not plans.schedule.is_settled:
-        place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
-        loop.trials = PlanTrials(prepared, place, step, plans, telemetry, loop.total_updates)
+    if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
+        _try_plans(loop, prepared, device, plans)
     loop.course.load(progress.get("course", {}))
     if isinstance(step.average, EqualAverage):
         step.average.count = int(progress.get("averaged", 0))
@@ -206,6 +205,15 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     if given is None:
         _announce_start(session, device)
     return session
+
+
+def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInForce) -> None:
+    """Let the loop try plans on the run's own updates, until that is settled; and compare samples where it must."""
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
+    loop.trials = PlanTrials(prepared, place, loop.step, plans, loop.telemetry, loop.total_updates)
+    loop.recovery.compare = loop.trials.compare_samples
+    if loop.watchdog is not None:
+        loop.watchdog.hangs = loop.hangs
 
 
 def _repeat_if_missed(

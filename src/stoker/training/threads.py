@@ -3,8 +3,8 @@
 What: a thread that waits for a core holds up all the others: one neighbour on one of two cores leaves 0.3 of the rate
 under two threads, and 0.55 under one. Where the rate has fallen and a neighbour holds a core, the run goes on with as
 many threads as cores are left, and with all of them once the machine has been quiet for a while; never with more than
-the cores granted. Each change is reported as a change of plan. Updates after it are the same mathematics, but no
-longer bit-equal to an undisturbed run.
+the cores granted. Each change is a change of plan: it is reported, stored in the run's schedule first, and replayed by
+a resume. Updates after it are the same mathematics, but no longer bit-equal to an undisturbed run.
 Use when: always. Costs: two reads of a kernel file every two seconds.
 Does not combine with: `torch.use_deterministic_algorithms(True)` and compiled plans, whose code is for one number of
 threads: both keep their threads, unless fewer cores are granted.
@@ -63,8 +63,10 @@ class ThreadKeeper:
     """Watches a run on a CPU and changes its number of threads.
 
     Args:
-        plan: returns the plan in force, whose threads are the most.
+        plan: returns the plan in force.
         tell: sends events.
+        most: returns the most threads: those of the plan before any were given up; None: those of the plan.
+        changed: stores a change of plan before it takes effect.
         usual_samples_per_s: the rate that the plan was chosen for [samples/s].
         is_free: threads may be given up to neighbours, and not only to a smaller grant.
         others_share: share of the CPU that other processes used while the plan was chosen [0 to 1].
@@ -80,11 +82,14 @@ class ThreadKeeper:
         tell: Emit,
         *,
         usual_samples_per_s: float,
+        most: Callable[[], int] | None = None,
+        changed: Callable[[Replanned], None] = lambda _change: None,
         is_free: bool = True,
         others_share: float = 0.0,
         machine: Machine | None = None,
     ) -> None:
         self._plan, self._tell, self._machine = plan, tell, machine or Machine()
+        self._most, self._store = most or (lambda: plan().threads), changed
         self._usual, self._is_free, self._others_share = usual_samples_per_s, is_free, others_share
         self.threads = plan().threads
         self._before, self._began, self._rates = self._machine.sample(), self._machine.clock(), list[float]()
@@ -100,6 +105,13 @@ class ThreadKeeper:
         free = free_cores(granted, self._others_share * granted)
         if self._is_free and free < self.threads:
             self._change(free, f"other processes use {self._others_share:.0%} of the CPU", position)
+
+    def follow(self, plan: Plan) -> None:
+        """Go on with the threads of another plan, whose usual rate is not known yet."""
+        if plan.threads != self.threads:
+            self.threads, self._usual, self._held, self._on_trial = plan.threads, 0.0, 0, None
+            self._machine.set_threads(plan.threads)
+        self._is_free = self._is_free and not plan.compile
 
     def look(self, samples_per_s: float, position: Position) -> None:
         """Take in the rate just reported [samples/s]; every `WINDOW_S` seconds, look at the machine and decide."""
@@ -130,7 +142,7 @@ class ThreadKeeper:
             self._judge(seen, position)
             return
         free = free_cores(seen.cpus, seen.others)
-        planned = self._plan().threads
+        planned = self._most()
         target = min(planned, self._machine.granted(), free)
         if not self._is_free or self._changes >= MOST_CHANGES:
             return
@@ -164,14 +176,17 @@ class ThreadKeeper:
             self._change(threads, why, position)
 
     def _change(self, threads: int, why: str, position: Position) -> None:
-        old, self.threads = self.threads, threads
-        self._machine.set_threads(threads)
-        self._held, self._quiet_s, self._changes = 0, 0.0, self._changes + 1
+        old = self.threads
         change = Replanned(
+            position=position,
             old=dataclasses.replace(self._plan(), threads=old),
             new=dataclasses.replace(self._plan(), threads=threads),
             why=f"{why}; from here on the same mathematics, not bit-equal to a run with {_threads(old)} throughout",
         )
+        self._store(change)
+        self.threads = threads
+        self._machine.set_threads(threads)
+        self._held, self._quiet_s, self._changes = 0, 0.0, self._changes + 1
         change.emit(self._tell, position.samples)
 
 

@@ -24,7 +24,7 @@ from stoker.planning.decision import decide, given_plan, memory_limit, most_thre
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
-from stoker.records import Coupling, Decision, Device, Event, Plan, PlanSwitch
+from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
 from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
@@ -139,7 +139,14 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         if not directory.is_run:
             early: list[Event] = []
             decision, coupling = _decide(
-                prepared, device, place, given, memory_limit(memory), threads, device_mtbf_h, [early.append, *shown],
+                prepared,
+                device,
+                place,
+                given,
+                memory_limit(memory),
+                threads,
+                device_mtbf_h,
+                [early.append, *shown],
                 begins_at_once=member is None and not profile,
             )
             others_share = decision.others_share
@@ -152,10 +159,6 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             stack.enter_context(directory.locked())
             create_run(directory, prepared, device, decision, coupling, parent)
             with discard_on_error(directory):
-                if not decision.is_settled:
-                    directory.append_switch(PlanSwitch(
-                        update=0, samples=0, plan=decision.chosen.plan, kind="trial", why="legal whatever the model"
-                    ))  # fmt: skip
                 keep_sources(directory, entry)
                 for event in early:
                     directory.append_event(event)
@@ -360,7 +363,7 @@ def _place(on: str, meeting: Rendezvous | None) -> Place | None:
     return place if place.count > 1 else None
 
 
-def _decide(
+def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
     prepared: ResolvedJob,
     device: Device,
     place: Place | None,
@@ -379,6 +382,11 @@ def _decide(
         prepared.model, prepared.job.objective.loss
     ):  # a loss that counts its calls begins where it was given
         return decide(
-            prepared, place or device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h,
+            prepared,
+            place or device,
+            given,
+            memory_bytes=memory_bytes,
+            threads=threads,
+            device_mtbf_h=device_mtbf_h,
             begins_at_once=begins_at_once,
         )

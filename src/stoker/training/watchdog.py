@@ -122,8 +122,10 @@ class Watchdog:
         slowest_s: forecast time of the slowest phase [s].
         is_writing: whether a checkpoint is being written, which training may have to wait for.
         least_s: least time without progress that counts as a hang [s]; 0: no watchdog.
-        hangs: called before a hang ends the main thread.
         leave: ends the process.
+
+    Attributes:
+        hangs: called before a hang ends the main thread.
     """
 
     def __init__(  # noqa: PLR0913 - what it watches, and what it may do
@@ -137,12 +139,12 @@ class Watchdog:
         slowest_s: float = 0.0,
         is_writing: Callable[[], bool] = lambda: False,
         least_s: float | None = None,
-        hangs: Callable[[], None] = lambda: None,
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         self._laps, self._workers, self._stop, self._tell, self._dumps = laps, workers, stop, tell, dumps
-        self._slowest_s, self._is_writing, self._hangs, self._leave = slowest_s, is_writing, hangs, leave
+        self._slowest_s, self._is_writing, self._leave = slowest_s, is_writing, leave
         self._least_s = patience_s() if least_s is None else least_s
+        self.hangs: Callable[[], None] = lambda: None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.main_thread().ident
@@ -216,7 +218,7 @@ class Watchdog:
             return  # no signal reaches another thread; the caller was warned
         if times == 2:
             with suppress(Exception):  # the hang itself is to be reported
-                self._hangs()
+                self.hangs()
             self._stop.verdict = verdict
             signal.pthread_kill(self._main or 0, signal.SIGINT)
         elif times == 3:
