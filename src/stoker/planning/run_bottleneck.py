@@ -40,7 +40,7 @@ def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
         return None
     plan = decision.chosen.plan
     ceilings = ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
-    bounds: UpdateBounds | str = "the update was not traced: the plan was given, and the run short"
+    bounds: UpdateBounds | str = "the update was not traced, since the run was short"
     considered: list[Remedy] = []
     is_asked = report.kernels is not None
     if is_asked or decision.breakdown is not None or report.run.wall_s >= WORTH_TRACING_S:
