@@ -402,7 +402,7 @@ class PlanTrials:
               for precision, error in self._errors.items() if not self._is_exact(precision)),
         )  # fmt: skip
         measurements = [self._measurement(p, [t.update_s]) for p, t in search.timed.items() if t.by_round]
-        lines = explain(chosen, profile, self._place.device, measurements, rejected[len(others):])
+        lines = explain(chosen, profile, self._place.device, measurements, rejected[len(others) :])
         return records.Decision(
             device=self._place.name, candidates=(chosen,), rejected=rejected,
             explanation=(*prepared.notes, *lines), took_s=began.took_s,
