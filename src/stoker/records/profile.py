@@ -9,6 +9,9 @@ from typing import ClassVar, Literal
 
 CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
+NOT_COMPARED = "assumed: samples have not been compared yet"
+"""The evidence of a coupling before samples are compared: what is legal under it is legal under any other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:

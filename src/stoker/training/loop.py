@@ -299,6 +299,8 @@ class Loop:
         more: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
         if len(set(rates)) > 1:
             more["lrs"] = list(rates)
+        if self.trials is not None and not self.trials.is_over:
+            more["trying"] = self.step.plan.in_words()
         loss = self.telemetry.progress(position, rates[0], more)
         self.losses = (loss if position.updates == 1 else self.losses[0], loss)
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
