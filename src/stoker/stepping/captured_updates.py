@@ -4,9 +4,9 @@ What: the operations of a captured pass and of the optimiser's kernel, `LENGTH` 
 own interpreter; the same operations in the same order, so the same bits. A loss that is not finite, or a lack of
 memory, leaves that update and those after it undone: each kernel asks for it before it moves anything, and a loss is
 noted only after its kernel. Use when: updates take a millisecond or less, so that Python around them is a tenth of the
-time. Costs: milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random numbers, or has
-buffers, which would have to be put back; clipping, penalties, averages, augmentation, hooks that see every update,
-several processes. There, updates are made one by one.
+time. Costs: milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random
+numbers, or has buffers, which would have to be put back; clipping, penalties, averages, augmentation, hooks that see
+every update, several processes. There, updates are made one by one.
 Source: `found_inf` of PyTorch's fused kernels, `aten/src/ATen/native/cpu/FusedAdamKernel.cpp` and `FusedSGDKernel.cpp`.
 """
 
