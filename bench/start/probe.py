@@ -6,9 +6,9 @@ Each time is of a process of its own, user and system. `SRC` is the `src` folder
 
     git archive REVISION src | tar -x -C build/before
 
-`imports` is up to `stoker.train` and PyTorch; `usable` the checks before the first update; `probe` the coupling;
-`trace` that of the whole batch in fp32, `trace_bf16` another in bf16 in the same process; `compiler` says whether
-PyTorch's compiler was imported by then (0 or 1).
+`imports` is up to `stoker.train` and PyTorch; `resolving` reads data and makes the outline; `usable` the checks before
+the first update; `probe` the coupling; `trace` that of the whole batch in fp32, `trace_bf16` another in bf16 in the
+same process; `compiler` says whether PyTorch's compiler was imported by then (0 or 1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_COLUMNS = ("imports", "usable", "probe", "trace", "trace_bf16", "compiler")
+_COLUMNS = ("imports", "resolving", "usable", "probe", "trace", "trace_bf16", "compiler")
 
 
 def measured(name: str, folder: Path, threads: int) -> dict[str, float]:

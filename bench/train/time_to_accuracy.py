@@ -8,7 +8,7 @@ target. Every setting of the recipe was chosen on 6,000 held-out training images
 for the reason given at EPOCHS. The test images are looked at once, at the end of each run. Measured are the accuracy,
 wall and CPU seconds of training (first update to last, neither start-up nor planning nor the test), and wall seconds of
 the whole process. Printed and written to bench/results/: both recipes' means over seeds, the ratio of their times by
-seed, and its spread. Stoker passes if its mean accuracy is not below the target and its time at most 0.9 of the
+seed, and its spread. Stoker passes if its mean accuracy is not below the target and its time at most 0.8 of the
 other's.
 """
 
@@ -36,7 +36,7 @@ from stoker.loading.samples import hold_out
 from stoker.records import Event
 
 RECIPES = ("by hand", "stoker")
-LARGEST_RATIO = 0.9
+LARGEST_RATIO = 0.8
 EPOCHS = {"93": 3.0, "94": 8.0}
 """Not the fewest that validation images allow: 2.5 had 93.38 % of them and 6 had 94.25 %, but of 6,000 images that is
 known to 0.3 points (one standard error); and one look at the test images after 2.5 epochs, seed 0, found 92.92 %.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.job import holdout as holdout
     from stoker.jobs.metrics import probabilities as probabilities
     from stoker.jobs.objective import Objective as Objective
+    from stoker.jobs.objective import SelectiveBackprop as SelectiveBackprop
     from stoker.jobs.optimizers import SGD as SGD
     from stoker.jobs.optimizers import Adam as Adam
     from stoker.jobs.optimizers import AdamW as AdamW

@@ -37,6 +37,15 @@ def test_a_job_without_validation_spends_nothing_on_it() -> None:
     assert found.total_s.value == pytest.approx(0.1, rel=1e-2)
 
 
+def test_smaller_images_shorten_the_training_alone() -> None:
+    """A run that takes six tenths of the pixels trains for six tenths of the time; evaluation stays."""
+    measured = measurement(PLAN, 0.1, evaluate_s_per_sample=1e-4)
+    whole, small = (forecast_from_trial(measured, profile(relative_cost=cost), FIVE_EPOCHS) for cost in (1.0, 0.6))
+    saved = 0.4 * 270_000 / 512 * 0.1
+    assert whole.total_s.value - small.total_s.value == pytest.approx(saved, rel=0.02)
+    assert small.evaluate_s == whole.evaluate_s
+
+
 @given(TIMES)
 def test_every_estimate_lies_within_a_positive_interval(times: tuple[float, ...]) -> None:
     """Also of two updates, one of which took a thousand times as long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -67,3 +68,17 @@ def test_blocks_that_can_be_checkpointed_are_counted() -> None:
     """Six equal layers of a transformer."""
     gpt = stoker.zoo.GPT(vocab=32, layers=6, heads=2, width=16, context=8)
     assert profiled(model=gpt, data=torch.zeros(20, 9, dtype=torch.int64), loss="token_cross_entropy").num_blocks == 6
+
+
+def test_shapes_and_costs_that_change_over_the_run_are_known() -> None:
+    """Progressive resizing and selective backprop: more than one shape, and a cheaper mean update."""
+    images = {"model": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+              "data": (torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.int64)), "valid": None}  # fmt: skip
+    keep = stoker.SelectiveBackprop(keep=0.5, start=0.5, end=0.9, interrupt=2)
+    loss = stoker.Objective("cross_entropy", selective_backprop=keep)
+    resizing = stoker.transforms.ProgressiveResizing(initial_scale=0.5, delay_fraction=0.5, finetune_fraction=0.5)
+    plain, both = (profiled(**images, **more) for more in ({"loss": "cross_entropy"},
+                                                           {"loss": loss, "augment": [resizing]}))  # fmt: skip
+    assert (plain.has_one_shape, plain.relative_cost) == (True, 1.0)
+    assert not both.has_one_shape
+    assert both.relative_cost == pytest.approx((0.5 * 0.25 + 0.5) * (1 - 0.4 / 2 / 6))

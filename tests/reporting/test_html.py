@@ -238,6 +238,6 @@ def test_the_head_tells_the_threads_that_trained() -> None:
     change = Event(kind="replanned", at=story.START_S, fields=fields)
     text = page(story.report([*story.whole_run(), change])).text
     assert "2 cores, 1 thread for 99.5 % of the samples, 2 threads for 0.5 %" in text
-    assert f"From 0 samples on: {story.PLAN.in_words()}. 0.5 % of the samples." in text
-    assert f"From 1,620 samples on: {one.in_words()}. 99.5 % of the samples." in text
+    strip = text[text.index("when it ran") :]
+    assert strip.index("the plan above") < strip.index("99.5 %") < strip.index("2 threads") < strip.index("0.5 %")
     assert "2 cores, 2 threads" in page(story.report(story.whole_run())).text

@@ -62,7 +62,8 @@ def test_a_plan_that_gave_way_to_another_is_told_with_it() -> None:
     report = story.report([*story.whole_run(), change])
     assert f"plan from 1,024 samples on, 99.7 % of them: {new.in_words()}" in summary_lines(report)
     page = render_html(report)
-    assert f"From 1,024 samples on: {new.in_words()}." in page
+    assert f'title="{new.in_words()}">the plan above' in page
+    assert f'title="{story.PLAN.in_words()}">micro-batch 512' in page
     assert "The forecast is of the plan that the run began with" in page
     assert "The forecast is of the plan" not in render_html(story.report(story.whole_run()))
 

@@ -56,8 +56,10 @@ def _data(poisoned: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _job(model=_mlp, **settings) -> stoker.Job:
-    given = {"model": model, "data": _data(), "loss": "cross_entropy", "optimizer": stoker.AdamW(lr=1e-2),
-             "schedule": stoker.schedules.one_cycle(), "batch": BATCH, "until": stoker.epochs(3), **settings}  # fmt: skip
+    given = {
+        "model": model, "data": _data(), "loss": "cross_entropy", "optimizer": stoker.AdamW(lr=1e-2),
+        "schedule": stoker.schedules.one_cycle(), "batch": BATCH, "until": stoker.epochs(3), **settings,
+    }  # fmt: skip
     return stoker.Job(**given)
 
 
@@ -121,7 +123,7 @@ _SGD = stoker.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
     (_job(average=0.9), False),
     (_job(_with_dropout), False),
     (_job(_with_batch_norm), False),
-], ids=["adam", "evaluated", "momentum", "plain", "regression", "clipped", "averaged", "dropout", "batch norm"])  # fmt: skip
+], ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "norm"])  # fmt: skip
 def test_a_run_is_that_of_single_updates(job, goes_together: bool, settings, tmp_path: Path) -> None:
     """Three epochs, each with a smaller last batch: the same bits of weights, optimiser, average and events."""
     together = _Run(job, tmp_path / "together", **settings)
@@ -204,7 +206,9 @@ def test_denormal_moments_are_swept_at_the_same_updates(tmp_path: Path, monkeypa
     sweeps = []
     original = torch_optimizers.flush_denormals
     monkeypatch.setattr("stoker.stepping.step.flush_denormals", lambda o: (sweeps.append(o), original(o)))
-    run = _Run(_job(until=stoker.updates(140), data=(torch.rand(2000, 1, 4, 4), torch.randint(0, 3, (2000,)))), tmp_path)
+    run = _Run(
+        _job(until=stoker.updates(140), data=(torch.rand(2000, 1, 4, 4), torch.randint(0, 3, (2000,)))), tmp_path
+    )
     run.loop.run(Position())
     assert len(sweeps) == 1
     assert run.step.num_together >= 128

@@ -24,3 +24,45 @@ def test_an_optimizer_and_a_watch_for_draws_do_without_the_compiler() -> None:
     """Making, saving and loading an optimiser, and seeing every operation, import no compiler."""
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+_TRACED = """
+import sys, torch
+from torch import nn
+from stoker.jobs import SGD, AdamW
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.tracing.update import trace_update
+from stoker.records import Plan, TraceSettings
+from stoker.stepping.coupling import unprobed
+from stoker.stepping.model import meta_model
+from stoker.stepping.torch_optimizers import build_optimizer
+from tests.stepping.models import make_job, mlp
+
+torch.set_num_threads(1)
+for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
+    job = make_job(mlp, optimizer=optimizer)
+    model = mlp()
+    optimizer = build_optimizer(job, model, Plan(device="cpu", micro_batch=16))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for implementation in ("default", "fused"):
+        settings = TraceSettings(
+            target="cpu", capability="", micro_batch=16, optimizer_implementation=implementation
+        )
+        assert trace_update(job, datasets_of(job), unprobed(job), settings).operations
+meta_model(make_job(lambda: nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2))))
+assert "torch._dynamo" not in sys.modules
+assert "_dynamo" not in vars(torch)
+compiled = torch.compile(lambda x: x * 2, backend="eager")  # the whole of it is there when it is asked for
+assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
+print("done")
+"""
+
+
+def test_an_update_and_its_trace_do_without_the_compiler() -> None:
+    """Initial weights without memory, a step, and a trace import no compiler, and it works when it is asked for."""
+    done = subprocess.run([sys.executable, "-c", _TRACED], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr

@@ -19,7 +19,7 @@ from stoker.errors import BadRun
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
 from stoker.reporting.event_text import describe_event
-from stoker.reporting.history import live_history, of_kind, plans_in_force
+from stoker.reporting.history import live_history, plans_in_force
 from stoker.reporting.summary import wall_seconds
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
 from stoker.store import disk_errors, find_run, list_runs, make_directories, runs_root, write_atomic
@@ -180,8 +180,8 @@ def _plan_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
 
 
 def _plan_changes(report: Report) -> list[str]:
-    """Each change of plan with its position and cause: `replanned at 1,024 samples: threads 2 → 1, because …`."""
-    return [describe_event(event) for event in of_kind(report.events, "replanned")]
+    """What a run settled on, and each change of plan, with position: `replanned at 1,024 samples: threads 2 → 1, …`."""
+    return [describe_event(event) for event in report.events if event.kind in ("replanned", "settled")]
 
 
 def _outcomes(a: Report, b: Report) -> list[tuple[str, str, str, str]]:

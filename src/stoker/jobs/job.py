@@ -19,7 +19,7 @@ from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import direction_of, listed, metric_name
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
-from stoker.jobs.objective import Objective
+from stoker.jobs.objective import Objective, objective_checks
 from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
 from stoker.jobs.sampling import InOrder, Sampling
@@ -208,7 +208,7 @@ class Job:
             self._convert("schedule", lambda schedule: bound(schedule, self.until))
         checks = (*length_checks(self), *_parts(self), *_amounts(self), *_choices(self), *_own_step(self),
                   *_sync(self), *_thawing(self), *_validation(self), *_selection(self), *_training_control(self),
-                  *token_checks(self), *mix_checks(self))  # fmt: skip
+                  *token_checks(self), *mix_checks(self), *objective_checks(self))  # fmt: skip
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")

@@ -48,6 +48,8 @@ def describe_settings(job: Job) -> dict[str, JSON]:
     settings["loss"] = job.objective.loss
     settings["sampling"] = job.sampling if isinstance(job.sampling, Sampling) else None
     left_out = {key for key in _LATER if settings[key] is None} | ({"stop"} if not job.stop else set())
+    later = {name: getattr(job.objective, name) for name in ("stochastic_depth", "selective_backprop")}
+    settings |= {name: value for name, value in later.items() if value}
     return {key: describe(value) for key, value in settings.items() if key not in left_out}
 
 

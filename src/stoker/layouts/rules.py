@@ -18,7 +18,7 @@ class JobTraits:
     step, `matrix_optimizer` of one that needs whole matrices, and `model_optimizer` of one that needs the whole model.
     `is_synced`: sites make updates of their own (`Job(sync=…)`). `model_measures` are names of losses and metrics of
     the form (model, batch), `stateful_metrics` of metrics that see all outputs. `averages_statistics`: averaged weights
-    need running statistics of their own.
+    need running statistics of their own. `selects_samples`: an update takes the samples with the highest losses.
     """
 
     batch: int | None = None
@@ -32,6 +32,7 @@ class JobTraits:
     model_measures: tuple[str, ...] = ()
     stateful_metrics: tuple[str, ...] = ()
     averages_statistics: bool = False
+    selects_samples: bool = False
 
 
 def layout_problem(layout: Layout, job: JobTraits) -> str | None:
@@ -44,6 +45,8 @@ def _problems(layout: Layout, job: JobTraits) -> Iterator[str]:
         yield "the job's own step makes a whole update by itself"
     if job.closure_optimizer is not None:
         yield f"{job.closure_optimizer} computes the loss again within its step"
+    if job.selects_samples:
+        yield "selective backprop compares the losses of a whole batch, of which each process has a part"
     if job.is_synced and not layout.is_replicated:
         yield "sites that come together after an interval (sync=…) hold whole models"
     if job.coupling is not None and job.batch is not None:

@@ -122,12 +122,12 @@ class InputPipeline:
     mix: Sequence[Mix] = ()
     """How samples of a batch are mixed in the end; done by `Batch.cut`, which has their partners."""
 
-    def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
-        """The samples `indices` [B] of `epoch`, ready for the model."""
+    def __call__(self, content: Content, epoch: int, indices: Indices, progress: float = 1.0) -> Content:
+        """The samples `indices` [B] of `epoch`, ready for the model; `progress` is the share of the run done before."""
         if self.device.type != "cpu":
             content = map_tensors(content, lambda tensor: tensor.to(self.device, non_blocking=True))
         if self.augment:
-            draw = Draw(self.seed, epoch, indices, self.device)
+            draw = Draw(self.seed, epoch, indices, self.device, progress)
 
             def augmented(inputs: torch.Tensor) -> torch.Tensor:
                 for transform in self.augment:
@@ -162,7 +162,7 @@ class InputPipeline:
 _NO_INDICES: Indices = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
     """An optimiser batch, or this process's part of it, still raw: `cut` makes micro-batches of it.
 
@@ -179,6 +179,8 @@ class Batch:
     """The partners they are mixed with; None: as in the first update, among themselves."""
     along: Indices = field(default_factory=lambda: _NO_INDICES)
     """Partners fetched in addition, which follow them in `content`."""
+    progress: float = 1.0
+    """Share of the run's samples done before; 1 outside of a run's updates."""
 
     @property
     def size(self) -> int:
@@ -209,20 +211,21 @@ class Batch:
             partners = take(ready, rows.tolist(), size)
         else:
             indices = np.concatenate([self.indices, self.along])[rows]
-            partners = self.pipeline(take(self.content, rows.tolist(), size), self.epoch, indices)
+            partners = self.pipeline(take(self.content, rows.tolist(), size), self.epoch, indices, self.progress)
         return pairing.mixed(ready, partners, start, stop, self.pipeline.fields)
 
     def _ready(self, start: int, stop: int) -> Content:
         size = len(self.indices) + len(self.along)
         if stop - start == size and is_row_of_tensors(self.content):
-            return self.pipeline(self.content, self.epoch, self.indices)
+            return self.pipeline(self.content, self.epoch, self.indices, self.progress)
         if not (stop - start == size or can_be_cut(self.content, size)):
             raise BadJob(
                 f"a batch of {size} samples cannot be cut: no tensor in it has {size} rows",
                 remedy="Let stoker.Fields(collate=…) give tensors [B, ...], or declare Objective(loss, scope='batch').",
             )
         # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
-        return self.pipeline(cut(self.content, start, stop, size), self.epoch, self.indices[start:stop])
+        raw = cut(self.content, start, stop, size)
+        return self.pipeline(raw, self.epoch, self.indices[start:stop], self.progress)
 
     @cached_property
     def _pairing(self) -> Pairing:

@@ -29,6 +29,7 @@ from stoker.loading.order import (
     require_within,
 )
 from stoker.loading.samples import BadSample, Samples
+from stoker.loading.transforms import ProgressiveResizing
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
 
@@ -119,6 +120,9 @@ def padded(
 def has_one_shape(job: Job, train: Samples) -> bool:
     """Whether all whole batches of the job have one shape, judged by its settings."""
     if isinstance(job.batch, TokenBatch) and not isinstance(job.sampling, Packed):
+        return False
+    resizes = any(isinstance(transform, ProgressiveResizing) for transform in job.augment)
+    if resizes or job.objective.selective_backprop is not None:
         return False
     if train.is_in_memory or isinstance(job.sampling, Packed):
         return True

@@ -10,7 +10,7 @@ from stoker.planning.model.layout_forecast import LayoutUpdate
 from stoker.planning.model.run_forecast import seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
-from stoker.records import Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
+from stoker.records import NOT_COMPARED, Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
 from stoker.records.hardware import Links
 from stoker.units import format_bytes, format_count, format_seconds
 
@@ -117,6 +117,8 @@ def _legality(profile: Profile) -> str:
         if coupling.tried is None or coupling.tried >= profile.batch:
             return words
         return f"{words}, as far as batches of {coupling.tried} show; `stoker verify` trains on larger ones"
+    if coupling.evidence == NOT_COMPARED:
+        return "samples were not compared: the whole batch goes through the model at once, however they are coupled"
     rule = "whole groups" if coupling.kind == "batch_norm" else "exactly one group"
     through = ", ".join(coupling.causes)
     return f"samples are coupled by {through}: a micro-batch is {rule} of {coupling.group} samples"

@@ -19,7 +19,7 @@ from stoker.planning.planner import Planner, measured_hardware
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import Bottleneck, Ceilings, Device, Estimate, Plan, Profile, Report
 from stoker.records.progress import is_validation
-from stoker.reporting.history import live_history
+from stoker.reporting.history import live_history, settled_switch, since_settled
 from stoker.reporting.summary import forecast_rows, time_split
 from stoker.store import cache_root, ceilings_cache
 
@@ -40,7 +40,7 @@ def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
         return None
     plan = decision.chosen.plan
     ceilings = ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
-    bounds: UpdateBounds | str = "the update was not traced: the plan was given, and the run short"
+    bounds: UpdateBounds | str = "the update was not traced, since the run was short"
     considered: list[Remedy] = []
     is_asked = report.kernels is not None
     if is_asked or decision.breakdown is not None or report.run.wall_s >= WORTH_TRACING_S:
@@ -55,17 +55,18 @@ def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
 
 
 def _times(report: Report) -> RunTimes:
-    """Training time by phase; updates that were rolled back and repeated count once."""
-    split = {share.phase: share.seconds for share in time_split(report)}
+    """Training time by phase; updates that were rolled back and repeated count once, those before settling do not."""
+    events, settled = since_settled(report), settled_switch(report)
+    since = settled.update if settled is not None and len(events) < len(live_history(report.events)) else 0
+    split = {share.phase: share.seconds for share in time_split(dataclasses.replace(report, events=events))}
     rows = {row.quantity: row.measured for row in forecast_rows(report)}
     total = report.decision.chosen.forecast.total_updates if report.decision is not None else 0
-    events = live_history(report.events)
     evaluations_s: dict[int, float] = {}  # of all validation sets, by position
     for fields in (event.fields for event in events if event.kind == "evaluated" and is_validation(event)):
         evaluations_s[fields["samples"]] = evaluations_s.get(fields["samples"], 0.0) + float(fields["took_s"])
     return RunTimes(
         split_s={phase: split.get(phase, 0.0) for phase in ("update", "data", "evaluation", "checkpoint")},
-        updates=report.run.updates,
+        updates=report.run.updates - since,
         samples_per_update=report.run.total_samples / total if total else 0.0,
         samples_per_s=rows.get("throughput"),
         evaluations_s=[*evaluations_s.values()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from stoker.loading.datasets import Datasets
 from stoker.loading.lengths import has_one_shape
 from stoker.loading.samples import Samples
 from stoker.loading.token_batches import mean_samples
+from stoker.loading.transforms import ProgressiveResizing
 from stoker.records import Coupling, Profile
 from stoker.records.profile import ModelParts, Parameter
 from stoker.stepping.activation_checkpointing import num_blocks, repeated_blocks
@@ -52,7 +54,15 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
         data_bytes=data.train.num_bytes if device_kind == "cuda" else None,
         mean_batch=mean_samples(job, data.train) if isinstance(job.batch, TokenBatch) else None,
         has_one_shape=has_one_shape(job, data.train),
+        relative_cost=_relative_cost(job),
     )
+
+
+def _relative_cost(job: Job) -> float:
+    """Mean time of an update over the run, as a share of one of the whole batch of whole images."""
+    resizing = math.prod(t.relative_cost() for t in job.augment if isinstance(t, ProgressiveResizing))
+    selective = job.objective.selective_backprop
+    return resizing if selective is None else resizing * selective.relative_cost()
 
 
 def model_parts(model: nn.Module) -> ModelParts:

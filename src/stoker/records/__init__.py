@@ -52,6 +52,7 @@ from stoker.records.plan import Plan as Plan
 from stoker.records.plan import Rejection as Rejection
 from stoker.records.plan import Share as Share
 from stoker.records.plan_schedule import PlanSwitch as PlanSwitch
+from stoker.records.profile import NOT_COMPARED as NOT_COMPARED
 from stoker.records.profile import Coupling as Coupling
 from stoker.records.profile import CouplingKind as CouplingKind
 from stoker.records.profile import Profile as Profile

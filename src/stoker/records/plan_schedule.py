@@ -72,6 +72,11 @@ class PlanSchedule:
         return self.switches[-1].plan if self.switches else self.began
 
     @property
+    def settled(self) -> PlanSwitch | None:
+        """The switch to the plan that trials came to; None where they go on, or there were none."""
+        return next((s for s in reversed(self.switches) if s.kind == "settled"), None)
+
+    @property
     def is_settled(self) -> bool:
         """Whether no more plans are tried: the fastest is chosen, or none was ever to be tried."""
-        return not any(s.kind == "trial" for s in self.switches) or any(s.kind == "settled" for s in self.switches)
+        return self.settled is not None or not any(s.kind == "trial" for s in self.switches)

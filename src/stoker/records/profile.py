@@ -9,6 +9,9 @@ from typing import ClassVar, Literal
 
 CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
+NOT_COMPARED = "assumed: samples have not been compared yet"
+"""The evidence of a coupling before samples are compared: what is legal under it is legal under any other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:
@@ -68,8 +71,9 @@ class Profile:
     looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
-    as far as is known. `device_mtbf_h` is how long one device works between two failures [h], if it was given.
-    `is_double`: all weights are in float64.
+    as far as is known. `relative_cost` is the mean time of an update over the run, as a share of one of a whole batch
+    of whole images (progressive resizing, selective backprop). `device_mtbf_h` is how long one device works between two
+    failures [h], if it was given. `is_double`: all weights are in float64.
     """
 
     schema: ClassVar[int] = 2
@@ -90,6 +94,7 @@ class Profile:
     most_workers: int | None = None
     mean_batch: float | None = None
     has_one_shape: bool = True
+    relative_cost: float = 1.0
     device_mtbf_h: float | None = None
     is_double: bool = False
 

@@ -48,7 +48,7 @@ class Event:
 
     Fields by kind (seconds, bytes and counts are in the names; `samples` is the position in samples):
 
-    - planned: run, device, plan, forecast, explanation, took_s
+    - planned: run, device, plan, forecast, explanation, took_s, is_settled
     - started: run, samples, total_samples, total_updates, environment, data, level
     - resumed: samples, updates, checkpoint
     - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
@@ -57,13 +57,14 @@ class Event:
     - noted, warned: message
     - stopped: reason, samples
     - replanned: samples, old, new, why, free_bytes
-    - settled: samples, plan, why, forecast, explanation, took_updates, speedup
+    - settled: samples, plan, why, forecast, explanation, took_updates, speedup, timed
     - recovered: samples, what, why; where one process of several was lost or came back also took_s
     - skipped: samples, updates, why, in_a_row, indices
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
 
-    Where there is something to tell, progress also has grad_norm (before clipping) and lrs (of all groups of
-    parameters), and evaluated has decided (what it changed, in words), and more where another validation set follows.
+    Where there is something to tell, progress also has grad_norm (before clipping), lrs (of all groups of parameters)
+    and trying (the plan in force in words, while plans are tried); evaluated has decided (what it changed, in words),
+    and more where another validation set follows.
     """
 
     schema: ClassVar[int] = 1
@@ -78,7 +79,7 @@ MOST = 2**63 - 1
 """The largest count of samples, updates or bytes that a record may hold."""
 _COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_a_row", "resident_bytes")
 _NUMBERS = ("loss", "lr", "samples_per_s", "eta_s", "wall_s", "took_s", "blocked_s", "write_s", "grad_norm")
-_TEXTS = ("message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
+_TEXTS = ("trying", "message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
 _TABLES = ("metrics", "split_s")
 _RECORDS = {"plan": Plan, "forecast": Forecast, "old": Plan, "new": Plan}
 

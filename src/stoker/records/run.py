@@ -11,6 +11,7 @@ from stoker.records.bottleneck import Bottleneck, KernelTable, RankTimes
 from stoker.records.codec import JSON
 from stoker.records.device import Device, Environment
 from stoker.records.plan import Basis, Decision
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.profile import Coupling
 from stoker.records.progress import MOST, Event
 
@@ -138,7 +139,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that a report shows: the plan's forecast and the run's events."""
+    """Everything that a report shows: the plan's forecast, which update ran under which plan, and the run's events."""
 
     schema: ClassVar[int] = 1
     run: Run
@@ -151,6 +152,7 @@ class Report:
     bottleneck: Bottleneck | None = None
     kernels: KernelTable | None = None
     ranks: tuple[RankTimes, ...] = ()
+    schedule: PlanSchedule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

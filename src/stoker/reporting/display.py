@@ -27,7 +27,7 @@ from stoker.records import Event, Report, to_json
 from stoker.records.prediction import PredictionEvent
 from stoker.reporting import pages
 from stoker.reporting.event_text import AnyEvent, describe_event, event_lines
-from stoker.reporting.panel import RunSnapshot, closing, frame, permanent_lines
+from stoker.reporting.panel import RunSnapshot, closing, frame, permanent_lines, trying_words
 from stoker.reporting.rank_section import rank_lines
 from stoker.reporting.summary import summary_lines
 from stoker.reporting.wording import format_metrics, format_samples
@@ -326,5 +326,6 @@ def _page(now: RunSnapshot, lines: list[str]) -> str:
         ("best on valid", format_metrics(now.best)),
         ("rate", "" if not now.samples_per_s else format_rate(now.samples_per_s)),
         ("time", "" if not now.wall_s else format_seconds(now.wall_s)),
+        ("trying plans", trying_words(now) if now.trying else ""),
     ]
     return pages.render("notebook_live", now=now, rows=rows, lines=lines[-_MOST_LINES:])

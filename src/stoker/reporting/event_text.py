@@ -54,7 +54,7 @@ def describe_event(event: Event) -> str:
 ERRORS_SO_FAR = "errors of forecasts here so far"
 """The beginning of the line on how far earlier forecasts were off, which `--explain` shows."""
 
-_IN_PLAN_AND_REPORT = ("speed: ", "memory: ", "to finish: ", ERRORS_SO_FAR)
+_IN_PLAN_AND_REPORT = ("speed: ", "memory: ", "to finish: ", "begins under ", ERRORS_SO_FAR)
 
 
 def plan_notes(event: Event) -> list[str]:
@@ -81,6 +81,8 @@ def _planned(event: Event) -> str:
     plan, forecast = planned_plan(event), planned_forecast(event)
     took = finite(event, "took_s")
     words = plan.in_words() if plan else text(event, "plan")
+    if event.fields.get("is_settled") is False:
+        return f"begins at once under {words}; how long it takes is not known yet"
     line = f"planned{f' in {format_seconds(took)}' if took is not None else ''}: {words}"
     if forecast is None:
         return line
@@ -121,6 +123,8 @@ def _progress(event: Event) -> str:
         parts.append(format_rate(rate))
     if (eta := finite(event, "eta_s")) is not None:
         parts.append(f"{format_seconds(eta)} to go")
+    if trying := text(event, "trying"):
+        parts.append(f"trying plans: {trying}")
     return " · ".join(parts)
 
 
@@ -152,6 +156,18 @@ def _replanned(event: Event) -> str:
         )
     why = text(event, "why")
     return f"{where}{f': {changes}' if changes else ''}{f', because {why}' if why else ''}"
+
+
+def _settled(event: Event) -> str:
+    plan, forecast = planned_plan(event), planned_forecast(event)
+    gained, updates = finite(event, "speedup") or 1.0, number(event, "took_updates") or 0
+    faster = f"{gained:.2f}x as fast as the plan it began under" if gained != 1 else "the plan it began under"
+    line = f"settled at {_position(event)} samples on {plan.in_words() if plan else text(event, 'plan')}"
+    line += f": {faster}, after {updates:,.0f} updates of trials"
+    if forecast is None:
+        return line
+    total = forecast.total_s
+    return f"{line}; forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"
 
 
 def _plain_value(value: JSON) -> JSON:
@@ -202,6 +218,7 @@ _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
     "warned": lambda event: f"warning: {text(event, 'message')}",
     "stopped": _stopped,
     "replanned": _replanned,
+    "settled": _settled,
     "recovered": _recovered,
     "skipped": _skipped,
     "finished": _finished,

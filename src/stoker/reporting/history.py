@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from stoker.records import Event, Forecast, Plan, Report, from_json
+from stoker.records import Event, Forecast, Plan, PlanSwitch, Report, from_json
 from stoker.records.codec import JSON
 
 _SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed"})
@@ -125,23 +125,68 @@ def planned_forecast(event: Event) -> Forecast | None:
 
 @dataclasses.dataclass(frozen=True)
 class PlanStretch:
-    """A plan, from which sample on it was in force, and the share of the trained samples that it held for [0 to 1]."""
+    """A plan, from which sample on it was in force, and the share of the trained samples that it held for [0 to 1].
+
+    `is_trial`: it was one of several that were tried.
+    """
 
     start: float
     plan: Plan
     share: float
+    is_trial: bool = False
 
 
 def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
-    """The plans that the run trained under, in order; empty for a run without a recorded plan.
+    """The plans that the run trained under, in order; empty for a run without a recorded plan."""
+    if report.decision is None:
+        return ()
+    schedule = report.schedule
+    if schedule is None or not schedule.switches:
+        starts = [(position, plan, False) for position, plan in _changes_told(report, report.decision.chosen.plan)]
+    else:
+        starts = [(0.0, schedule.began, False)] if schedule.switches[0].update else []
+        for switch in schedule.switches:
+            plan, is_trial = switch.plan, switch.kind in ("trial", "left out")
+            if not starts or (starts[-1][1].in_words(), starts[-1][2]) != (plan.in_words(), is_trial):
+                starts.append((float(switch.samples), plan, is_trial))
+    end = max(float(samples_done(report)), starts[-1][0])
+    ends = [*(start for start, *_ in starts[1:]), end]
+    return tuple(
+        PlanStretch(start, plan, (stop - start) / end if end else 1.0, is_trial)
+        for (start, plan, is_trial), stop in zip(starts, ends, strict=True)
+    )
+
+
+def settled_switch(report: Report) -> PlanSwitch | None:
+    """The switch to the plan that trials in the run came to; None where there were none, or they go on."""
+    return None if report.schedule is None else report.schedule.settled
+
+
+def since_settled(report: Report) -> tuple[Event, ...]:
+    """The events that still describe the run, of the updates under the plan that it settled on where it tried several.
+
+    A `progress` counts if all of its updates do. All events, where none was sent since.
+    """
+    events, settled = live_history(report.events), settled_switch(report)
+    if settled is None:
+        return events
+    since, before, found = settled.samples, 0.0, list[Event]()
+    for event in events:
+        position = number(event, "samples") or 0.0
+        is_since = before >= since if event.kind == "progress" else position > since
+        before = position if event.kind == "progress" else before
+        if is_since or event.kind not in _SUPERSEDED_KINDS:
+            found.append(event)
+    return tuple(found) if of_kind(found, "progress") else events
+
+
+def _changes_told(report: Report, planned: Plan) -> list[tuple[float, Plan]]:
+    """From which sample on each plan held, by the events of a run that kept no schedule.
 
     A run that goes back to a checkpoint trains on from there under the plan in force, so a later change supersedes
     earlier ones beyond that position. A new process begins with the planned number of threads: a change of threads
     lasts only as long as its process.
     """
-    if report.decision is None:
-        return ()
-    planned = report.decision.chosen.plan
     starts: list[tuple[float, Plan]] = [(0.0, planned)]
     for event in report.events:
         plan, new = starts[-1][1], event.fields.get("new")
@@ -155,12 +200,7 @@ def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
         starts = [start for start in starts if start[0] < position]
         if not starts or starts[-1][1] != plan:
             starts.append((position, plan))
-    end = max(float(samples_done(report)), starts[-1][0])
-    ends = [*(start for start, _ in starts[1:]), end]
-    return tuple(
-        PlanStretch(start, plan, (stop - start) / end if end else 1.0)
-        for (start, plan), stop in zip(starts, ends, strict=True)
-    )
+    return starts
 
 
 def _evaluation_place(event: Event) -> tuple[str, float | None]:

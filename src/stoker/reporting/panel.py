@@ -57,7 +57,8 @@ class RunSnapshot:
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
     best evaluation so far; `split_s` sums what this process spent; before training `at` is when the current stage began
-    (0 if unknown); `verdict` is what held the run back, in lines; `processes` train together.
+    (0 if unknown); `verdict` is what held the run back, in lines; `processes` train together; `trying` is the plan in
+    force while plans are tried, and there is no `forecast` until then.
     """
 
     phase: str = "planning"
@@ -90,6 +91,7 @@ class RunSnapshot:
     report: str = ""
     verdict: tuple[str, ...] = ()
     processes: int = 1
+    trying: str = ""
 
     @property
     def fraction(self) -> float:
@@ -116,16 +118,23 @@ def _planned(_: RunSnapshot, event: Event) -> dict[str, Any]:
         "run": text(event, "run") or None,
         "plan": plan.in_words() if plan else text(event, "plan"),
         "device": text(event, "device") or (plan.device if plan else None),
-        "forecast": forecast,
+        "forecast": None if event.fields.get("is_settled") is False else forecast,
         "explanation": tuple(str(line) for line in lines) if isinstance(lines, list | tuple) else None,
         "processes": plan.layout.world_size if plan else None,
     }
 
 
-def _replanned(_: RunSnapshot, event: Event) -> dict[str, Any]:
+def _replanned(before: RunSnapshot, event: Event) -> dict[str, Any]:
+    if before.trying:
+        return {}
     new = event.fields.get("new")
     plan = from_json(new, Plan) if isinstance(new, Mapping) else None
     return {"plan": plan.in_words(), "processes": plan.layout.world_size} if plan else {}
+
+
+def _settled(before: RunSnapshot, event: Event) -> dict[str, Any]:
+    plan, forecast = planned_plan(event), planned_forecast(event)
+    return {"plan": plan.in_words() if plan else None, "forecast": forecast or before.forecast, "trying": ""}
 
 
 def _started(before: RunSnapshot, event: Event) -> dict[str, Any]:
@@ -172,6 +181,7 @@ def _progress(before: RunSnapshot, event: Event) -> dict[str, Any]:
         "wall_s": finite(event, "wall_s"),
         "split_s": {phase: before.split_s.get(phase, 0.0) + spent.get(phase, 0.0) for phase in phases},
         "resident_bytes": finite(event, "resident_bytes"),
+        "trying": text(event, "trying"),
         "losses": _with_one_more(before.losses, event, loss),
         "rates": _with_one_more(before.rates, event, rate),
     }
@@ -234,6 +244,7 @@ _CHANGES = {
     "noted": _unchanged,
     "warned": _unchanged,
     "replanned": _replanned,
+    "settled": _settled,
     "recovered": _unchanged,
     "skipped": _unchanged,
     "stopped": _stopped,
@@ -284,6 +295,8 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     """The panel at `clock_s` [s since 1970]; what is not known yet has no row."""
     title = Text.assemble(("stoker", EMBER), (f" {now.run}" if now.run else "", "bold"))
     body: list[RenderableType] = [Text(now.plan, style="dim")] if now.plan else []
+    if now.trying:
+        body = [Text.assemble(("trying plans: ", EMBER), (trying_words(now), "dim"))]
     if now.phase == "planning":
         doing = "preparing the first batch" if now.plan else "planning: measuring what this job needs here"
         since = f", {_whole_seconds(clock_s - now.at)}" if now.at else ""
@@ -309,12 +322,20 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     )  # fmt: skip
 
 
+def trying_words(now: RunSnapshot) -> str:
+    """The plan that is being tried, by what it settles differently from the one that the run began under."""
+    began = now.plan.split(" · ")
+    return " · ".join(word for word in now.trying.split(" · ") if word not in began) or "the one it began under"
+
+
 def permanent_lines(event: Event) -> list[RenderableType]:
     """What stays readable above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
     if event.kind == "planned":
         plan, forecast = planned_plan(event), planned_forecast(event)
         lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
-        if forecast:
+        if event.fields.get("is_settled") is False:
+            lines[0] = Text(describe_event(event), style="bold")
+        elif forecast:
             total = forecast.total_s
             lines.append(Text(f"forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"))
         lines += [Text(line, style="dim") for line in plan_notes(event)]
@@ -322,7 +343,8 @@ def permanent_lines(event: Event) -> list[RenderableType]:
     if event.kind == "evaluated":
         return [marked("◆", "cyan", _evaluation(event))]
     noticed = dict.fromkeys(("warned", "replanned", "recovered", "skipped"), ("!", "bold yellow"))
-    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "noted": ("·", "dim"), **noticed}
+    begun = dict.fromkeys(("started", "settled"), ("▸", EMBER))
+    marks = {**begun, "resumed": ("↻", EMBER), "noted": ("·", "dim"), **noticed}
     mark, style = marks.get(event.kind, ("", ""))
     return [marked(mark, style, Text(describe_event(event)))] if mark else []
 
@@ -437,6 +459,8 @@ def _rows(now: RunSnapshot, clock_s: float) -> list[tuple[str, RenderableType, R
 
 def _forecast_details(now: RunSnapshot) -> Text:
     """The forecast interval of the rate, and whether the rate is in it."""
+    if now.trying:
+        return Text("no forecast yet", style="dim")
     if now.forecast is None or now.samples_per_s is None:
         return Text()
     expected = now.forecast.samples_per_s

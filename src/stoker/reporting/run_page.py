@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from stoker.records import Achieved, Bottleneck, Candidate, Coupling, Estimate, Event, KernelTable, Report
+from stoker.records import NOT_COMPARED, Achieved, Bottleneck, Candidate, Coupling, Estimate, Event, KernelTable, Report
 from stoker.records.codec import JSON
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting import figures, history, rank_section, summary, wording
 from stoker.reporting.event_text import HOW_TO_OPEN, advice
 from stoker.reporting.pages import BOUND_COLOURS, PHASE_COLOURS, BarSegment
+from stoker.reporting.plan_strip import WIDTH, plan_strip
 from stoker.units import format_bytes, format_rate, format_seconds
 
 
@@ -83,6 +84,8 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     rows = {row.quantity: row for row in summary.forecast_rows(report)}
     expected = rows.get("total time")
     forecast = f"forecast {format_seconds(expected.forecast.value)}" if expected else ""
+    if report.decision is not None and not report.decision.is_settled:
+        forecast = "no forecast: no plan was settled"
     tiles = [("time", format_seconds(wall), forecast)] if wall else []
     rate = rows["throughput"].measured if "throughput" in rows else None
     rate = rate or (samples / wall if wall else None)
@@ -226,7 +229,7 @@ def _ranks(report: Report) -> Values:
 
 def _forecast(report: Report) -> Values:
     """Each forecast quantity, and how many of the measured values fell inside their intervals."""
-    rows = summary.forecast_rows(report)
+    rows = summary.forecast_rows(report) if report.decision is None or report.decision.is_settled else ()
     known = [row for row in rows if row.is_inside is not None]
     inside = sum(row.is_inside is True for row in known)
     note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10" if known else ""
@@ -234,8 +237,13 @@ def _forecast(report: Report) -> Values:
         spans = ", ".join(f"{row.quantity} {wording.format_spread(row.forecast)}" for row in wide)
         note += f"; {len(wide)} of these intervals {'are' if len(wide) > 1 else 'is'} too wide to say much ({spans})"
     note += "." if note else ""
-    if len(history.plans_in_force(report)) > 1:
-        note += " The forecast is of the plan that the run began with; it went on under another."
+    settled = history.settled_switch(report)
+    if settled is not None:
+        after = f"after {wording.format_samples(settled.samples)} samples"
+        note += f" The forecast was made when a plan was settled, {after}; update and throughput are since then."
+    if len([one for one in history.plans_in_force(report) if not one.is_trial]) > 1:
+        began = "that the run settled on" if settled is not None else "that the run began with"
+        note += f" The forecast is of the plan {began}; it went on under another."
     return {"forecasts": rows, "forecast_note": note, "is_wide": wording.is_wide, "strip_positions": strip_positions}
 
 
@@ -260,12 +268,22 @@ def _plans(report: Report) -> Values:
     decision = report.decision
     if decision is None:
         return {}
-    chosen, stretches = decision.chosen, history.plans_in_force(report)
+    chosen, stretches, strip = decision.chosen, history.plans_in_force(report), plan_strip(report)
+    ran = {row.in_full for row in strip.rows} if strip is not None else set()
+    planned = f"{format_seconds(decision.took_s)} on {decision.device}"
+    began_at_once = not decision.is_settled or history.settled_switch(report) is not None
+    note = f"Began after {planned}, and tried plans on its own updates." if began_at_once else f"Planned in {planned}."
     return {
-        "stretches": stretches,
+        "plan_strip": strip,
+        "strip_width": WIDTH,
+        "planned_note": note,
         "mostly": max(stretches, key=lambda stretch: stretch.share).plan,
         "others": [_candidate_row(candidate, chosen) for candidate in decision.candidates[1:]],
-        "rejected": [(wording.plan_in_difference(one.plan, chosen.plan), one.reason) for one in decision.rejected],
+        "rejected": [
+            (wording.plan_in_difference(one.plan, chosen.plan), one.reason)
+            for one in decision.rejected
+            if one.plan.in_words() not in ran
+        ],
     }
 
 
@@ -301,6 +319,8 @@ def _contract(report: Report) -> Values:
 def _coupling_words(coupling: Coupling | None) -> str:
     if coupling is None:
         return ""
+    if coupling.evidence == NOT_COMPARED:
+        return f"not compared: each update took its {coupling.group} samples at once, which is legal in any case"
     group = f" in groups of {coupling.group} samples" if coupling.group else ""
     causes = f" ({'; '.join(coupling.causes)})" if coupling.causes else ""
     return f"{coupling.kind.replace('_', ' ')}{group}{causes}; {coupling.evidence}"

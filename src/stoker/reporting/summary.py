@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from stoker.records import Estimate, Event, Report
+from stoker.records import Decision, Estimate, Event, Report
 from stoker.records.progress import is_validation
 from stoker.reporting.event_text import verdict_lines
 from stoker.reporting.history import (
@@ -18,6 +18,8 @@ from stoker.reporting.history import (
     of_kind,
     plans_in_force,
     samples_done,
+    settled_switch,
+    since_settled,
     text,
 )
 from stoker.reporting.wording import (
@@ -93,7 +95,8 @@ def time_split(report: Report) -> tuple[TimeShare, ...]:
     unattributed = wall_seconds(report) - sum(seconds.values())
     seconds["other"] = seconds.get("other", 0.0) + max(0.0, unattributed)
     planned = _total(report.events, "planned", "took_s")
-    seconds["planning"] = planned or (report.decision.took_s if report.decision else 0.0)
+    planned = planned or (report.decision.took_s if report.decision else 0.0)
+    seconds["planning"] = seconds.get("planning", 0.0) + planned
     whole = sum(seconds.values())
     if whole <= 0:
         return ()
@@ -115,14 +118,14 @@ def wall_seconds(report: Report) -> float:
 def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
     """The forecast and what was measured; empty without a plan.
 
-    Measured are: the total of a run that was finished, and not before its time; update time and rate over all training
-    (data included, evaluations and checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint
-    held training up; and the peak memory that `finished` states.
+    Measured are: the total of a run that was finished, and not before its time; update time and rate over all training,
+    or since the run settled on a plan (data included, evaluations and checkpoints not); the mean evaluation of held-out
+    data; the mean time a checkpoint held training up; and the peak memory that `finished` states.
     """
     if report.decision is None:
         return ()
     forecast, events = report.decision.chosen.forecast, live_history(report.events)
-    update_s, samples_per_s = _training_speed(events)
+    update_s, samples_per_s = training_speed(since_settled(report))
     is_whole = report.run.status == "finished" and report.run.ended_early is None
     total_s = wall_seconds(report) if is_whole else None
     return (
@@ -140,17 +143,12 @@ def summary_lines(report: Report) -> list[str]:
     events = live_history(report.events)
     named, best = headline_metric(report.run.metrics), best_words(events)
     result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
-    lines = [f"{report.run.name}: {result}" + (f" ({best})" if best else ""), _effort(report, events)]
+    lines = [f"{report.run.name}: {result}" + (f" ({best})" if best else ""), _effort(report)]
     if report.run.ended_early is not None:
         lines.append(f"ended before its time: {report.run.ended_early}")
     if report.decision is not None:
-        lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
-        lines += [
-            f"plan from {format_samples(stretch.start)} samples on, {100 * stretch.share:.1f} % of them: "
-            f"{stretch.plan.in_words()}"
-            for stretch in plans_in_force(report)[1:]
-        ]
-        rows = forecast_rows(report)
+        lines += _plan_lines(report, report.decision)
+        rows = forecast_rows(report) if report.decision.is_settled else ()
         lines += [_compared(row) for row in rows[:1] if row.measured is not None]
         lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
     if shares := time_split(report):
@@ -167,6 +165,25 @@ def summary_lines(report: Report) -> list[str]:
     return lines
 
 
+def _plan_lines(report: Report, decision: Decision) -> list[str]:
+    """The plan, how the run settled on it, and what it went on under."""
+    stretches = plans_in_force(report)
+    if not decision.is_settled:
+        return [
+            f"plan: not settled, the last was {stretches[-1].plan.in_words()}",
+            "forecast: none without a settled plan",
+        ]
+    lines, settled = [f"plan: {decision.chosen.plan.in_words()}"], settled_switch(report)
+    if settled is not None:
+        lines.append(f"settled after {format_samples(settled.samples)} samples: {settled.why}")
+    return lines + [
+        f"plan from {format_samples(stretch.start)} samples on, {100 * stretch.share:.1f} % of them: "
+        f"{stretch.plan.in_words()}"
+        for stretch in stretches[1:]
+        if not stretch.is_trial and (settled is None or stretch.start != settled.samples)
+    ]
+
+
 def best_words(events: Sequence[Event]) -> str | None:
     """The best evaluation in words: `best accuracy on valid 92.80 % at 270,000 samples`; None if there is none."""
     best = best_evaluation(events)
@@ -179,11 +196,11 @@ def best_words(events: Sequence[Event]) -> str | None:
     )
 
 
-def _effort(report: Report, events: Sequence[Event]) -> str:
+def _effort(report: Report) -> str:
     done, total, wall = samples_done(report), report.run.total_samples, wall_seconds(report)
     amount = format_samples(done) if done >= total else f"{format_samples(done)} of {format_samples(total)}"
     line = f"trained on {amount} samples in {format_seconds(wall)}"
-    _, rate = _training_speed(events)
+    _, rate = training_speed(since_settled(report))
     if rate is not None:
         line += f", {format_rate(rate)} while training"
     return line + (f", on {report.device.model}" if report.device else "")
@@ -199,7 +216,7 @@ def _compared(row: ForecastRow) -> str:
     return f"{row.quantity}: {format_quantity(measured, unit)}, forecast {forecast} ({interval})"
 
 
-def _training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]:
+def training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]:
     """Seconds per update and samples per second while training, data included.
 
     Each `progress` has a rate and how long it held; an update has the run's mean number of samples.

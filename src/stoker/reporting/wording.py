@@ -202,6 +202,8 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
         "threads": "{} threads",
     }
     yes_or_no = {"compile": ("compiled", "not compiled"), "captured": ("captured", "not captured")}
+    if plan.threads == 1:
+        speaking["threads"] = "{} thread"
     words = [
         yes_or_no[name][mine == "False"]
         if name in yes_or_no

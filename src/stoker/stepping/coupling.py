@@ -29,7 +29,7 @@ from stoker.loading.batches import Batch
 from stoker.loading.fields import map_tensors
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
-from stoker.records import Coupling, CouplingKind
+from stoker.records import NOT_COMPARED, Coupling, CouplingKind
 from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
@@ -82,7 +82,7 @@ def unprobed(job: Job) -> Coupling:
         kind="whole_group",
         group=job.coupling_group or job.batch_size,
         causes=("assumption, until they are compared",),
-        evidence="assumed: samples have not been compared yet",
+        evidence=NOT_COMPARED,
     )
 
 

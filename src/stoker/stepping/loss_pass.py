@@ -33,6 +33,7 @@ from stoker.stepping.layouts.base import Strategy, noted
 from stoker.stepping.layouts.compatibility import add_penalty
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.precision import NO_CONDITIONS, products_in
+from stoker.stepping.selective_backprop import selected
 from stoker.stepping.torch_compile import is_double_backward, uncompiled
 from stoker.stepping.world import ALONE, World
 
@@ -128,6 +129,16 @@ class AutogradPass(BatchPass):
         self._seed(update, first)
         return self.loss(content, size)
 
+    def sample_losses(self, batch: Batch, update: int) -> torch.Tensor:
+        """The loss of each sample [B]; random draws of an augmentation are keyed as in the pass for gradients."""
+        losses: list[torch.Tensor] = []
+        for part in batch.passes(self.micro_batch):
+            self._seed(update, part.first)
+            content = batch.cut(part.start, part.stop)
+            with self._conditions():
+                losses.append(self._objective.sample_losses(self._strategy.model, content, part.size))
+        return torch.cat(losses)
+
     def whole(self, batch: Batch, update: int) -> Content:
         """The whole batch; generators are seeded first, since a user's augmentation may draw from them."""
         self._seed(update, 0)
@@ -183,6 +194,7 @@ class LossPass:
         planned: BatchPass,
     ) -> None:
         self.ordinary, self._planned, self._thawing, self._is_compiled = ordinary, planned, thawing, plan.compile
+        self._selective, self._model = job.objective.selective_backprop, model
         moved = set(map(id, parameters))
         left_out = [p for p in model.parameters() if p.requires_grad and id(p) not in moved]
         self._with_gradients = [*parameters, *left_out]
@@ -207,6 +219,8 @@ class LossPass:
             self._planned.renew()
         try:
             with self._products():
+                if self._selective is not None:
+                    batch = selected(batch, update, self._selective, self._model, self.ordinary.sample_losses)
                 mean = self.in_force(batch, update)
                 self.penalty = self._add_penalty()
         except CheckpointError as problem:

@@ -108,7 +108,7 @@ class TrainingObjective:
         self._observer: Observer | None = None
         self._entries: Entries | None = None
         self._differentiates = False
-        if job.mix is not None and losses:
+        if (job.mix is not None or job.objective.selective_backprop is not None) and losses:
             self._entries = entries_of(job, losses[0].function, takes_model=losses[0].takes_model)
 
     @property
@@ -136,6 +136,24 @@ class TrainingObjective:
             return self._chunked(self._in_chunks, model, content)
         value = self._loss_value(model, content)
         return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
+
+    def sample_losses(self, model: Callable[..., Any], content: Content, size: int) -> torch.Tensor:
+        """The loss of each sample [B] of a micro-batch of `size`, summed over what a sample counts.
+
+        Raises:
+            BadJob: the loss does not have a first dimension of samples.
+        """
+        loss, output, target = self._measured("loss"), self._output(model, content), self._target_of(content, "loss")
+        if loss is None or self._entries is None:
+            raise AssertionError("a job that compares samples has a loss of each")
+        values, _ = self._entries(in_full_precision(scores(output) if loss.takes_scores else output), target)
+        if len(values) != size:
+            raise BadJob(
+                f"selective backprop compares the losses of {size} samples, and the loss gives {list(values.shape)} "
+                "values",
+                remedy="Return values with a first dimension of samples, or leave selective_backprop out.",
+            )
+        return values.reshape(size, -1).sum(1)
 
     def form(self, model: Callable[..., Any], content: Content) -> LossForm:
         """The form of the loss function's result; a scalar must be probed before it may be accumulated."""
@@ -534,10 +552,11 @@ def entries_of(job: Job, loss: Callable[..., Any], *, takes_model: bool) -> Entr
     Raises:
         BadJob: it is of the form (model, batch), which would see two targets.
     """
+    what = "Job(mix=…) mixes" if job.mix is not None else "Objective(selective_backprop=…) compares"
     if takes_model:
         raise BadJob(
-            "Job(mix=…) mixes the losses of samples, and a loss of the form loss(model, batch) gives one for all",
-            remedy="Give a loss of the form loss(output, target) with one value per sample, or leave mix out.",
+            f"{what} the losses of samples, and a loss of the form loss(model, batch) gives one for all",
+            remedy="Give a loss of the form loss(output, target) with one value per sample, or leave that out.",
         )
     if job.objective.loss == "cross_entropy":
         return functools.partial(_cross_entropy_entries, label_smoothing=job.objective.label_smoothing)
@@ -550,8 +569,8 @@ def entries_of(job: Job, loss: Callable[..., Any], *, takes_model: bool) -> Entr
             return values, torch.ones_like(values)
         given = f"a tensor of shape {list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
         raise BadJob(
-            f"Job(mix=…) mixes the losses of samples, and the loss gives {given} for a batch",
-            remedy='Return one value per sample (in PyTorch: reduction="none"), or leave mix out.',
+            f"{what} the losses of samples, and the loss gives {given} for a batch",
+            remedy='Return one value per sample (in PyTorch: reduction="none"), or leave that out.',
         )
 
     return entries

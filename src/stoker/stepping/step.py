@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.regularization import mixes_of
 from stoker.loading.batches import Batch, InputPipeline, Split
@@ -42,6 +43,7 @@ from stoker.stepping.muon import MuonOptimizer, products_dtype
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import plain_changes, put_plain, python_state
+from stoker.stepping.stochastic_depth import skip_blocks
 from stoker.stepping.torch_compile import compile_in_place, uncompiled
 from stoker.stepping.torch_optimizers import (
     FLUSH_EVERY,
@@ -152,6 +154,7 @@ class Step:
         self.device, self.world = torch.device(plan.device), world
         require_precision(plan.precision, self.device)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
+        skip_blocks(self.model, job.objective.stochastic_depth)
         self._drops = has_dropout(self.model)
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
@@ -191,6 +194,12 @@ class Step:
             own = OwnStep(job.step, self.model, self.optimizer, plan, whole, self._conditions)
             self.rule, self.gradients = own, own.gradients
         elif needs_closure(self.optimizer):
+            if job.objective.selective_backprop is not None:
+                raise BadJob(
+                    f"Objective(selective_backprop=…) chooses samples once an update, and "
+                    f"{type(self.optimizer).__name__} computes the loss again within its step",
+                    remedy="Leave selective_backprop out, or take an optimiser such as stoker.SGD.",
+                )
             self.rule = ClosureUpdate(self.loss_pass, self.clipping, self.optimizer)
         else:
             is_ours = isinstance(job.optimizer, Optimizer)
@@ -314,7 +323,14 @@ class Step:
         if not (plan.captured and plan.loader == "memory" and self.device.type == "cpu" and self.world is ALONE):
             return 1
         is_plain = type(self._saved) is ModelWeights and next(self.model.buffers(), None) is None
-        is_more = self.clipping.is_clipping or job.objective.penalty or job.freeze or job.augment or job.mix
+        is_more = (
+            self.clipping.is_clipping
+            or job.objective.penalty
+            or job.freeze
+            or job.augment
+            or job.mix
+            or job.objective.selective_backprop
+        )
         return LENGTH if is_plain and not is_more else 1
 
     @property

@@ -343,6 +343,7 @@ class RunDirectory:
             bottleneck=self.read_bottleneck(),
             kernels=self.read_kernels(),
             ranks=self.read_rank_times(),
+            schedule=self.read_schedule(),
         )
 
     def append_event(self, event: Event) -> None:

@@ -177,7 +177,7 @@ class Loop:
 
     def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
         """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
-        trials = self.trials
+        batch.progress, trials = progress, self.trials
         failure: Replanned | Shortage | None = None
         if trials is not None:
             trials.before(batch, position)
@@ -299,6 +299,8 @@ class Loop:
         more: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
         if len(set(rates)) > 1:
             more["lrs"] = list(rates)
+        if self.trials is not None and not self.trials.is_over:
+            more["trying"] = self.step.plan.in_words()
         loss = self.telemetry.progress(position, rates[0], more)
         self.losses = (loss if position.updates == 1 else self.losses[0], loss)
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at

@@ -341,10 +341,12 @@ class PlanTrials:
         ))  # fmt: skip
         decision = self._decided(measured, position)
         self._plans.settle(decision)
+        self._telemetry.settled(decision.chosen.forecast.evaluate_s.value)
         self._telemetry.emit(
             "settled", samples=position.samples, plan=records.to_json(best), why=why,
             forecast=records.to_json(decision.chosen.forecast), explanation=list(decision.explanation),
             took_updates=search.num_updates, speedup=ratio,
+            timed=[{"plan": records.to_json(p), "update_s": t.update_s} for p, t in search.timed.items() if t.by_round],
         )  # fmt: skip
         if self._safe.threads < self._place.device.cores:
             return  # a limit of this run, which is no reason for the next one
@@ -400,7 +402,7 @@ class PlanTrials:
               for precision, error in self._errors.items() if not self._is_exact(precision)),
         )  # fmt: skip
         measurements = [self._measurement(p, [t.update_s]) for p, t in search.timed.items() if t.by_round]
-        lines = explain(chosen, profile, self._place.device, measurements, rejected)
+        lines = explain(chosen, profile, self._place.device, measurements, rejected[len(others) :])
         return records.Decision(
             device=self._place.name, candidates=(chosen,), rejected=rejected,
             explanation=(*prepared.notes, *lines), took_s=began.took_s,

@@ -149,11 +149,17 @@ def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottlene
 
 
 def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> None:
-    """Store forecast and measurement for the next plan, unless the run was resumed, replanned or profiled."""
+    """Store forecast and measurement for the next plan, unless the run was resumed, changed, unsettled or profiled.
+
+    The peak of a run that tried plans is theirs too, and says nothing of the chosen one.
+    """
     events, environment = session.directory.read_events(), session.directory.read_environment()
-    if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
+    schedule, chosen = session.plans.schedule, session.plans.decision.chosen
+    is_changed = any(switch.kind == "changed" for switch in schedule.switches)
+    if session.is_profiled or not schedule.is_settled or is_changed or any(e.kind == "resumed" for e in events):
         return
-    chosen = session.plans.decision.chosen
+    if environment is None:
+        return
     log = calibration_log(cache_root())
     at = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -175,7 +181,8 @@ def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> N
         if forecast is not None:
             if run.ended_early is None:
                 append("total_s", forecast.total_s, run.wall_s)
-            append("peak_bytes", forecast.peak_bytes, float(peak_bytes))
+            if schedule.settled is None:
+                append("peak_bytes", forecast.peak_bytes, float(peak_bytes))
 
 
 def leave_unfinished(session: TrainingSession, reason: str) -> Run:

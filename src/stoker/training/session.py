@@ -253,7 +253,7 @@ def _telemetry(prepared: ResolvedJob, decision: Decision, position: Position, wa
         sink,
         total_samples=forecast.total_samples,
         total_updates=forecast.total_updates,
-        evaluate_s=forecast.evaluate_s.value if has_valid else 0.0,
+        evaluate_s=forecast.evaluate_s.value if has_valid and decision.is_settled else 0.0,
         evaluations_left=left if has_valid else 0,
         wall_s=wall_s,
     )
@@ -326,6 +326,9 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
     level = (
         "bit-equal on resume" if plan.device == "cpu" else "same law on resume: GPU kernels may not be deterministic"
     )
+    if session.loop.plans is not None and session.plans.schedule.switches:
+        level += ", each update under the plan that it had" if plan.device == "cpu" else ""
+        now = dataclasses.replace(now, threads=now.threads if was is None else was.threads)  # the schedule's
     if was is not None and was != now:
         level = "same mathematics on resume: the environment has changed"
         before, after = dataclasses.asdict(was), dataclasses.asdict(now)

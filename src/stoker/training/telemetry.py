@@ -164,6 +164,12 @@ class Telemetry:
         self._evaluate_s = took_s
         self._evaluations_left = max(0, self._evaluations_left - 1)
 
+    def settled(self, evaluate_s: float) -> None:
+        """Forget the rates of plans that were tried; an evaluation under the chosen one takes `evaluate_s` [s]."""
+        self._recent_samples = self._recent_s = 0.0
+        if self._evaluations_left:
+            self._evaluate_s = evaluate_s
+
     @property
     def has_news(self) -> bool:
         """Whether anything was trained since the last progress event."""

@@ -154,7 +154,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             emit_event(
                 [early.append, *shown], "planned", run=directory.name, plan=records.to_json(decision.chosen.plan),
                 took_s=decision.took_s, forecast=records.to_json(decision.chosen.forecast),
-                explanation=list(decision.explanation), device=device.model,
+                explanation=list(decision.explanation), device=device.model, is_settled=decision.is_settled,
             )  # fmt: skip
             stack.enter_context(directory.locked())
             create_run(directory, prepared, device, decision, coupling, parent)

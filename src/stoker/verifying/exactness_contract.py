@@ -27,7 +27,8 @@ from stoker.loading.fields import Content, map_tensors
 from stoker.planning.decision import decide
 from stoker.planning.resolved_job import resolve_job, users_code
 from stoker.profiling.ceilings import computing_threads
-from stoker.records import FULL_PRECISIONS, Coupling, Plan, Position, Verdict
+from stoker.records import FULL_PRECISIONS, NOT_COMPARED, Coupling, Plan, Position, Verdict
+from stoker.stepping.coupling import find_coupling
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, restore
@@ -45,6 +46,9 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
     prepared = resolve_job(job, entry)
     device = resolve_place(on, attached_devices())
     decision, coupling = decide(prepared, device)
+    if coupling.evidence == NOT_COMPARED:  # of a plan kept by a run that was over before they were
+        with users_code("the model or the loss", entry):
+            coupling = find_coupling(prepared.job, prepared.data.train)
     with TemporaryDirectory(prefix="stoker-verify-") as folder, computing_threads(decision.chosen.plan.threads):
 
         def through_checkpoint(saved: Step, fresh: Step) -> None:

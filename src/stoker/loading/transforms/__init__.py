@@ -34,10 +34,11 @@ from stoker.loading.transforms.photometric import (
     RandomGrayscale,
     Solarize,
 )
+from stoker.loading.transforms.resizing import ProgressiveResizing
 
 __all__ = [
     "AlternatingFlip", "Autocontrast", "ColorJitter", "CutMix", "Cutout", "Draw", "GaussianBlur", "GaussianNoise",
-    "Mixup", "Normalize", "OneOf", "Posterize", "RandomAffine", "RandomCrop", "RandomErasing", "RandomFlip",
-    "RandomGrayscale", "RandomResizedCrop", "RandomRotation", "RandomScale", "RandomShift", "RandomVerticalFlip",
-    "Solarize", "Sometimes", "for_evaluation",
+    "Mixup", "Normalize", "OneOf", "Posterize", "ProgressiveResizing", "RandomAffine", "RandomCrop", "RandomErasing",
+    "RandomFlip", "RandomGrayscale", "RandomResizedCrop", "RandomRotation", "RandomScale", "RandomShift",
+    "RandomVerticalFlip", "Solarize", "Sometimes", "for_evaluation",
 ]  # fmt: skip

@@ -25,11 +25,11 @@ Numbers = npt.NDArray[np.float64]
 class Draw:
     """Random numbers for each sample of a batch, the same however the batch is cut; each call draws new ones.
 
-    `epoch` counts from 0.
+    `epoch` counts from 0; `progress` is the share of the run's samples done before the update, and 1 outside of one.
     """
 
-    def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
-        self.epoch = epoch
+    def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device, progress: float = 1.0) -> None:
+        self.epoch, self.progress = epoch, progress
         self.device = device
         self._keys = keys_of_samples(key_of(RandomStream.AUGMENT, seed, epoch), indices)
         self._seed, self._indices = seed, indices
@@ -40,13 +40,13 @@ class Draw:
 
     def lasting(self) -> Draw:
         """Draws that are the same for a sample in every epoch."""
-        same = Draw(self._seed, self.epoch, self._indices, self.device)
+        same = Draw(self._seed, self.epoch, self._indices, self.device, self.progress)
         same._keys = keys_of_samples(key_of(RandomStream.AUGMENT, self._seed), self._indices)
         return same
 
     def of(self, rows: Indices, branch: int) -> Draw:
         """Draws for the samples at `rows` of the batch, different for each `branch`. Does not itself draw."""
-        part = Draw(self._seed, self.epoch, self._indices[rows], self.device)
+        part = Draw(self._seed, self.epoch, self._indices[rows], self.device, self.progress)
         part._keys = mix_keys(self._keys[rows] ^ np.uint64(key_of(RandomStream.AUGMENT, branch)))
         return part
 

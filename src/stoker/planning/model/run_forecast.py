@@ -155,9 +155,9 @@ class TracedForecasts:
         per_s = Estimate(
             value=1 / rate.value, low=1 / rate.high, high=1 / rate.low, unit="samples/s", basis=step_s.basis
         )
-        extents = self._extents(per_s.value)
+        extents = self._extents(per_s.value / profile.relative_cost)
         # The last update of an epoch has fewer samples, and takes less time.
-        training = step_s.scaled(extents.total_samples / samples)
+        training = step_s.scaled(extents.total_samples / samples * profile.relative_cost)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
         # Samples to evaluate are fetched by the process that computes, even if workers fetch for training.
         evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
@@ -311,7 +311,7 @@ def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extent
     per_sample = update_s.scaled(1 / measured.samples_per_update)
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
-    training = per_sample.scaled(extents.total_samples, "s")
+    training = per_sample.scaled(extents.total_samples * profile.relative_cost, "s")
     unsaved = training.value + measured.evaluate_s_per_sample * evaluated
     saved = saving(
         measured.plan, measured.state_bytes, training_s=training.value, unsaved_s=unsaved,

@@ -130,11 +130,11 @@ class _WatchedPipeline(InputPipeline):
 
     storages: Storages = field(kw_only=True)
 
-    def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
+    def __call__(self, content: Content, epoch: int, indices: Indices, progress: float = 1.0) -> Content:
         recording = self.storages.recording
         if recording is not None:
             recording.micro_batch_starts.append(len(recording.occurrences))
-        ready = super().__call__(content, epoch, indices)
+        ready = super().__call__(content, epoch, indices, progress)
         for tensor in tensors_of(ready):
             self.storages.hold(tensor, "input")
         return ready

@@ -66,6 +66,7 @@ def traits_of(job: Job, model: nn.Module | None = None, **facts: Any) -> JobTrai
             measure_name(m) for m in measures if takes_model(m.forward if isinstance(m, nn.Module) else m)
         ),
         stateful_metrics=tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric)),
+        selects_samples=job.objective.selective_backprop is not None,
         averages_statistics=averages and model is not None and bool(batch_norms(model)),
         **facts,
     )
