@@ -122,16 +122,17 @@ class LiveSearch:
         if not self._waiting:
             if self._round:
                 self._judge(updates_left)
-            if not self._racing:
+            if self._round and not self._racing:
                 return None
             self._round += 1
             # Every second round the other way round: the best is not always the first after a switch.
             order = [self.best, *self._racing]
             self._waiting = order if self._round % 2 else order[::-1]
         plan = self._waiting[0]
-        updates = UNTIMED + self._num_timed(plan)
-        allowed = MOST_SHARE * (self.num_updates + updates_left) - self.num_updates
-        if updates > min(allowed, updates_left):
+        allowed = int(min(MOST_SHARE * (self.num_updates + updates_left) - self.num_updates, updates_left))
+        # What is left is kept for two turns of each plan of this round.
+        updates = max(UNTIMED + FEWEST, min(UNTIMED + self._num_timed(plan), allowed // (2 * len(self._waiting))))
+        if updates > allowed:
             self._racing, self._waiting = [], []
             self._take_fastest()
             return None

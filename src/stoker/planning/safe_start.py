@@ -28,7 +28,6 @@ from stoker.records import Candidate, Coupling, Decision, Estimate, Forecast, Me
 from stoker.stepping.coupling import require_usable, unprobed
 from stoker.stepping.model import bytes_of
 from stoker.stepping.step import Step
-from stoker.stepping.torch_optimizers import needs_closure
 from stoker.units import format_count, format_seconds
 
 _FEW = 4
@@ -117,8 +116,6 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
     job, data = prepared.job, prepared.data
     with computing_threads(plan.threads):
         step = Step(job, plan, coupling)
-        if needs_closure(step.optimizer):
-            return None
         few, saved = min(_FEW, job.batch_size), dict[int, int]()
         own = {tensor.untyped_storage().data_ptr() for tensor in (*step.model.parameters(), *step.model.buffers())}
 

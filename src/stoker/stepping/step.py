@@ -261,11 +261,11 @@ class Step:
         require_legal(self.job, plan, coupling)
         require_precision(plan.precision, self.device)
         self.plan, self.coupling = plan, coupling
+        if self._outer is None:
+            self.split = functools.partial(self.world.split, coupling)
         composed = ("micro_batch", "precision", "memory_format", "optimizer_implementation", "captured", "compile")
         if all(getattr(plan, name) == getattr(old, name) for name in composed):
             return
-        if self._outer is None:
-            self.split = functools.partial(self.world.split, coupling)
         looks_at_norm = self.clipping.looks_at_norm
         if plan.memory_format != old.memory_format:
             formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -185,7 +185,7 @@ class Loop:
         try:
             return self.step.update(batch, position.updates, progress)
         except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
-            if trials is not None:
+            if trials is not None and self.stop.verdict is None:  # a hang ends the process
                 failure = trials.leave_out(error, position)
             failure = failure or self.recovery.judge(error, batch, position)
         return None if failure is None else self.recovery.repeat(failure, batch, position, progress)
@@ -207,10 +207,9 @@ class Loop:
             return
         if self.trials is not None and self.trials.is_over:
             self.trials = None
-        plan, old = self.plans.at(update), self.step.plan
-        if plan == old:
-            return
-        self.step.change_to(plan)
+        plan = self.plans.at(update)
+        if plan != self.step.plan:
+            self.step.change_to(plan)
         self.source.use(self.step.pipeline(self.source.samples, augmented=True))
         if self.threads is not None:
             self.threads.follow(plan)

@@ -48,7 +48,9 @@ from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.torch_compile import compiler_missing, uncompiled
+from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
@@ -117,10 +119,13 @@ class PlanTrials:
         self._mark = 0.0
         self._search: LiveSearch | None = None
         self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
-        self._safe = plans.schedule.at(0)
+        changed = [switch.plan for switch in plans.schedule.switches if switch.kind == "changed"]  # as for memory
+        self._safe, self._is_updating = [plans.schedule.at(0), *changed][-1], False
         is_reducible = self._safe.precision == "fp32"
         self._reduced = [p for p in precisions(place.device) if is_reducible and p not in FULL_PRECISIONS]
-        self.is_over = plans.schedule.is_settled or total_updates < FEWEST_UPDATES
+        # An optimiser with a closure takes a different number of passes in each update, which says little of a plan.
+        is_hopeless = total_updates < FEWEST_UPDATES or needs_closure(step.optimizer)
+        self.is_over = plans.schedule.is_settled or is_hopeless
 
     @property
     def is_waiting(self) -> bool:
@@ -136,10 +141,11 @@ class PlanTrials:
         elif not self.is_waiting and self._step.plan.compile and not self._is_compiled_checked:
             self._is_compiled_checked = True
             self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
-        self._mark = self._clock()
+        self._mark, self._is_updating = self._clock(), True
 
     def after(self, position: Position) -> None:
         """After an update: take in its time, and choose the plan of the next one."""
+        self._is_updating = False
         if self.is_waiting:
             return
         took_s, left = self._clock() - self._mark, self._total - position.updates
@@ -147,6 +153,8 @@ class PlanTrials:
             self._evaluate_s = self._timed_evaluation()
         if left <= 0 or self._num_compared < COMPARED:
             return
+        if self._turn is not None and self._turn.plan != self._step.plan:  # memory ran out under the safe plan
+            self._safe, self._search, self._turn = self._step.plan, None, None
         if self._search is None:
             self._search = self._first_search()
         elif self._turn is not None:
@@ -154,6 +162,9 @@ class PlanTrials:
             if self._turn is not None:
                 return
         turn = self._search.next_turn(left)
+        if turn is None and not self._search.timed[self._search.best].by_round:
+            self.is_over = True  # not one turn fits into what is left
+            return
         while turn is None and self._expand(left * self._search.timed[self._search.best].update_s):
             turn = self._search.next_turn(left)
         if turn is None:
@@ -167,6 +178,8 @@ class PlanTrials:
         plan, turn, search = self._step.plan, self._turn, self._search
         if self.is_waiting or search is None or turn is None or plan == self._safe:
             return None
+        if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == search.best):
+            return None  # the data's or the job's fault
         why = f"it raised {type(error).__name__}: {first_line(error)}"
         best = self._safe if plan == search.best else search.best
         if plan == search.best:
@@ -179,7 +192,7 @@ class PlanTrials:
 
     def hangs(self, position: Position) -> None:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
-        if not self.is_waiting and self._turn is not None and self._step.plan != self._safe:
+        if self._is_updating and not self.is_waiting and self._turn is not None and self._step.plan != self._safe:
             why = f"{self._step.plan.in_words()} is left out: its update did not end"
             self._plans.directory.append_switch(PlanSwitch(
                 update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
@@ -282,8 +295,13 @@ class PlanTrials:
     def _compare(self, batch: Batch, update: int) -> None:
         """Compare the gradients that an update in full precision has just computed with those in each reduced one."""
         step = self._step
-        exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
-        for precision in self._reduced:
+        if step.plan.precision in FULL_PRECISIONS and not step.plan.compile:
+            exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        else:  # a run that goes on under a candidate
+            plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False, captured=False)
+            with self._nothing_changed(), uncompiled():
+                exact = _flat(step.gradients_under(plain, batch, update))
+        for precision in list(self._reduced):
             plan = dataclasses.replace(step.plan, precision=precision, captured=False)
             try:
                 with self._nothing_changed():
@@ -291,6 +309,7 @@ class PlanTrials:
                 error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
             except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
                 error = math.inf
+                self._reduced.remove(precision)
                 message = f"{precision} is left out: it raised {type(problem).__name__}: {first_line(problem)}"
                 self._telemetry.emit("warned", message=message)
             self._errors[precision] = max(self._errors.get(precision, 0.0), error)
@@ -336,11 +355,11 @@ class PlanTrials:
         ratio = search.timed[began].update_s / timed.update_s if began in search.timed else 1.0
         gained = f"{ratio:.2f}x as fast as the plan that it began under" if best != began else "the plan it began under"
         why = f"{gained}; {len(search.timed) + len(search.left_out)} plans took turns, {search.num_updates} updates"
+        decision = self._decided(measured, position)
+        self._plans.settle(decision)  # first: a kill in between leaves a run that goes on choosing
         self._plans.switch(PlanSwitch(
             update=position.updates, samples=position.samples, plan=best, kind="settled", why=why
         ))  # fmt: skip
-        decision = self._decided(measured, position)
-        self._plans.settle(decision)
         self._telemetry.settled(decision.chosen.forecast.evaluate_s.value)
         self._telemetry.emit(
             "settled", samples=position.samples, plan=records.to_json(best), why=why,

@@ -131,6 +131,8 @@ class Recovery:
                 raise RollBack(change)
             self.step.forget_gradients()
             self._replan(change, position)
+            is_channels_last = change.new.memory_format == "channels_last"
+            batch.pipeline = dataclasses.replace(batch.pipeline, channels_last=is_channels_last)
             try:
                 return self.step.update(batch, position.updates, progress)
             except BadJob as problem:

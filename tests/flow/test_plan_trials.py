@@ -1,0 +1,204 @@
+"""A run that tries plans on its own updates: what it learns is that of its schedule, whatever interrupted it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import RunFailed, StokerError
+from stoker.records import Position
+from stoker.stepping.step import Step
+from stoker.training import plan_trials
+from stoker.training.plan_trials import PlanTrials
+from stoker.training.recovery import UpdateSnapshot
+from tests.flow.builders import Heard, assert_equal_tensors
+
+UPDATES = 150
+
+
+class Net(nn.Module):
+    """Images [B, 1, 8, 8] to logits [B, 3]; convolutions, statistics of the batch, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Dropout(0.2), nn.Linear(512, 3),
+        )  # fmt: skip
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        logits_B3: torch.Tensor = self.layers(x_B1HW)
+        return logits_B3
+
+
+class FailsInChannelsLast(Net):
+    """Written for contiguous tensors: `view` refuses others."""
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        features = self.layers[:5](x_B1HW)
+        logits_B3: torch.Tensor = self.layers[7](self.layers[6](features.view(len(features), -1)))
+        return logits_B3
+
+
+def job(model: Any = Net, **changes: Any) -> stoker.Job:
+    """Updates in epochs of six of random images."""
+    random = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(90, 1, 8, 8, generator=random), torch.randint(3, (90,), generator=random)
+    settings: dict[str, Any] = {
+        "model": model, "data": (images, labels), "loss": "cross_entropy", "batch": 16, "name": "tried",
+        "optimizer": stoker.AdamW(lr=1e-2), "until": stoker.updates(UPDATES), **changes,
+    }  # fmt: skip
+    return stoker.Job(**settings)
+
+
+def trained(to: stoker.Job, folder: str, *, stop_at: int | None = None, sink: Heard | None = None) -> stoker.Run:
+    """The run in `folder`, begun or continued; asked to stop in update `stop_at`."""
+
+    def stop(update: Any) -> None:
+        if update.updates == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    return stoker.train(to, run_dir=folder, hooks=[stoker.on("updated", stop)], sink=Heard() if sink is None else sink)
+
+
+def given_schedule(to: stoker.Job, of: stoker.Run, folder: str) -> stoker.Run:
+    """A run of the same job that is never interrupted, under the final schedule of another."""
+    begun = trained(to, folder, stop_at=1)
+    shutil.rmtree(begun.directory.checkpoints)
+    for name in ("plans.jsonl", "plan.json", "coupling.json"):
+        shutil.copy(of.directory.path / name, begun.directory.path / name)
+    return stoker.train(to, run_dir=folder, sink=Heard())
+
+
+@pytest.mark.parametrize(
+    "stops", [(2,), (7,), (5, 12), (11, 16, 40)], ids=["comparing", "trying", "twice", "to the end"]
+)
+def test_an_interrupted_run_equals_an_uninterrupted_one_under_its_schedule(stops: tuple[int, ...]) -> None:
+    """Bit for bit; it goes on choosing where it was not settled, and replays what lies beyond its last checkpoint."""
+    for stop in stops:
+        run = trained(job(), "interrupted", stop_at=stop)
+        assert run.status == "unfinished"
+    if len(stops) > 1:  # as if killed: the last checkpoint was never written, the schedule goes on beyond the one left
+        newest = max(run.directory.checkpoints.glob("*[0-9]"))
+        assert len(list(run.directory.checkpoints.glob("*[0-9]"))) > 1
+        shutil.rmtree(newest)
+    heard = Heard()
+    run = trained(job(), "interrupted", sink=heard)
+    assert run.status == "finished"
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert len({switch.plan for switch in schedule.switches}) > 1
+    assert_equal_tensors(run.weights(), given_schedule(job(), run, "reference").weights())
+
+
+def test_a_candidate_that_raises_is_left_out_and_its_update_made_again() -> None:
+    """Said once for each plan; the run ends as one that was given the schedule, and a resume does not try it again."""
+    heard = Heard()
+    run = trained(job(FailsInChannelsLast), "fails", stop_at=30, sink=heard)
+    run = trained(job(FailsInChannelsLast), "fails", sink=heard)
+    assert run.status == "finished"
+    lost = [change for change in heard.of("replanned") if "left out" in change["why"]]
+    assert lost
+    assert all(change["old"]["memory_format"] == "channels_last" for change in lost)
+    names = [str(change["old"]) for change in lost]
+    assert len(names) == len(set(names))
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.last.memory_format == "contiguous"
+    reference = given_schedule(job(FailsInChannelsLast), run, "reference")
+    assert_equal_tensors(run.weights(), reference.weights())
+
+
+def test_an_error_under_every_plan_is_the_users() -> None:
+    """A bug in the model surfaces as it would under a plan that was given."""
+
+    class Broken(Net):
+        calls = 0
+
+        def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+            type(self).calls += 1
+            if self.calls > 40:
+                raise ZeroDivisionError("a bug of the user's")
+            return super().forward(x_B1HW)
+
+    with pytest.raises(StokerError, match="a bug of the user's"):
+        trained(job(Broken), "broken")
+
+
+def test_comparing_gradients_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, statistics and draws are those of a run under the same plan whose gradients were not compared."""
+    monkeypatch.setattr(plan_trials, "FEWEST_UPDATES", 0)
+    monkeypatch.setattr(PlanTrials, "after", lambda *_: None)  # the safe plan throughout
+    to, compared = job(until=stoker.updates(12)), list[int]()
+    own = PlanTrials._compare
+
+    def noted(trials: PlanTrials, batch: Any, update: int) -> None:
+        compared.append(update)
+        own(trials, batch, update)
+
+    monkeypatch.setattr(PlanTrials, "_compare", noted)
+    run = trained(to, "compared")
+    monkeypatch.setattr(PlanTrials, "before", lambda *_: None)
+    assert_equal_tensors(run.weights(), trained(to, "plain").weights())
+    assert compared == [0, 1, 2]
+
+
+def test_a_precision_whose_gradient_is_off_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are compared on the run's own batches, also by a run that goes on under it."""
+    exact = Step.gradients_under
+    monkeypatch.setattr(Step, "gradients_under", lambda *given: [-gradient for gradient in exact(*given)])
+    run = trained(job(), "off")
+    schedule, decision = run.directory.read_schedule(), run.directory.read_decision()
+    assert schedule is not None
+    assert decision is not None
+    assert {switch.plan.precision for switch in schedule.switches} == {"fp32"}
+
+
+def test_a_set_that_cannot_be_evaluated_fails_after_the_first_update() -> None:
+    """Not after an epoch of training."""
+    wrong = torch.randn(8, 1, 5, 5), torch.zeros(8, dtype=torch.long)
+    heard = Heard()
+    with pytest.raises(StokerError):
+        trained(job(valid=wrong), "wrong", sink=heard)
+    assert max((fields["updates"] for fields in heard.of("progress")), default=0) <= 1
+
+
+def test_a_hang_is_written_down_and_the_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's thread notes the candidate under way; a resume goes on without it."""
+    hung: list[Position] = []
+    begin = PlanTrials._begin
+
+    def hang(trials: PlanTrials, *given: Any) -> None:
+        begin(trials, *given)
+        if trials._turn is not None and trials._turn.plan != trials._safe and not hung:
+            hung.append(given[-1])
+
+    before = UpdateSnapshot.keep
+
+    def stuck(snapshot: UpdateSnapshot) -> None:
+        if hung and len(hung) == 1:
+            hung.append(hung[0])
+            raise RunFailed("training hangs")
+        before(snapshot)
+
+    monkeypatch.setattr(PlanTrials, "_begin", hang)
+    original = PlanTrials.before
+
+    def noted(trials: PlanTrials, batch: Any, position: Position) -> None:
+        original(trials, batch, position)
+        if len(hung) == 1:
+            trials.hangs(position)
+
+    monkeypatch.setattr(PlanTrials, "before", noted)
+    monkeypatch.setattr(UpdateSnapshot, "keep", stuck)
+    with pytest.raises(RunFailed, match="hangs"):
+        trained(job(), "hangs")
+    assert len(hung) == 2
