@@ -1,12 +1,12 @@
 """Several updates of a captured pass in one call: passes and fused optimiser steps in turn, without Python between.
 
-What: the operations of a captured pass and of the optimiser's kernel, `LENGTH` times over, as one list for PyTorch's own
-interpreter; the same operations in the same order, so the same bits. A loss that is not finite, or a lack of memory,
-leaves that update and those after it undone: each kernel asks for it before it moves anything, and a loss is noted only
-after its kernel. Use when: updates take a millisecond or less, so that Python around them is a tenth of the time. Costs:
-milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random numbers, or has
-buffers, which would have to be put back; clipping, penalties, averages, augmentation, hooks that see every update,
-several processes. There, updates are made one by one.
+What: the operations of a captured pass and of the optimiser's kernel, `LENGTH` times over, as one list for PyTorch's
+own interpreter; the same operations in the same order, so the same bits. A loss that is not finite, or a lack of
+memory, leaves that update and those after it undone: each kernel asks for it before it moves anything, and a loss is
+noted only after its kernel. Use when: updates take a millisecond or less, so that Python around them is a tenth of
+the time. Costs: milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random
+numbers, or has buffers, which would have to be put back; clipping, penalties, averages, augmentation, hooks that see
+every update, several processes. There, updates are made one by one.
 Source: `found_inf` of PyTorch's fused kernels, `aten/src/ATen/native/cpu/FusedAdamKernel.cpp` and `FusedSGDKernel.cpp`.
 """
 
@@ -31,14 +31,14 @@ LENGTH = 4
 
 _aten = torch.ops.aten
 _KERNELS: dict[type[torch.optim.Optimizer], Any] = {
-    torch.optim.SGD: _aten._fused_sgd_.default,  # noqa: SLF001 - PyTorch's optimisers call them
-    torch.optim.Adam: _aten._fused_adam_.default,  # noqa: SLF001
-    torch.optim.AdamW: _aten._fused_adamw_.default,  # noqa: SLF001
+    torch.optim.SGD: _aten._fused_sgd_.default,
+    torch.optim.Adam: _aten._fused_adam_.default,
+    torch.optim.AdamW: _aten._fused_adamw_.default,
 }
 
 
 class CapturedUpdates:
-    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; built anew where something has changed."""
+    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; built anew after a change."""
 
     def __init__(self, captured: CapturedPass, update: FusedUpdate, optimizer: torch.optim.Optimizer) -> None:
         self.captured, self._update, self._optimizer = captured, update, optimizer

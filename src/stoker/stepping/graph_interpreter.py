@@ -30,7 +30,13 @@ Repeat = Callable[..., tuple[torch.Tensor, ...]]
 """From a graph's inputs to its outputs, without autograd."""
 
 _native: Any = torch._C  # noqa: SLF001 - the one place that does
-_NEEDED = ("Graph", "Value", "_create_function_from_graph", "_get_graph_executor_optimize", "_set_graph_executor_optimize")
+_NEEDED = (
+    "Graph",
+    "Value",
+    "_create_function_from_graph",
+    "_get_graph_executor_optimize",
+    "_set_graph_executor_optimize",
+)
 _IS_THERE = all(hasattr(_native, name) for name in _NEEDED)
 
 _MEMORY_FORMATS = {
@@ -81,7 +87,7 @@ class _NotExpressible(Exception):
 
 
 NOT_EXPRESSIBLE = (_NotExpressible, RuntimeError, TypeError)
-"""What a `Script` raises for something that has no form in TorchScript; the last two are the builder's own refusals."""
+"""What a `Script` raises for what has no form in TorchScript; the last two are the builder's own refusals."""
 
 
 class Script:

@@ -8,7 +8,6 @@ part of the batch (`stepping/diloco.py`).
 from __future__ import annotations
 
 import abc
-
 from collections.abc import Sequence
 
 import torch

@@ -180,9 +180,11 @@ class Loop:
         """The batches whose updates are made one by one; others are made here, several in a call, if nothing is due."""
         with contextlib.closing(self.source.batches(position, end)) as batches:
             at_once = self.step.updates_at_once if self.source.samples.is_in_memory else 1
+            if at_once == 1:
+                yield from batches
             for batch in batches:
                 rest, start = [batch], self.reached.updates
-                if at_once > 1 and start > 0 and start % at_once == 0 and self._is_quiet(start + at_once, end):
+                if start > 0 and start % at_once == 0 and self._is_quiet(start + at_once, end):
                     rest += itertools.islice(batches, at_once - 1)
                     self.telemetry.lap("data")
                     self.recovery.keep()
