@@ -43,10 +43,6 @@ def _with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
 
 
-def _two_rates(model: nn.Module) -> list[dict]:
-    return [{"params": model[1].parameters(), "lr": 1e-3}, {"params": model[3].parameters(), "lr": 1e-2}]
-
-
 def _data(poisoned: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand((SAMPLES, 1, 4, 4), generator=generator)
@@ -58,8 +54,8 @@ def _data(poisoned: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
 def _job(model=_mlp, **settings) -> stoker.Job:
     given = {
         "model": model, "data": _data(), "loss": "cross_entropy", "optimizer": stoker.AdamW(lr=1e-2),
-        "schedule": stoker.schedules.one_cycle(), "batch": BATCH, "until": stoker.epochs(3), **settings,
-    }  # fmt: skip
+        "schedule": stoker.schedules.one_cycle(), "batch": BATCH, "until": stoker.epochs(3),
+    } | settings  # fmt: skip
     return stoker.Job(**given)
 
 
@@ -123,7 +119,7 @@ _SGD = stoker.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
     (_job(average=0.9), False),
     (_job(_with_dropout), False),
     (_job(_with_batch_norm), False),
-], ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "norm"])  # fmt: skip
+], ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "batch norm"])  # fmt: skip
 def test_a_run_is_that_of_single_updates(job, goes_together: bool, settings, tmp_path: Path) -> None:
     """Three epochs, each with a smaller last batch: the same bits of weights, optimiser, average and events."""
     together = _Run(job, tmp_path / "together", **settings)
@@ -170,11 +166,12 @@ def test_an_update_that_fails_leaves_those_before_it_alone_made(tmp_path: Path) 
 
 
 def test_an_update_that_is_skipped_is_skipped_alone(tmp_path: Path) -> None:
-    """A job that skips updates that are not finite goes on with the same bits, in every epoch."""
+    """A job that skips updates that are not finite looks at every gradient's norm: updates go one by one."""
     job = _job(data=_data(_sample_of(update=6)), on_non_finite="skip", optimizer=_SGD)
     together, singly = _Run(job, tmp_path / "a"), _Run(job, tmp_path / "b", at_once=False)
     together.loop.run(Position())
     singly.loop.run(Position())
+    assert together.step.num_together == 0
     assert_bit_equal(everything_of(together.step), everything_of(singly.step))
     assert together.numbers() == singly.numbers()
 
@@ -206,9 +203,8 @@ def test_denormal_moments_are_swept_at_the_same_updates(tmp_path: Path, monkeypa
     sweeps = []
     original = torch_optimizers.flush_denormals
     monkeypatch.setattr("stoker.stepping.step.flush_denormals", lambda o: (sweeps.append(o), original(o)))
-    run = _Run(
-        _job(until=stoker.updates(140), data=(torch.rand(2000, 1, 4, 4), torch.randint(0, 3, (2000,)))), tmp_path
-    )
+    data = torch.rand(2000, 1, 4, 4), torch.randint(0, 3, (2000,))
+    run = _Run(_job(until=stoker.updates(140), data=data), tmp_path)
     run.loop.run(Position())
     assert len(sweeps) == 1
     assert run.step.num_together >= 128

@@ -237,7 +237,7 @@ class CapturedPass(BatchPass):
         self._last = self._ordinary.whole(batch, update), update
         return leaves if _form_of(self._last[0], leaves) == self._form else None
 
-    def gradients(self, values: list[Any]) -> dict[nn.Parameter, Any]:
+    def gradients(self, values: list[Any]) -> dict[torch.Tensor, Any]:
         """Which of the graph's outputs after the first is whose gradient."""
         return {self._parameters[index]: value for index, value in zip(self._used, values, strict=True)}
 

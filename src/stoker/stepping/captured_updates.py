@@ -3,8 +3,8 @@
 What: the operations of a captured pass and of the optimiser's kernel, `LENGTH` times over, as one list for PyTorch's
 own interpreter; the same operations in the same order, so the same bits. A loss that is not finite, or a lack of
 memory, leaves that update and those after it undone: each kernel asks for it before it moves anything, and a loss is
-noted only after its kernel. Use when: updates take a millisecond or less, so that Python around them is a tenth of the
-time. Costs: milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random
+noted only after its kernel. Use when: updates take a millisecond or less, so that Python around them is a tenth of
+the time. Costs: milliseconds, once; the inputs of `LENGTH` batches. Does not combine with: a pass that draws random
 numbers, or has buffers, which would have to be put back; clipping, penalties, averages, augmentation, hooks that see
 every update, several processes. There, updates are made one by one.
 Source: `found_inf` of PyTorch's fused kernels, `aten/src/ATen/native/cpu/FusedAdamKernel.cpp` and `FusedSGDKernel.cpp`.
@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -38,7 +38,7 @@ _KERNELS: dict[type[torch.optim.Optimizer], Any] = {
 
 
 class CapturedUpdates:
-    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; built again where something changed."""
+    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; built anew after a change."""
 
     def __init__(self, captured: CapturedPass, update: FusedUpdate, optimizer: torch.optim.Optimizer) -> None:
         self.captured, self._update, self._optimizer = captured, update, optimizer
@@ -92,12 +92,12 @@ class CapturedUpdates:
         call = functools.partial(script.called, _KERNELS[type(self._optimizer)], found_inf=is_bad)
         for index in range(LENGTH):
             mean, *values = script.appended()
-            by_parameter = cast("dict[torch.Tensor, Any]", self.captured.gradients(values))
+            gradients = self.captured.gradients(values)
             script.called(_aten.add_.Tensor, state, mean, alpha=0)
             (is_finite,) = script.called(_aten.eq.Tensor, state, state)
             script.called(_aten.copy_.default, is_bad, *script.called(_aten.ne.Tensor, state, state))
             for group, tensors in zip(self._groups, groups, strict=True):
-                if any(parameter not in by_parameter for parameter in tensors.parameters):
+                if any(parameter not in gradients for parameter in tensors.parameters):
                     return None
                 if tensors.counts is not None:
                     script.called(_aten.add_.Tensor, script.kept(tensors.counts), is_finite)
@@ -105,7 +105,7 @@ class CapturedUpdates:
                     return None
                 columns = tensors.parameters, tensors.state, tensors.second, tensors.steps
                 kept = Tensors(*([script.kept(tensor) for tensor in column] for column in columns))
-                of_group = [by_parameter[parameter] for parameter in tensors.parameters]
+                of_group = [gradients[parameter] for parameter in tensors.parameters]
                 self._update.call(call, {**group, "lr": next(rates)}, kept, of_group)
             script.called(_aten.copy_.default, script.kept(self._losses[index]), mean)
         return script.returning([state])

@@ -73,7 +73,7 @@ class FusedUpdate:
         self._groups: list[Tensors] | None = None
 
     def __call__(self) -> None:
-        """Make a step."""
+        """Make the step."""
         groups = self.groups()
         if groups is None:  # the first step, which makes the state
             self._optimizer.step()

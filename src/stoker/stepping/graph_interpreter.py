@@ -87,7 +87,7 @@ class _NotExpressible(Exception):
 
 
 NOT_EXPRESSIBLE = (_NotExpressible, RuntimeError, TypeError)
-"""What a `Script` raises for something that has no form in TorchScript; the last two are the builder's own refusals."""
+"""What a `Script` raises for what has no form in TorchScript; the last two are the builder's own refusals."""
 
 
 class Script:
