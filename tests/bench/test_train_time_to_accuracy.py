@@ -24,8 +24,8 @@ def run_of(accuracy: float, seconds: float) -> dict[str, Any]:
 
 
 RUNS = {
-    "by hand/0": run_of(0.93, 100.0), "stoker/0": run_of(0.932, 80.0), "by hand/1": run_of(0.931, 100.0),
-    "stoker/1": run_of(0.929, 90.0), "stoker/2": run_of(0.5, 1.0),
+    "by hand/0": run_of(0.93, 100.0), "stoker/0": run_of(0.932, 70.0), "by hand/1": run_of(0.931, 100.0),
+    "stoker/1": run_of(0.929, 80.0), "stoker/2": run_of(0.5, 1.0),
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_the_summary_is_of_seeds_that_both_ran() -> None:
     found = bench.summary(RUNS, [0, 1, 2], "93")
     assert found["seeds"] == [0, 1]
     assert found["stoker"]["accuracy"] == pytest.approx(0.9305)
-    assert found["ratio_train_wall_s"] == {"mean": pytest.approx(0.85), "low": 0.8, "high": 0.9}
+    assert found["ratio_train_wall_s"] == {"mean": pytest.approx(0.75), "low": 0.7, "high": 0.8}
     assert found["passes"]
     assert not bench.summary(RUNS, [0, 1], "94")["passes"]
     assert not bench.summary(RUNS | {"stoker/0": run_of(0.94, 95.0)}, [0, 1], "93")["passes"]

@@ -408,7 +408,11 @@ def test_sites_that_come_together_too_seldom_are_said_to() -> None:
     assert (sync["outer"]["lr"], sync["outer"]["momentum"]) == (1.0, 0.0)
     heard.clear()
     stoker.train(
-        blobs_job(sync=stoker.DiLoCo(every=stoker.updates(1)), until=stoker.updates(120)), plan=PLAN, sink=heard
+        blobs_job(
+            sync=stoker.DiLoCo(every=stoker.updates(1)), until=stoker.updates(120), optimizer=stoker.SGD(lr=0.001)
+        ),
+        plan=PLAN,
+        sink=heard,
     )
     assert not heard.of("warned")
 

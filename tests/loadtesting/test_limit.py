@@ -99,7 +99,7 @@ def test_where_nothing_is_held_other_settings_are_tried_at_rates_that_there_is_t
             )
 
     objective = Objective(q=0.9, within_s=1e-5)
-    found = SettingsSearch(start=late, objective=objective, default=DEFAULT, cores=1, seconds=3.0).run(
+    found = SettingsSearch(start=late, objective=objective, default=DEFAULT, cores=1, seconds=8.0).run(
         model="m", machine="here"
     )
     assert found.chosen.rate == 0

@@ -57,7 +57,8 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def steps_of(model: Any, **plan: Any) -> tuple[Step, Step]:
     """The same job as it is and compiled."""
     job = make_job(model, coupling_group=16)
-    plain, compiled = (Step(job, plan_of(16, compile=wanted, **plan), SEPARABLE) for wanted in (False, True))
+    plans = (plan_of(16, compile=wanted, **plan) for wanted in (False, True))
+    plain, compiled = (Step(job, each, SEPARABLE, fewer_draws=False) for each in plans)
     return plain, compiled
 
 

@@ -109,7 +109,7 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         threads=plan.threads,
         loader="inline",
     )
-    steps = [Step(job, each, coupling) for each in (plan, plain)]
+    steps = [Step(job, each, coupling, fewer_draws=not plan.compile) for each in (plan, plain)]
 
     def gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
         step.gradients(batch, update)

@@ -4,14 +4,13 @@ What: `torch.nn.functional.dropout` keeps an element where 31 random bits are at
 generator gives those of two elements. The law is that of PyTorch's own, and the same elements are dropped whatever
 the precision and the memory format, so that plans learn the same. Use when: training on a CPU; PyTorch draws one
 element after another there, on one thread, in 4 to 5 ns each, a third of the time of an update of a small BERT. Costs:
-nothing; 0.4 of that time (docs/log.md, 2026-11-24). Does not combine with: dropout in place, tensors of processes,
-compiled code and function transforms, which go to PyTorch's own as before; proofs in float64 do so too.
+nothing; 0.4 of that time (docs/log.md, 2026-11-24). Does not combine with: dropout in place, tensors of processes, and
+function transforms, which go to PyTorch's own as before; so do compiled plans and proofs in float64.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+_PYTORCHS = functional.dropout
 _SPAN = 2**31
 """Values of the random bits of an element."""
 
@@ -39,16 +39,14 @@ def kept(like: torch.Tensor, p: float) -> torch.Tensor:
 @contextmanager
 def fewer_draws() -> Iterator[None]:
     """Within the block, dropout of tensors on a CPU takes half as many numbers of the generator."""
-    own = functional.dropout
-    functional.dropout = functools.partial(_dropout, own)
+    functional.dropout = _dropout
     try:
         yield
     finally:
-        functional.dropout = own
+        functional.dropout = _PYTORCHS
 
 
 def _dropout(
-    own: Callable[..., torch.Tensor],
     input: torch.Tensor,  # noqa: A002 - PyTorch's own signature
     p: float = 0.5,
     training: bool = True,  # noqa: FBT001, FBT002 - as above
@@ -56,7 +54,7 @@ def _dropout(
 ) -> torch.Tensor:
     """As `torch.nn.functional.dropout`, which it replaces."""
     if not (training and 0 < p < 1) or inplace or not _suits(input):
-        return own(input, p, training, inplace)
+        return _PYTORCHS(input, p, training, inplace)
     return input * kept(input, p)
 
 
@@ -64,6 +62,6 @@ def _suits(tensor: Any) -> bool:
     is_transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - no public way
     # A trace's tensors stand for plain ones; their class comes with the compiler, and is known by its name.
     is_plain = type(tensor) in {torch.Tensor, nn.Parameter} or type(tensor).__name__ == "FakeTensor"
-    if is_transformed or torch.compiler.is_compiling() or not is_plain:
+    if is_transformed or not is_plain:
         return False
     return bool(tensor.device.type == "cpu" and tensor.is_floating_point())

@@ -132,6 +132,7 @@ class Step:
         dropout: False silences dropout, and all other draws of PyTorch inside the model and the loss, for proofs.
         model: a module to use in place of a newly built one.
         world: the processes that train together, as the plan's layout says.
+        fewer_draws: False lets PyTorch draw for dropout, as it does in compiled code, to compare with that.
 
     Raises:
         BadJob: the plan would change what is learned, or asks for what the model or the device does not have.
@@ -148,6 +149,7 @@ class Step:
         dropout: bool = True,
         model: nn.Module | None = None,
         world: World = ALONE,
+        fewer_draws: bool = True,
     ) -> None:
         require_legal(job, plan, coupling)
         self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
@@ -155,7 +157,7 @@ class Step:
         require_precision(plan.precision, self.device)
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
         skip_blocks(self.model, job.objective.stochastic_depth)
-        self._drops = has_dropout(self.model)
+        self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
         self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
@@ -211,6 +213,11 @@ class Step:
     def _moved(self) -> list[nn.Parameter]:
         """The parameters that the optimiser moves."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
+    def _drops(self) -> bool:
+        """Whether dropout takes fewer draws than PyTorch's own, which the compiler does not know."""
+        return self._has_dropout and self._fewer_draws and not self.plan.compile
 
     def _loss_pass(self, plan: Plan) -> LossPass:
         """The loss pass under a plan."""
