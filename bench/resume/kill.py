@@ -1,10 +1,11 @@
 """Exact resuming, shown by killing: SIGKILL at random moments, the same command again, weights bit-equal in the end.
 
-    python -m bench.resume.kill [--kills 20] [--jobs cnn gpt] [--seed 0]
+    python -m bench.resume.kill [--kills 20] [--jobs cnn gpt] [--seed 0] [--trying]
 
 For each job: one run that is never stopped, then one under the same plan that is killed again and again at random
-moments, every other time while a checkpoint is being written. The result (kills, where they fell, SHA-256 of the final
-weights) is printed and written to bench/results/.
+moments, every other time while a checkpoint is being written. With `--trying` the runs try plans on their own updates:
+every other kill falls before the choice is settled, and the run that is never stopped is given the final schedule. The
+result (kills, where they fell, SHA-256 of the final weights) is printed and written to bench/results/.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,22 +109,63 @@ def prove(job: str, kills: int, randomly: random.Random) -> dict[str, object]:
         return {"kills": happened, "bit_equal": same, "weights_sha256": digest(folder / "whole"), "wall_s": trained_s}
 
 
+def prove_trying(job: str, kills: int, randomly: random.Random) -> dict[str, object]:
+    """Kill a run of `job` so many times that chooses its plan as it trains; what came out."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        happened: list[dict[str, object]] = []
+        are_equal: list[bool] = []
+        while len(happened) < kills:
+            run = folder / f"killed{len(are_equal)}"
+            arguments = [*command(job, folder, run.name)[:-2], "--checkpoint-every", "0.15"]
+            while len(happened) < kills:
+                is_settled = any(json.loads(line)["kind"] == "settled" for line in switches(run))
+                if is_settled and len(happened) % 2 == 0:
+                    break  # the next kill is to fall among trials: those of another run
+                killed = kill_at(
+                    arguments, run, 1, randomly.uniform(0.0, 1.5 if is_settled else 0.6), in_checkpoint=False
+                )
+                if killed is None:
+                    break
+                plans = [json.loads(line) for line in switches(run)]
+                happened.append({**killed, "while_trying": plans[-1]["kind"] != "settled", "switches": len(plans)})
+            train_to_the_end(arguments)
+            reference = folder / f"reference{len(are_equal)}"
+            undisturbed = [*command(job, folder, reference.name)[:-2], "--checkpoint-every", "0.15"]
+            kill_at(undisturbed, reference, 0, 0.0, in_checkpoint=False)
+            shutil.rmtree(reference / "checkpoints", ignore_errors=True)
+            for file in ("plans.jsonl", "plan.json", "coupling.json"):
+                shutil.copy(run / file, reference / file)
+            train_to_the_end(undisturbed)
+            are_equal.append(digest(run) == digest(reference))
+        among = sum(bool(one["while_trying"]) for one in happened)
+        print(f"{job}: {len(happened)} kills, {among} while plans were tried, bit-equal: {all(are_equal)}", flush=True)
+        return {"kills": happened, "bit_equal": all(are_equal), "runs": len(are_equal)}
+
+
+def switches(run: Path) -> list[str]:
+    """The lines of a run's schedule."""
+    path = run / "plans.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
 def main() -> int:
     """Prove it for every job; 0 if all weights are bit-equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--jobs", nargs="+", default=list(PLANS), choices=list(PLANS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trying", action="store_true")
     arguments = parser.parse_args()
-    date = datetime.now(UTC).date().isoformat()
+    date, proof = datetime.now(UTC).date().isoformat(), prove_trying if arguments.trying else prove
     result = {
         "what": "bit-equal weights after SIGKILL at random moments",
-        "command": f"python -m bench.resume.kill --kills {arguments.kills} --seed {arguments.seed}",
+        "command": " ".join(["python -m bench.resume.kill", *sys.argv[1:]]),
         "date": date,
         "torch": torch.__version__,
-        "jobs": {job: prove(job, arguments.kills, random.Random(arguments.seed)) for job in arguments.jobs},
+        "jobs": {job: proof(job, arguments.kills, random.Random(arguments.seed)) for job in arguments.jobs},
     }
-    path = HERE.parent / "results" / f"resume_kill_{date}.json"
+    path = HERE.parent / "results" / f"resume_kill{'_trying' if arguments.trying else ''}_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")
     jobs = result["jobs"]

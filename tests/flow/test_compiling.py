@@ -22,11 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, 
 
 
 class Branching(nn.Module):
-    """A graph cannot hold what it does."""
+    """A graph cannot hold what it does; without dropout, which PyTorch draws in a compiled plan."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = net()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The points, mirrored where most are negative."""
