@@ -13,7 +13,7 @@ import stoker
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Measurement
-from tests.flow.builders import PLAN, Heard, blobs_job, net
+from tests.flow.builders import PLAN, Heard, blobs_job
 
 COMPILED = dataclasses.replace(PLAN, compile=True)
 WHY = "the model cannot be compiled and runs as it is: Data-dependent branching"
