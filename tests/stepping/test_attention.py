@@ -81,7 +81,7 @@ def test_dropout_falls_on_the_weights_in_both_directions(used: list[int]) -> Non
     """Beside float64 with the same draws: what is dropped mixes nothing and gets no gradient."""
     inputs = operands()
     torch.manual_seed(3)
-    with attention_by_products():
+    with dropout.fewer_draws(), attention_by_products():
         found = attended(inputs, dropout_p=0.4)
     assert used
     torch.manual_seed(3)
@@ -112,12 +112,13 @@ def test_a_query_that_sees_no_key_gets_nothing_and_gives_nothing(used: list[int]
 @pytest.mark.parametrize(
     ("inputs", "settings"),
     [
+        (operands, {"dropout_p": 0.5}),
         (operands, {"attn_mask": torch.zeros(12, 12, dtype=torch.bfloat16)}),
         (lambda: (operands(heads=6)[0], *operands(heads=3)[1:]), {"enable_gqa": True}),
         (lambda: operands(dtype=torch.float32), {}),
         (lambda: operands(keys=MOST_KEYS + 1), {}),
     ],
-    ids=["mask of numbers", "shared keys", "fp32", "too many keys"],
+    ids=["dropout as PyTorch draws it", "mask of numbers", "shared keys", "fp32", "too many keys"],
 )
 def test_what_does_not_suit_goes_to_the_fused_kernel(
     inputs: Callable[[], Operands], settings: dict[str, Any], used: list[int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional
 import stoker
 from stoker.records import Coupling, Plan
 from stoker.stepping.dropout import fewer_draws, has_dropout, kept
+from stoker.stepping.precision import attention_by_products
 from stoker.stepping.step import Step
 
 
@@ -39,6 +42,35 @@ def test_the_same_elements_are_dropped_in_every_precision_and_memory_format() ->
     assert torch.equal(dropped[0], dropped[1])
     assert torch.equal(dropped[0], dropped[2])
     assert dropped[0].any()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.eye(6, dtype=torch.bool)},
+        {"attn_mask": torch.linspace(-1, 1, 36).view(6, 6)},
+    ],
+    ids=["all pairs", "causal", "mask", "mask of numbers"],
+)
+def test_attention_drops_the_same_weights_in_every_precision(settings: dict[str, Any]) -> None:
+    """As attention by products does in bf16; without what is dropped it is PyTorch's own."""
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 6, 8, generator=random, requires_grad=True) for _ in range(3))
+    torch.manual_seed(5)
+    with fewer_draws():
+        found = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.3, **settings)
+    torch.manual_seed(5)
+    factors = kept(torch.empty(2, 3, 6, 6), 0.3)
+    eye = torch.eye(6).expand(2, 3, 6, 6)
+    weights = functional.scaled_dot_product_attention(query, key, eye, **settings)
+    assert torch.allclose(found, (weights * factors) @ value, atol=1e-5)
+    q, k, v = (one.detach().to(torch.bfloat16).requires_grad_() for one in (query, key, value))
+    torch.manual_seed(5)
+    with fewer_draws(), attention_by_products():
+        in_bf16 = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, **settings)
+    assert float((in_bf16 - found).detach().norm()) < 0.03 * float(found.detach().norm())
 
 
 def test_gradients_pass_where_the_value_did() -> None:

@@ -10,7 +10,8 @@ function transforms, which go to PyTorch's own as before; so do compiled plans a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,12 +39,18 @@ def kept(like: torch.Tensor, p: float) -> torch.Tensor:
 
 @contextmanager
 def fewer_draws() -> Iterator[None]:
-    """Within the block, dropout of tensors on a CPU takes half as many numbers of the generator."""
-    functional.dropout = _dropout
+    """Within the block, dropout of tensors on a CPU, also of attention, takes half as many numbers of the generator."""
+    attention = functional.scaled_dot_product_attention
+    functional.dropout, functional.scaled_dot_product_attention = _dropout, functools.partial(_attention, attention)
     try:
         yield
     finally:
-        functional.dropout = _PYTORCHS
+        functional.dropout, functional.scaled_dot_product_attention = _PYTORCHS, attention
+
+
+def draws_fewer() -> bool:
+    """Whether dropout is within the block of `fewer_draws`."""
+    return functional.dropout is _dropout
 
 
 def _dropout(
@@ -56,6 +63,31 @@ def _dropout(
     if not (training and 0 < p < 1) or inplace or not _suits(input):
         return _PYTORCHS(input, p, training, inplace)
     return input * kept(input, p)
+
+
+def _attention(  # noqa: PLR0913, PLR0917 - PyTorch's own signature
+    own: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as above
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> torch.Tensor:
+    """As `torch.nn.functional.scaled_dot_product_attention`, which it replaces: on a CPU that has no kernel either."""
+    if not 0 < dropout_p < 1 or enable_gqa or not _suits(query):
+        return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch._safe_softmax(scores, -1).to(value.dtype)  # noqa: SLF001 - of PyTorch's own: 0 where no key is seen
+    return weights * kept(weights, dropout_p) @ value
 
 
 def _suits(tensor: Any) -> bool:

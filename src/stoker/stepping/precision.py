@@ -25,7 +25,7 @@ from torch.nn import functional
 from stoker.errors import BadJob
 from stoker.records import Precision
 from stoker.stepping.distributed_tensors import is_spread
-from stoker.stepping.dropout import fewer_draws, kept
+from stoker.stepping.dropout import draws_fewer, fewer_draws, kept
 from stoker.stepping.model import default_dtype
 from stoker.stepping.random_draws import RandomDraws
 
@@ -102,10 +102,10 @@ def _conditions(
     with contextlib.ExitStack() as conditions:
         autocast_dtype = torch.bfloat16 if is_bf16 else None
         conditions.enter_context(torch.autocast(device.type, autocast_dtype, enabled=is_bf16))
-        if is_bf16 and device.type == "cpu":
-            conditions.enter_context(attention_by_products())
         if drops:
             conditions.enter_context(fewer_draws())
+        if is_bf16 and device.type == "cpu":
+            conditions.enter_context(attention_by_products())
         if dtype is not None:
             conditions.enter_context(default_dtype(dtype))
         if not draws:
@@ -141,7 +141,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - PyTorch's own signature
 ) -> torch.Tensor:
     """As `torch.nn.functional.scaled_dot_product_attention`, which it replaces."""
     operands = (query, key, value)
-    is_plain = not (enable_gqa or (is_causal and attn_mask is not None))
+    is_plain = not (enable_gqa or (dropout_p and not draws_fewer()) or (is_causal and attn_mask is not None))
     is_mask = attn_mask is None or (attn_mask.dtype == torch.bool and not is_spread(attn_mask))
     if not (is_plain and is_mask and _is_for_products(*operands)):
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
