@@ -132,7 +132,7 @@ def prove_trying(job: str, kills: int, randomly: random.Random) -> dict[str, obj
             train_to_the_end(arguments)
             reference = folder / f"reference{len(are_equal)}"
             undisturbed = [*command(job, folder, reference.name)[:-2], "--checkpoint-every", "0.15"]
-            kill_at(undisturbed, reference, 0, 0.0, in_checkpoint=False)
+            kill_at(undisturbed, reference, 1, 0.0, in_checkpoint=False)
             shutil.rmtree(reference / "checkpoints", ignore_errors=True)
             for file in ("plans.jsonl", "plan.json", "coupling.json"):
                 shutil.copy(run / file, reference / file)
