@@ -17,7 +17,7 @@ TREE = [item for item in vars(errors).values() if inspect.isclass(item) and issu
 # The public contract: 2 is the user's input, 3 that nothing fits, 4 that a run failed.
 EXIT_CODES = {
     "StokerError": 4, "BadJob": 2, "BadSetting": 2, "DoesNotFit": 3, "NoDevice": 2, "RunFailed": 4, "BadRun": 2,
-    "BadArtifact": 2, "ServiceError": 4,
+    "BadArtifact": 2, "ServiceError": 4, "PlaceFailed": 4, "PlaceUnreachable": 4,
 }  # fmt: skip
 
 

@@ -9,7 +9,9 @@ StokerError                      exit  HTTP
 ├── RunFailed       training started and could not go on 4   500
 ├── BadRun          a run directory cannot be used       2   409
 ├── BadArtifact     an exported model cannot be used     2   422
-└── ServiceError    a service cannot answer              4   503
+├── ServiceError    a service cannot answer              4   503
+└── PlaceFailed     a place elsewhere refuses            4   502
+    └── PlaceUnreachable  it does not answer             4   504
 ```
 Every message says what is wrong with its numbers and what to do; the exit code and the HTTP status sit on the class,
 so that the command line and the web only render. A traceback of one of these is shown under `--debug` alone.
@@ -95,6 +97,19 @@ class ServiceError(StokerError):
 
     exit_code = 4
     http_status = 503
+
+
+class PlaceFailed(StokerError):
+    """A place elsewhere refused, or cannot run the job: no login, no such partition, no room, a wheel that is missing."""
+
+    exit_code = 4
+    http_status = 502
+
+
+class PlaceUnreachable(PlaceFailed):
+    """A place elsewhere does not answer; what runs there is unknown, and nothing is ended or restarted because of it."""
+
+    http_status = 504
 
 
 def first_line(error: BaseException) -> str:

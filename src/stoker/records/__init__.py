@@ -34,6 +34,10 @@ from stoker.records.hardware import Hardware as Hardware
 from stoker.records.hardware import MicroBenchmark as MicroBenchmark
 from stoker.records.hardware import Pace as Pace
 from stoker.records.hardware import Timing as Timing
+from stoker.records.launch import ENDED as ENDED
+from stoker.records.launch import Launch as Launch
+from stoker.records.launch import LaunchPhase as LaunchPhase
+from stoker.records.launch import LaunchState as LaunchState
 from stoker.records.layout import ONE_PROCESS as ONE_PROCESS
 from stoker.records.layout import Layout as Layout
 from stoker.records.layout import MeshAxis as MeshAxis

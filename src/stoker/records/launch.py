@@ -1,0 +1,79 @@
+"""Runs that are executed elsewhere: where, what was sent, and in which state they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+LaunchPhase = Literal[
+    "queued", "starting", "running", "saving", "preempted", "requeued", "stopped", "lost", "finished", "failed",
+    "unknown",
+]  # fmt: skip
+"""The state of a run elsewhere. `unknown`: the place did not answer; nothing is ever ended or restarted because of it.
+"""
+
+ENDED: frozenset[LaunchPhase] = frozenset({"stopped", "lost", "finished", "failed"})
+"""Phases in which the place holds nothing for the run any more; the same command continues it, if it is not finished.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchState:
+    """A phase, with its reason in words and the evidence: the line of the scheduler or the log that says so.
+
+    Attributes:
+        exit_code: of the run's process, if it ended and the place knows it.
+        starts_in_s: estimated time until the run starts [s]; None: not known, or started.
+        restarts: number of times that the place started the run again.
+        at: when this was seen, ISO 8601 in UTC.
+    """
+
+    schema: ClassVar[int] = 1
+
+    phase: LaunchPhase
+    why: str
+    evidence: str = ""
+    exit_code: int | None = None
+    starts_in_s: float | None = None
+    restarts: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """`launch.json` of a run directory: the run is executed at `place`, under `handle`.
+
+    Attributes:
+        place: the word of `--on`.
+        kind: of launcher: `ssh`, `slurm`, `k8s`, `ray`, `sky`.
+        handle: what the launcher needs to find the run again; JSON.
+        code_digest: SHA-256 of the files that were sent.
+        environment_digest: SHA-256 of the lock of installed versions; "" where the place's own environment is used.
+        arguments: of `stoker train` after the job file, at the place.
+        submitted_at: ISO 8601 in UTC.
+        commit, has_changes: of the job file's repository, where there is one.
+        forecast_s: forecast total time of the run there [s]; low and high at 80 %. None: not forecast.
+        price_per_h, currency, price_source: of all devices together; None: unknown.
+        max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
+    """
+
+    schema: ClassVar[int] = 1
+
+    run: str
+    place: str
+    kind: str
+    handle: dict[str, Any]
+    code_digest: str
+    environment_digest: str
+    arguments: tuple[str, ...]
+    submitted_at: str
+    commit: str = ""
+    has_changes: bool = False
+    forecast_s: float | None = None
+    forecast_low_s: float | None = None
+    forecast_high_s: float | None = None
+    price_per_h: float | None = None
+    currency: str = "USD"
+    price_source: str = ""
+    max_cost: float | None = None
+    states: tuple[LaunchState, ...] = field(default=())
