@@ -1,10 +1,11 @@
 """Cold starts and whole runs: Stoker against Lightning and a plain loop, interleaved.
 
-    python -m bench.start [--kinds unet,gru] [--pairs 5] [--peers lightning,plain] [--out FILE]
+    python -m bench.start [--kinds unet,gru] [--pairs 5] [--peers lightning,plain] [--seconds 25] [--out FILE]
 
 Stoker starts cold: its cache knows nothing of the job. Each process is timed from its start to its exit. The bars: the
 first update comes no later than Lightning's, no fewer samples are trained by Lightning's 20th update, and a whole run
-takes no longer.
+takes no longer. With `--seconds` a kind has as many updates as the first peer makes in that time on this machine (bf16
+is slower than fp32 on CPUs without it: name the peer that is the fastest here).
 """
 
 from __future__ import annotations
@@ -25,8 +26,18 @@ from bench.forecast.registration import dated
 from bench.start.kinds import KINDS, prepare
 from bench.train import results
 
+CALIBRATION_UPDATES = 40
+"""Updates of the run that says how many a peer makes in the time asked for."""
 
-def run_once(contender: str, kind: str, folder: Path) -> dict[str, Any]:
+
+def updates_in(seconds: float, peer: str, kind: str, folder: Path) -> int:
+    """Updates that a whole process of the peer makes in `seconds`; at least 60."""
+    run = run_once(peer, kind, folder, CALIBRATION_UPDATES)
+    before_s = run["whole_s"] - CALIBRATION_UPDATES * run["update_s"]
+    return max(60, round((seconds - before_s) / run["update_s"]))
+
+
+def run_once(contender: str, kind: str, folder: Path, updates: int) -> dict[str, Any]:
     """One process: seconds to the first update, to the 20th, to the exit, and samples trained over time."""
     out = folder / "out.json"
     for place in ("cache", "runs"):
@@ -34,8 +45,8 @@ def run_once(contender: str, kind: str, folder: Path) -> dict[str, Any]:
     environment = os.environ | {"STOKER_CACHE": str(folder / "cache"), "STOKER_RUNS": str(folder / "runs")}
     started = time.monotonic()
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.start.run", contender, kind, str(folder), repr(started),
-         str(out)],
+        [sys.executable, "-W", "ignore", "-m", "bench.start.run", contender, kind, str(updates), str(folder),
+         repr(started), str(out)],
         check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     whole_s = time.monotonic() - started
@@ -72,6 +83,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--peers", default="lightning")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, help="length of a run of the first peer (default: the kind's updates)")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     content = results.document("whole runs from cold", " ".join(["python -m bench.start", *sys.argv[1:]]), {})
@@ -81,9 +93,12 @@ def main() -> int:
         prepare(folder)
         for kind in given.kinds.split(","):
             runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in ("stoker", *peers)}
+            asked = given.seconds
+            updates = KINDS[kind].updates if asked is None else updates_in(asked, peers[0], kind, folder)
+            content.setdefault("updates", {})[kind] = updates
             for _ in range(given.pairs):
                 for contender, of in runs.items():
-                    of.append(run_once(contender, kind, folder))
+                    of.append(run_once(contender, kind, folder, updates))
             content.setdefault("runs", {})[kind] = runs
             for peer in peers:
                 row = summary(runs, peer)

@@ -1,12 +1,13 @@
 """One run in a process of its own, its updates timed from the start of the process.
 
-    python -m bench.start.run stoker|lightning|lightning_bf16|plain KIND FOLDER STARTED OUT
+    python -m bench.start.run stoker|lightning|lightning_bf16|plain KIND UPDATES FOLDER STARTED OUT
 
 STARTED is the system's monotonic clock when the process was started [s]; OUT is the JSON file of update times [s].
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -101,8 +102,8 @@ def plain(kind: Kind, folder: Path, clock: Clock) -> None:
 
 def main(arguments: list[str]) -> None:
     """Train to the end and write when each update was done."""
-    contender, name, folder, started, out = arguments
-    kind, clock = KINDS[name], Clock(float(started))
+    contender, name, updates, folder, started, out = arguments
+    kind, clock = dataclasses.replace(KINDS[name], updates=int(updates)), Clock(float(started))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if contender == "stoker":
         with_stoker(kind, Path(folder), clock)
