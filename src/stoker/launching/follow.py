@@ -1,7 +1,7 @@
 """The way home of a run elsewhere: its events as they come, its state, and at the end its directory.
 
 What: `EventStream` brings `events.jsonl` here byte for byte, by offset. `Follower` shows it, asks for the state,
-watches silence and money, and fetches the run's directory once the run has ended; from then on it is a run as any other here.
+watches silence and money, and fetches the run's directory once the run has ended; from then on it is a run as any here.
 Costs: one request a second while events come, one every five seconds for the state.
 Never acts on ignorance: a place that does not answer is `unknown`; the follower then waits longer between questions,
 and nothing is ended, restarted or taken for lost. It ends a run only where the user or `--max-cost` says so.
@@ -166,8 +166,8 @@ class Pulse:
         self.is_told = True
         expected = format_seconds(self.update_s) if self.update_s else "an unknown time"
         return (
-            f"no event for {format_seconds(self.silent_s)}, while its slowest step takes {expected}: it may be stalled; "
-            "nothing is done about it here, and its own watchdog writes down what each thread does"
+            f"stalled? No event for {format_seconds(self.silent_s)}, while its slowest step takes {expected}. Nothing "
+            "is done about it here; its own watchdog there writes down what each thread does"
         )
 
 
@@ -207,6 +207,7 @@ class Follower:
         directory: of the run here, with its `launch.json`.
         launcher: of its kind of place.
         sink: receives the run's events, and changes of its state as `noted` and `warned` events, which are not stored.
+        shows_past: whether events that are here already are given to `sink` too.
         ask: called on Ctrl-C; a second Ctrl-C detaches.
         holds_stops: a `stopped` event that others follow, as after a preemption, is given to `sink` as `noted`: a live
             display ends with the first `stopped`.
@@ -217,6 +218,7 @@ class Follower:
     directory: RunDirectory
     launcher: Launcher
     sink: Sink
+    shows_past: bool = True
     ask: Callable[[], Answer] = lambda: "detach"
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -235,6 +237,7 @@ class Follower:
             self.directory.events_path, lambda offset: self.launcher.events(self.launch.handle, offset)
         )
         self._state = launch.state
+        self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
         self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
 
@@ -300,6 +303,9 @@ class Follower:
         for event in self._stream.new_events():
             self.pulse.heard(event)
             self.meter.heard(event)
+            self._num_past -= 1
+            if self._num_past >= 0:
+                continue
             self._release(is_last=False)
             if event.kind == "stopped" and self.holds_stops:
                 self._held = event

@@ -52,6 +52,7 @@ class Meter:
     save_s: float = 0.0
     _held: dict[float, bool] = field(default_factory=dict)
     _since_newest_s: float = 0.0
+    _newest_s: float = -math.inf
     _newest_event_s: float = math.inf
 
     @classmethod
@@ -116,8 +117,8 @@ class Meter:
         )
 
     def _mark(self, at: float, *, is_held: bool) -> None:
-        if at >= max(self._held, default=0.0):
-            self._since_newest_s = 0.0
+        if at >= self._newest_s:
+            self._newest_s, self._since_newest_s = at, 0.0
         # Of a state and an event of one moment, the state knows better whether devices were given back.
         self._held[at] = is_held and self._held.get(at, True)
 
