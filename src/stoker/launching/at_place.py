@@ -180,7 +180,7 @@ def rank_command(order: Order, directory: Path, num_hosts: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RankOutcome:
     """What follows from how the ranks ended: a phase, and whether they are started again here."""
 
     phase: LaunchPhase
@@ -189,7 +189,7 @@ class Verdict:
     is_again: bool = False
 
 
-def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: Order, num_hosts: int) -> Verdict:
+def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: Order, num_hosts: int) -> RankOutcome:
     """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
 
     Args:
@@ -203,22 +203,24 @@ def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: 
     killed = [-code for code in codes if code < 0]
     worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
     if all(code == FINISHED for code in codes):
-        return Verdict("finished", "trained to its end", FINISHED)
+        return RankOutcome("finished", "trained to its end", FINISHED)
+    asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
+    killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
     if is_stopped and not killed:
-        return Verdict("stopped", "saved and left, as asked", STOPPED)
+        return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
-        return Verdict("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
+        return RankOutcome("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
     if all(code in {FINISHED, SLICE_OVER} for code in codes):
-        return Verdict("requeued", "a slice is over", SLICE_OVER, is_again=here)
-    if all(code in {FINISHED, SLICE_OVER, STOPPED} for code in codes):
+        return RankOutcome("requeued", "a slice is over", SLICE_OVER, is_again=here)
+    if all(code in {FINISHED, SLICE_OVER, STOPPED} or -code in asked for code in codes):
         if is_signalled and order.is_requeued:
-            return Verdict("preempted", "saved and left, as the scheduler asked", STOPPED)
-        return Verdict("stopped", "saved and left after a signal", STOPPED)
+            return RankOutcome("preempted", "saved and left, as the scheduler asked", STOPPED)
+        return RankOutcome("stopped", "saved and left after a signal", STOPPED)
     if worst == RUN_FAILED and num_hosts > 1:
         # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
-        return Verdict("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
-    return Verdict("failed", f"a rank ended with exit code {worst}", worst)
+        return RankOutcome("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
+    return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
 
 
 class HostSupervisor:
@@ -231,6 +233,7 @@ class HostSupervisor:
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_signalled = False
+        self._log_bytes_before = 0
         self._state = self._first_state()
 
     def run(self) -> int:
@@ -250,8 +253,8 @@ class HostSupervisor:
             if self._state.without_progress > 1:
                 self._pause(5.0 * self._state.without_progress)
 
-    def _run_once(self) -> Verdict:
-        order = self._order
+    def _run_once(self) -> RankOutcome:
+        order, self._log_bytes_before = self._order, self._log_bytes()
         command = rank_command(order, self._directory, self._ranks.num_hosts)
         environments = rank_environments(order, self._ranks, os.environ, self._secrets)
         self._set("starting", f"{len(environments)} of {order.num_hosts * order.ranks_each} ranks start here"
@@ -284,18 +287,17 @@ class HostSupervisor:
     def _beat(self) -> None:
         samples = newest_samples(self._directory / "events.jsonl")
         phase: LaunchPhase = self._state.phase
-        if phase == "starting" and samples > 0 and self._has_begun():
+        if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
         if self._is_signalled or self._is_stopped():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
         self._write(replace(self._state, phase=phase, why=why, samples=max(samples, self._state.samples)))
 
-    def _has_begun(self) -> bool:
-        """Whether the log has grown since the ranks were started."""
+    def _log_bytes(self) -> int:
         with suppress(OSError):
-            return (self._directory / "events.jsonl").stat().st_mtime >= _seconds_of(self._state.at) - HEARTBEAT_S
-        return False
+            return (self._directory / "events.jsonl").stat().st_size
+        return 0
 
     def _count_restart(self) -> None:
         samples = newest_samples(self._directory / "events.jsonl")
@@ -305,11 +307,11 @@ class HostSupervisor:
             without_progress=0 if grew else self._state.without_progress + 1,
         )  # fmt: skip
 
-    def _given_up(self, why: str) -> Verdict:
+    def _given_up(self, why: str) -> RankOutcome:
         count = self._state.without_progress
-        return Verdict("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
+        return RankOutcome("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
 
-    def _end(self, verdict: Verdict) -> int:
+    def _end(self, verdict: RankOutcome) -> int:
         evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
         self._set(verdict.phase, verdict.why, evidence=evidence, exit_code=verdict.exit_code)
         return verdict.exit_code
