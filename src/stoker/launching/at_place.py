@@ -3,7 +3,7 @@
 `launch/` in the run's directory is all that it reads and writes:
 
 ```
-order.json        Order: what to run
+order.json        LaunchOrder: what to run
 host-0.json       HostState of host 0: its process, phase with reason and evidence, last sign of life; one for each host
 output-0.log      standard error of its ranks: what the job prints, and errors
 stop              there once the run was asked to stop: nothing is restarted after that
@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class LaunchOrder:
     """What a place is to run.
 
     Attributes:
@@ -133,7 +133,7 @@ class HostState:
     submitted_at: str = ""
 
 
-def read_order(directory: Path) -> Order:
+def read_order(directory: Path) -> LaunchOrder:
     """The order in a run's directory.
 
     Raises:
@@ -141,13 +141,13 @@ def read_order(directory: Path) -> Order:
     """
     path = directory / _LAUNCH / _ORDER
     try:
-        return loads(path.read_bytes(), Order)
+        return loads(path.read_bytes(), LaunchOrder)
     except (OSError, ValueError) as error:
         raise PlaceFailed(f"{path} cannot be read: {error}") from error
 
 
 def rank_environments(
-    order: Order, ranks: HostRanks, base: Mapping[str, str], secrets: Mapping[str, str]
+    order: LaunchOrder, ranks: HostRanks, base: Mapping[str, str], secrets: Mapping[str, str]
 ) -> list[dict[str, str]]:
     """Environment variables of each process to start on this host.
 
@@ -171,7 +171,7 @@ def rank_environments(
     ]  # fmt: skip
 
 
-def rank_command(order: Order, directory: Path, num_hosts: int) -> list[str]:
+def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[str]:
     """The command of each process of this host."""
     several = num_hosts == 1 and order.ranks_each > 1
     place = f"{order.ranks_each}x{order.device}" if several else order.device
@@ -189,7 +189,9 @@ class RankOutcome:
     is_again: bool = False
 
 
-def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: Order, num_hosts: int) -> RankOutcome:
+def judge(
+    codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
+) -> RankOutcome:
     """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
 
     Args:
