@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from stoker import api, cli
-from stoker.cli.terminal import AsJson, Debug, RunWord, print_document, reported
 from stoker.cli.elsewhere import launched_document, render_launched
+from stoker.cli.terminal import AsJson, Debug, RunWord, print_document, reported
 from stoker.records import to_json
 from stoker.store import runs_root
 

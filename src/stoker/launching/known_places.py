@@ -34,7 +34,7 @@ class KnownPlace:
     facts: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     problem: str = ""
-    lessons: PlaceLessons = PlaceLessons()
+    lessons: PlaceLessons = field(default_factory=PlaceLessons)
 
     @property
     def can_start(self) -> bool:
@@ -98,7 +98,7 @@ def _used_words() -> list[str]:
 
 
 def launched_runs(root: Path) -> list[tuple[RunDirectory, Launch]]:
-    """Runs in `root` that are, or were, executed elsewhere, the newest submission first; unreadable ones are left out."""
+    """Runs in `root` that are, or were, executed elsewhere, the newest submission first; without unreadable ones."""
     found = []
     with read_errors(root):
         paths = [path for path in root.iterdir() if path.is_dir()] if root.exists() else []
