@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 LaunchPhase = Literal[
@@ -38,6 +39,11 @@ class LaunchState:
     restarts: int = 0
     at: str = ""
 
+    @property
+    def at_s(self) -> float | None:
+        """When this was seen [s since 1970]; None if that is not known, or no time."""
+        return _seconds_of(self.at)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -47,6 +53,7 @@ class Launch:
         place: the word of `--on`.
         kind: of launcher: `ssh`, `slurm`, `k8s`, `ray`, `sky`.
         handle: what the launcher needs to find the run again; JSON.
+        identity: SHA-256 of the job file's executed code and its settings: the same command finds the run by it.
         code_digest: SHA-256 of the files that were sent.
         environment_digest: SHA-256 of the lock of installed versions; "" where the place's own environment is used.
         arguments: of `stoker train` after the job file, at the place.
@@ -54,6 +61,9 @@ class Launch:
         commit, has_changes: of the job file's repository, where there is one.
         forecast_s: forecast total time of the run there [s]; low and high at 80 %. None: not forecast.
         price_per_h, currency, price_source: of all devices together; None: unknown.
+        secrets: names of the environment variables whose values were sent.
+        sent_bytes: what had to be sent [bytes].
+        spent: cost until the run ended, or was last followed, in `currency`; None: unknown.
         max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
     """
 
@@ -63,6 +73,7 @@ class Launch:
     place: str
     kind: str
     handle: dict[str, Any]
+    identity: str
     code_digest: str
     environment_digest: str
     arguments: tuple[str, ...]
@@ -76,4 +87,29 @@ class Launch:
     currency: str = "USD"
     price_source: str = ""
     max_cost: float | None = None
+    secrets: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    spent: float | None = None
     states: tuple[LaunchState, ...] = field(default=())
+
+    @property
+    def submitted_s(self) -> float | None:
+        """When it was submitted [s since 1970]; None if that is no time."""
+        return _seconds_of(self.submitted_at)
+
+    @property
+    def state(self) -> LaunchState:
+        """The newest state that was seen."""
+        return self.states[-1] if self.states else LaunchState(phase="unknown", why="not asked yet")
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the place may hold something for the run, as far as is known here."""
+        return self.state.phase not in ENDED
+
+
+def _seconds_of(at: str) -> float | None:
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
