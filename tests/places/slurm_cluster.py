@@ -40,7 +40,7 @@ SlurmdUser={user}
 SlurmctldPort={controller_port}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=3
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -208,14 +208,19 @@ class SlurmCluster:
         )
         (self.directory / "slurm.conf").write_text(
             _CONFIG.format(
-                host=host, address=address, user=_user(), controller_port=controller_port, directory=self.directory,
-                plugins=_plugins(), min_job_age_s=self.min_job_age_s, accounting="accounting_storage/none",
-                accounting_more="", nodes=nodes,
+                host=host,
+                address=address,
+                user=_user(),
+                controller_port=controller_port,
+                directory=self.directory,
+                plugins=_plugins(),
+                min_job_age_s=self.min_job_age_s,
+                accounting="accounting_storage/none",
+                accounting_more="",
+                nodes=nodes,
             )  # fmt: skip
         )
-        (self.directory / "gres.conf").write_text(
-            f"Name=gpu Type=a100 File={self.directory}/gpu[0-{_GPUS - 1}]\n"
-        )
+        (self.directory / "gres.conf").write_text(f"Name=gpu Type=a100 File={self.directory}/gpu[0-{_GPUS - 1}]\n")
 
 
 def _program(name: str) -> str | None:
