@@ -71,6 +71,10 @@ class NodeGroup:
     features: tuple[str, ...] = ()
     gpus: Mapping[str, int] = field(default_factory=dict)
 
+    def num_gpus(self, gpu_type: str) -> int:
+        """GPUs of a type on each node; of "" those of the commonest."""
+        return self.gpus.get(gpu_type, 0) if gpu_type else max(self.gpus.values(), default=0)
+
     @property
     def is_usable(self) -> bool:
         """Whether jobs start there, now or later."""
@@ -105,17 +109,19 @@ class Partition:
         return tuple(dict.fromkeys(name for group in self.groups if group.is_usable for name in group.gpus))
 
     def gpu_type(self, device: str) -> str | None:
-        """The type, as this cluster writes it, of a device of the catalogue; "" if its GPUs have none, None if it has no such."""
+        """How this cluster writes a model of GPU: "" for any GPU (`gpu`, or where they have no names), None for none."""
         types = self.gpu_types
+        if device == "gpu":
+            return None if not types else types[0] if len(types) == 1 else ""
         exact = [name for name in types if name and is_model(name, device)]
         return exact[0] if exact else "" if "" in types else None
 
     def fitting(self, *, device: str, each: int) -> list[NodeGroup]:
-        """Usable nodes with so many devices of a kind (`cpu`: any node), the largest group first."""
+        """Usable nodes with so many devices of a kind (`cpu`: any node; `gpu`: any GPU), the largest group first."""
         usable = [group for group in self.groups if group.is_usable]
         if device != "cpu":
             wanted = self.gpu_type(device)
-            usable = [group for group in usable if wanted is not None and group.gpus.get(wanted, 0) >= each]
+            usable = [group for group in usable if wanted is not None and group.num_gpus(wanted) >= each]
         return sorted(usable, key=lambda group: -group.count)
 
     def why_not(self, *, device: str, each: int, num_nodes: int) -> str:
@@ -133,8 +139,8 @@ class Partition:
         if device == "cpu":
             return f"Partition {self.name} has {count} usable nodes; {num_nodes} are asked for."
         wanted = self.gpu_type(device) or ""
-        usable = [group for group in self.groups if group.is_usable and group.gpus.get(wanted)]
-        most = max((group.gpus[wanted] for group in usable), default=0)
+        usable = [group for group in self.groups if group.is_usable and group.num_gpus(wanted)]
+        most = max((group.num_gpus(wanted) for group in usable), default=0)
         return (
             f"Partition {self.name} has {sum(group.count for group in usable)} nodes with at most {most} × "
             f"{wanted or 'GPU'} each; {num_nodes} with {each} each are asked for."
