@@ -31,7 +31,7 @@ from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, S
 from stoker.launching.at_place import HostState, combined
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, Target
+from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, LaunchTarget
 from stoker.launching.lines import Answer, Line, line_to
 from stoker.launching.shipment import Shipped, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
@@ -78,7 +78,7 @@ class SlurmLauncher(Launcher):
     kind = "slurm"
     syntax = _SYNTAX
 
-    def parse(self, text: str) -> Target:
+    def parse(self, text: str) -> LaunchTarget:
         """The login node, the partition and the shape: nodes, devices on each, their kind."""
         where, slash, rest = text.strip().partition("/")
         shape, colon, options = rest.partition(":")
@@ -95,7 +95,7 @@ class SlurmLauncher(Launcher):
         if 0 in {int(nodes or 1), int(each or 1)}:
             raise NoDevice(f"--on slurm:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
         words = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
-        target = Target(
+        target = LaunchTarget(
             text=f"slurm:{text}", kind=self.kind, address=f"{host}:{partition}", num_nodes=int(nodes or 1),
             devices_each=int(each or 1), device="" if device.lower() in {"here", "gpu"} else device.lower(), options=words,
         )  # fmt: skip
@@ -106,7 +106,7 @@ class SlurmLauncher(Launcher):
             raise NoDevice(f"--on slurm:{text}: {error.message}.", remedy=error.remedy) from error
         return target
 
-    def probe(self, target: Target, options: Mapping[str, str]) -> Probe:
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What the scheduler says of the partition; and what its nodes say, if they are free for a step of seconds."""
         line, stated = _line(target), _options(target, options)
         cluster = _ask_cluster(line, "")
@@ -387,7 +387,7 @@ class Shape:
 
     @classmethod
     def of(
-        cls, target: Target, partition: Partition | None, options: Mapping[str, str], time_limit_s: float | None = None,
+        cls, target: LaunchTarget, partition: Partition | None, options: Mapping[str, str], time_limit_s: float | None = None,
         save_s: float = 30.0,
     ) -> Shape:  # fmt: skip
         """The shape of a target in a partition; None: what only the cluster knows is left open."""
@@ -501,7 +501,7 @@ class _Cluster:
     partitions: Mapping[str, Partition]
     jobs: tuple[tuple[str, str, str], ...]
 
-    def partition(self, target: Target) -> Partition:
+    def partition(self, target: LaunchTarget) -> Partition:
         """The partition that a target names, or the default one; raises PlaceFailed."""
         return partition_named(_address(target)[1], self.partitions, self.host)
 
@@ -617,7 +617,7 @@ def _going_on(line: Line, jobs: Sequence[tuple[str, str, str]], directory: str, 
     )
 
 
-def _options(target: Target, given: Mapping[str, str]) -> dict[str, str]:
+def _options(target: LaunchTarget, given: Mapping[str, str]) -> dict[str, str]:
     """Options of the word and of `--place-option`, which counts more.
 
     Raises:
@@ -650,7 +650,7 @@ def _require_plain(submission: Submission) -> None:
         )
 
 
-def _elsewhere(cluster: _Cluster, target: Target) -> str:
+def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
     """Partitions that have the shape, as a remedy."""
     fits = [
         one.name for one in cluster.partitions.values()
@@ -659,19 +659,19 @@ def _elsewhere(cluster: _Cluster, target: Target) -> str:
     return f" It fits in partition {', '.join(fits)}." if fits else ""
 
 
-def _shape_text(target: Target, device: str) -> str:
+def _shape_text(target: LaunchTarget, device: str) -> str:
     nodes = f"{target.num_nodes}x" if target.num_nodes > 1 else ""
     each = f"{target.devices_each}x" if target.devices_each > 1 or target.num_nodes > 1 else ""
     return f"{nodes}{each}{device}"
 
 
-def _address(target: Target) -> tuple[str, str]:
+def _address(target: LaunchTarget) -> tuple[str, str]:
     """Login node ("" for this machine) and partition ("" for the default)."""
     host, _, partition = target.address.rpartition(":")
     return host, partition
 
 
-def _line(target: Target) -> Line:
+def _line(target: LaunchTarget) -> Line:
     return line_to(_address(target)[0])
 
 
