@@ -1,4 +1,4 @@
-"""A run on Slurm, preempted by a higher partition and ended by time limits: it finishes by itself, with the same weights.
+"""A run on Slurm, preempted by a higher partition and ended by time limits, finishes by itself with the same weights.
 
     python -m bench.places.slurm_preempted [--preemptions 5] [--epochs 400] [--minutes 2]
 
@@ -64,9 +64,15 @@ class Run:
         log = self.launcher.events(self.handle, 0)
         return [json.loads(line) for line in log.split(b"\n")[:-1]]
 
+    def progress_since(self, at: float) -> list[dict[str, Any]]:
+        """Its events `progress` after a time [s since 1970]."""
+        return [event for event in self.events() if event["kind"] == "progress" and event["at"] > at]
+
     def samples(self) -> int:
         """The newest position [samples]."""
-        return max((event["fields"].get("samples", 0) for event in self.events() if event["kind"] == "progress"), default=0)
+        return max(
+            (event["fields"].get("samples", 0) for event in self.events() if event["kind"] == "progress"), default=0
+        )
 
     def wait(self, holds: Callable[[LaunchState], bool]) -> LaunchState:
         """Wait for a state."""
@@ -98,12 +104,13 @@ def preempt(run: Run, restarts: int) -> dict[str, Any]:
     run.cluster.run("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
     run.wait(lambda state: state.restarts == restarts + 1)
     requeued_s = time.time() - at
-    run.wait(lambda state: any(event["kind"] == "progress" and event["at"] > at + requeued_s for event in run.events()))
-    again = next(event for event in run.events() if event["kind"] == "progress" and event["at"] > at + requeued_s)
+    since = time.time()
+    run.wait(lambda _: bool(run.progress_since(since)))
+    again = run.progress_since(since)[0]
     resumed = [event for event in run.events() if event["kind"] == "resumed"][-1]
     return {
-        "samples": reached, "requeued_after_s": round(requeued_s, 1), "training_again_after_s": round(again["at"] - at, 1),
-        "resumed_at": resumed["fields"]["samples"],
+        "samples": reached, "requeued_after_s": round(requeued_s, 1),
+        "training_again_after_s": round(again["at"] - at, 1), "resumed_at": resumed["fields"]["samples"],
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A real Slurm on this machine: munge, slurmctld and a slurmd for each node, as this user, all in one directory.
 
-    python tests/places/slurm_cluster.py DIRECTORY      starts it, and prints the variable with which its commands find it
+    python tests/places/slurm_cluster.py DIRECTORY      starts it, and prints the variable by which commands find it
 
 Needs Debian's packages (`apt-get install slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins`, without starting
 their services); no root: nodes run jobs of the user who started them alone. Every node claims four GPUs `a100`, which
@@ -218,7 +218,7 @@ class SlurmCluster:
                 accounting="accounting_storage/none",
                 accounting_more="",
                 nodes=nodes,
-            )  # fmt: skip
+            )
         )
         (self.directory / "gres.conf").write_text(f"Name=gpu Type=a100 File={self.directory}/gpu[0-{_GPUS - 1}]\n")
 

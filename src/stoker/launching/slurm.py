@@ -1,13 +1,14 @@
 """Slurm: `slurm:gpu/2x4xa100`, `slurm:me@login:gpu/4xa100`, `slurm:` for the default partition.
 
-What: a batch job of one task a node; each watches its node's ranks (`at_place.py`). The batch shell, which is outside of
-the run, requeues the job after a slice and after a run that saved before a preemption or the time limit: Slurm itself
-takes a run that left in time for an ended one. `--time` comes from the forecast, and the notice before it from a save.
+What: a batch job of one task a node; each watches its node's ranks (`at_place.py`). The batch shell, which is outside
+of the run, requeues the job after a slice and after a run that saved before a preemption or the time limit: Slurm
+itself takes a run that left in time for an ended one. `--time` comes from the forecast, and the notice before it from a
+save.
 Use when: a login node's commands are here or behind SSH, and the nodes see the folder of runs
 (`--place-option root=/shared/stoker`). Costs: a few commands at the login node for each question; none in between.
 Does not do: heterogeneous jobs, job arrays, several clusters, container images.
-Source: sbatch(1), srun(1), scontrol(1), slurm.conf(5) of Slurm 22.05; what a preemption and a time limit do to the batch
-shell was tried on it (docs/places/slurm.md).
+Source: sbatch(1), srun(1), scontrol(1), slurm.conf(5) of Slurm 22.05; what a preemption and a time limit do to the
+batch shell was tried on it (docs/places/slurm.md).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, S
 from stoker.launching.at_place import HostState, combined
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, LaunchTarget
+from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
 from stoker.launching.lines import Answer, Line, line_to
 from stoker.launching.shipment import Shipped, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
@@ -58,6 +59,7 @@ from stoker.units import format_seconds
 _SYNTAX = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
 OPTIONS = ("account", "qos", "constraint", "reservation", "time", "cpus", "mem", "root", "data")
 """Names of `--place-option`, and of options in the word."""
+_PASSED_ON = ("account", "qos", "constraint", "reservation", "mem")
 
 QUESTION_TIMEOUT_S = 30.0
 """Longest wait for an answer of Slurm's commands [s]; slurmctld of a large cluster is slow at times."""
@@ -97,7 +99,7 @@ class SlurmLauncher(Launcher):
         words = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
         target = LaunchTarget(
             text=f"slurm:{text}", kind=self.kind, address=f"{host}:{partition}", num_nodes=int(nodes or 1),
-            devices_each=int(each or 1), device="" if device.lower() in {"here", "gpu"} else device.lower(), options=words,
+            devices_each=int(each or 1), device="" if device.lower() == "here" else device.lower(), options=words,
         )  # fmt: skip
         try:
             _options(target, {})
@@ -134,9 +136,10 @@ class SlurmLauncher(Launcher):
             if values := sorted({report[name] for report in reports if report.get(name)}):
                 facts[name] = ", ".join(values)
         facts["asked"] = ", ".join(sorted(report.get("host", "?") for report in reports))
-        device = first.get("gpu", "").partition(" (")[0] or (
-            first.get("cpu", "") if shape.device == "cpu" else shape.model
+        device = first.get("gpu", "").partition(" (")[0] or first.get(
+            "cpu" if shape.device == "cpu" else "", shape.model
         )
+
         return Probe(facts=facts, missing=tuple(missing), device=device, cores=shape.cpus)
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -165,7 +168,7 @@ class SlurmLauncher(Launcher):
         found = []
         for (partition, shape), answer in zip(shapes, answers[1:], strict=True):
             estimate = read_estimate(answer)
-            if estimate is None and "error" in answer + "failure" and "failure" in answer:
+            if "allocation failure" in answer or "error:" in answer:
                 continue  # this user may not use it
             others = preempting(partition, list(cluster.partitions.values()))
             why = [
@@ -193,7 +196,9 @@ class SlurmLauncher(Launcher):
             python=f"{root}/{folder}/bin/python" if folder else str(environment),
         )  # fmt: skip
         stated = _options(submission.target, submission.options)
-        return batch_script(submission, shipped, Shape.of(submission.target, None, stated, submission.time_limit_s, submission.save_s))
+        return batch_script(
+            submission, shipped, Shape.of(submission.target, None, stated, submission.time_limit_s, submission.save_s)
+        )
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Check the request against the partition, send, and submit the batch script."""
@@ -236,9 +241,8 @@ class SlurmLauncher(Launcher):
             line.shell(_FORGET, directory, _secrets_path(handle), check=False)
             raise
         line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
-        tell(
-            f"job {handle['job']} in partition {partition.name}, {slurm_time(shape.time_s) if shape.time_s else 'no'} limit"
-        )
+        limit = "" if shape.time_s is None else f", limit {slurm_time(shape.time_s)}"
+        tell(f"job {handle['job']} in partition {partition.name}{limit}")
         return handle
 
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
@@ -309,9 +313,7 @@ echo "{_MARK}"
 [ -e "$3" ] && echo secrets
 exit 0
 """
-_ACCOUNTED = (
-    'sacct -n -X -P -j "$1" -o State,ExitCode,Restarts 2>/dev/null || sacct -n -X -P -j "$1" -o State,ExitCode,JobID'
-)
+_ACCOUNTED = 'sacct -n -X -P -D -j "$1" -o State,ExitCode,JobID'
 _STOP = f"""
 mkdir -p "$2/launch" || exit
 if [ -n "$(find "$2/launch/stop" -mmin +{_STOP_PATIENCE_MIN} 2>/dev/null)" ]; then
@@ -345,8 +347,9 @@ done
 echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 [ -e "$1" ] && echo "sees yes"
 echo "disk $(df -Pk -- "$(dirname -- "$1")" 2>/dev/null | awk 'END {printf "%d", $4 / 1048576}') GiB free"
-command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,memory.total,driver_version \
-    --format=csv,noheader,nounits 2>/dev/null | awk -F', ' '{printf "gpu %s (%.0f GiB)\\ndriver %s\\n", $1, $2 / 1024, $3}'
+command -v nvidia-smi >/dev/null 2>&1 &&
+    nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader,nounits 2>/dev/null |
+    awk -F', ' '{printf "gpu %s (%.0f GiB)\\ndriver %s\\n", $1, $2 / 1024, $3}'
 exit 0
 """
 _ASK_NODES = """
@@ -387,8 +390,8 @@ class Shape:
 
     @classmethod
     def of(
-        cls, target: LaunchTarget, partition: Partition | None, options: Mapping[str, str], time_limit_s: float | None = None,
-        save_s: float = 30.0,
+        cls, target: LaunchTarget, partition: Partition | None, options: Mapping[str, str],
+        time_limit_s: float | None = None, save_s: float = 30.0,
     ) -> Shape:  # fmt: skip
         """The shape of a target in a partition; None: what only the cluster knows is left open."""
         device = target.device or ("cpu" if partition is not None and not partition.gpu_types else "gpu")
@@ -414,8 +417,7 @@ class Shape:
             device=device, model=model, cpus=cpus, time_s=time_s, notice_s=notice,
             gres="" if device == "cpu" else ":".join(filter(None, ("gpu", model, str(target.devices_each)))),
             slices=1 if usable is None or whole is None or whole <= (time_s or whole) else math.ceil(whole / usable),
-            more={name: options[name] for name in ("account", "qos", "constraint", "reservation", "mem") if name in options},
-        )  # fmt: skip
+            more={name: options[name] for name in _PASSED_ON if name in options}        )  # fmt: skip
 
     def flags(self) -> list[str]:
         """Options of sbatch and srun that say it, but for what only a batch job has."""
@@ -436,12 +438,11 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
         f"--output={directory}/launch/slurm-%j.log",
     ]  # fmt: skip
     notes = [
-        f"the run is asked to save {format_seconds(shape.notice_s)} before the time limit, and continues in another start"
+        f"the run is asked to save {format_seconds(shape.notice_s)} before the time limit; another start continues it"
     ]
     if shape.slices > 1:
-        notes.append(
-            f"the partition ends jobs after {format_seconds(shape.time_s or 0)}: about {shape.slices} starts are forecast"
-        )
+        longest = format_seconds(shape.time_s or 0)
+        notes.append(f"jobs of the partition end after {longest}: about {shape.slices} starts are forecast")
     if not shape.cpus:
         notes.append("CPUs of each node, and a GPU's name there, are filled in from sinfo when it is submitted")
     step = f"--ntasks-per-node=1 {f'--cpus-per-task={shape.cpus} ' if shape.cpus else ''}--cpu-bind=none"
@@ -545,8 +546,8 @@ def _missing_on_nodes(reports: Sequence[Mapping[str, str]], root: str, shape: Sh
     missing = []
     if blind:
         missing.append(
-            f"{', '.join(sorted(set(blind)))} of partition {shape.partition} does not see {root}: give a folder that the "
-            "login node and the nodes share, --place-option root=/shared/stoker"
+            f"{', '.join(sorted(set(blind)))} of partition {shape.partition} does not see {root}: give a folder that "
+            "the login node and the nodes share, --place-option root=/shared/stoker"
         )
     return missing
 
@@ -633,8 +634,8 @@ def _options(target: LaunchTarget, given: Mapping[str, str]) -> dict[str, str]:
         try:
             seconds_of(found["time"])
         except ValueError:
-            raise BadSetting(f"option time={found['time']!r} is no time",
-                             remedy="Write hours:minutes:seconds, or days-hours:minutes:seconds.") from None  # fmt: skip
+            remedy = "Write hours:minutes:seconds, or days-hours:minutes:seconds."
+            raise BadSetting(f"option time={found['time']!r} is no time", remedy=remedy) from None
     return found
 
 
@@ -645,9 +646,7 @@ def _require_plain(submission: Submission) -> None:
             raise PlaceFailed(f"{what} {text!r} has characters that a batch script cannot state",
                               remedy="Use letters, digits, dots, dashes and underscores.")  # fmt: skip
     if submission.image:
-        raise PlaceFailed(
-            "container images are not supported on Slurm", remedy="Leave --image out, or use --env PYTHON."
-        )
+        raise PlaceFailed("images are not supported on Slurm", remedy="Leave --image out, or use --env PYTHON.")
 
 
 def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
@@ -698,7 +697,7 @@ def _seconds_of(at: str) -> float:
 
 
 def progress_text(events: bytes) -> str:
-    """How far a run is, from the end of its log: `37 %, 1,200 of 3,200 samples, loss 0.12, 40 s to go`; "" if unknown."""
+    """How far a run is, from the end of its log: `37 %, 12 of 32 samples, loss 0.12, 40 s to go`; "" if unknown."""
     for row in reversed(events.splitlines()):
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # torn, or not of this kind
             event = json.loads(row)
@@ -707,7 +706,8 @@ def progress_text(events: bytes) -> str:
             fields = event["fields"]
             done, whole, eta = int(fields["samples"]), int(fields["total_samples"]), fields.get("eta_s")
             left = f", {format_seconds(eta)} to go" if isinstance(eta, int | float) else ""
-            return f"{100 * done // max(1, whole)} %, {done:,} of {whole:,} samples, loss {float(fields['loss']):.4g}{left}"
+            loss = float(fields["loss"])
+            return f"{100 * done // max(1, whole)} %, {done:,} of {whole:,} samples, loss {loss:.4g}{left}"
     return ""
 
 

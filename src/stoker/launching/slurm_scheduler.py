@@ -1,6 +1,6 @@
 """What Slurm's commands say, as values: partitions, nodes and their GPUs, jobs, errors; nothing here runs a command.
 
-Text is read, not JSON: `squeue --json` needs a plug-in that many clusters lack, and its fields changed between versions.
+Text is read, not JSON: `squeue --json` needs a plug-in that many clusters lack, and its fields changed with versions.
 Source: sinfo(1), scontrol(1), sacct(1), sbatch(1) of Slurm 22.05 to 25.05.
 """
 
@@ -17,7 +17,8 @@ from stoker.records.launch import LaunchPhase
 from stoker.units import format_seconds
 
 SINFO_FORMAT = "%P|%a|%l|%L|%s|%D|%c|%m|%T|%f|%G"
-"""Of `sinfo -h -o`: partition, availability, longest time, default time, sizes, nodes, CPUs, MiB, state, features, GPUs."""
+"""Of `sinfo -h -o`: partition, availability, longest and default time, sizes, nodes, CPUs, MiB, state, features, GPUs.
+"""
 
 _GPU = re.compile(r"gpu:(?:([^:(),]+):)?(\d+)(?![\w.])")
 _DOWN = ("down", "drain", "fail", "maint", "unknown", "inval", "perfctrs", "power", "future")
@@ -88,7 +89,7 @@ class Partition:
     Attributes:
         max_time_s, default_time_s: of its jobs [s]; None: none stated.
         max_nodes: of a job; None: no limit.
-        preempt_mode, grace_s: what becomes of its jobs when others take their nodes, and the time they get to leave [s].
+        preempt_mode, grace_s: what becomes of its jobs when others take their nodes, and their time to leave [s].
         tier: jobs of a higher tier take nodes from lower ones where preemption is by partition.
     """
 
@@ -109,7 +110,7 @@ class Partition:
         return tuple(dict.fromkeys(name for group in self.groups if group.is_usable for name in group.gpus))
 
     def gpu_type(self, device: str) -> str | None:
-        """How this cluster writes a model of GPU: "" for any GPU (`gpu`, or where they have no names), None for none."""
+        """How this cluster writes a model of GPU: "" for any (`gpu`, or where they have no names), None for none."""
         types = self.gpu_types
         if device == "gpu":
             return None if not types else types[0] if len(types) == 1 else ""
@@ -281,22 +282,23 @@ def read_job(text: str) -> SlurmJob | None:
     preempted = fields.get("PreemptTime", "None")
     return SlurmJob(
         state=fields.get("JobState", ""), reason=_stated(fields.get("Reason", "")), exit_code=_number(code),
-        signal=_number(number), restarts=_number(fields.get("Restarts", "0")), starts_at=time_of(fields.get("StartTime", "")),
-        preempted_at="" if preempted in {"None", "Unknown", "N/A"} else preempted, nodes=_stated(fields.get("NodeList", "")),
+        signal=_number(number), restarts=_number(fields.get("Restarts", "0")),
+        nodes=_stated(fields.get("NodeList", "")), starts_at=time_of(fields.get("StartTime", "")),
+        preempted_at="" if preempted in {"None", "Unknown", "N/A"} else preempted,
         line=" ".join(f"{key}={fields[key]}" for key in _EVIDENCE if key in fields),
     )  # fmt: skip
 
 
 def read_accounted_job(text: str) -> SlurmJob | None:
-    """The job in the output of `sacct -n -X -P -o State,ExitCode,Restarts`; None if there is none in it."""
+    """The job in the output of `sacct -n -X -P -D -o State,ExitCode,JobID`, a row for each start; None without rows."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     if not rows:
         return None
-    state, exit_code, restarts = rows[-1]
+    state, exit_code, _ = rows[-1]
     code, _, number = exit_code.partition(":")
     return SlurmJob(
         state=state.split()[0] if state else "", exit_code=_number(code), signal=_number(number),
-        restarts=_number(restarts), line=f"sacct: State={state} ExitCode={exit_code}",
+        restarts=len(rows) - 1, line=f"sacct: State={state} ExitCode={exit_code}",
     )  # fmt: skip
 
 
@@ -385,19 +387,19 @@ _NO_ANSWER = (
     "slurm backup controller in standby", "protocol authentication",
 )  # fmt: skip
 _REFUSALS: tuple[tuple[str, str, str], ...] = (
-    ("invalid account", "the account {account} may not use partition {partition}", "`sacctmgr show assoc user=$USER` lists "
-     "yours; give one with --place-option account=NAME."),
+    ("invalid account", "the account {account} may not use partition {partition}",
+     "`sacctmgr show assoc user=$USER` lists yours; --place-option account=NAME."),
     ("invalid partition name", "there is no partition {partition!r}", "`sinfo -s` lists them."),
     ("invalid qos", "the QoS {qos} may not be used", "`sacctmgr show qos` lists them; --place-option qos=NAME."),
     ("invalid feature", "no node has the feature {constraint}", "`sinfo -o '%P %f'` lists them."),
     ("user's group not permitted", "this user may not use partition {partition}", "Name another partition."),
     ("requested node configuration is not available", "partition {partition} has no nodes with what is asked for",
-     "`stoker places` shows what it has."),
+     "`sinfo -o '%P %D %c %m %G'` lists what it has."),
     ("requested time limit is invalid", "the time limit is more than allowed", "Give less with --place-option time=…"),
-    ("job violates accounting", "a limit of the account or QoS forbids the job", "Ask for less, or use another account."),
-    ("node count specification invalid", "partition {partition} allows no job of so many nodes", "Ask for fewer nodes."),
-    ("command not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
-    ("not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
+    ("job violates accounting", "a limit of the account or QoS forbids the job", "Ask for less, or name another."),
+    ("node count specification invalid", "partition {partition} allows no job of so many nodes", "Ask for fewer."),
+    ("sinfo: not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
+    ("sbatch: not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
 )  # fmt: skip
 
 
@@ -412,7 +414,7 @@ def refusal(stderr: str, host: str, about: Mapping[str, str]) -> PlaceFailed:
     said = " ".join(lines).lower()
     last = lines[-1].rpartition("error: ")[2].rpartition("failed: ")[2] if lines else "no reason was given"
     for sign, sentence, remedy in _REFUSALS:
-        if sign in said and not (sign == "not found" and "sbatch" not in said and "sinfo" not in said):
+        if sign in said:
             known = {"account": "(default)", "partition": "", "qos": "(default)", "constraint": "", **about}
             return PlaceFailed(f"{sentence.format(**known)} on {host}: {last}", remedy=remedy)
     if any(sign in said for sign in _NO_ANSWER):
