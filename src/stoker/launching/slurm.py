@@ -71,7 +71,8 @@ _FIRST_PORT, _NUM_PORTS = 15_000, 15_000
 """Ports in which ranks meet: below those that systems give to outgoing connections, from 32768 on."""
 
 _PREFIX = 'export LC_ALL=C TZ=UTC PATH="$PATH:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin"\n'
-_MARK = "=== "
+_MARK = "==="
+"""Begins the lines between the answers of several commands; no line of a record begins like that."""
 
 
 class SlurmLauncher(Launcher):
@@ -129,7 +130,7 @@ class SlurmLauncher(Launcher):
         if answer.code != 0:
             facts["asked"] = f"only the scheduler, since no step could start at once: {answer.last_line()}"
             return Probe(facts=facts, device=shape.model, cores=shape.cpus)
-        reports = [_report(text) for text in answer.text.split(f"{_MARK}node\n")[1:]]
+        reports = [_report(text) for text in _parts(answer)[1:]]
         missing = _missing_on_nodes(reports, root, shape)
         first = reports[0] if reports else {}
         for name in ("python", "driver", "gpu", "disk"):
@@ -163,7 +164,7 @@ class SlurmLauncher(Launcher):
             f"echo '{_MARK}'; echo '#!/bin/sh' | sbatch --test-only {shlex.join(shape.flags())} 2>&1"
             for _, shape in shapes
         )
-        answers = _slurm(line, f"date +%s\n{questions}\nexit 0", {}).text.split(_MARK)
+        answers = _parts(_slurm(line, f"date +%s\n{questions}\nexit 0", {}))
         now = float(answers[0].strip() or 0)
         found = []
         for (partition, shape), answer in zip(shapes, answers[1:], strict=True):
@@ -271,7 +272,7 @@ class SlurmLauncher(Launcher):
                 _secrets_path(handle),
                 timeout_s=QUESTION_TIMEOUT_S,
             )
-            parts = answer.text.split(_MARK)
+            parts = _parts(answer)
             said, now, hosts = parts[0], float(parts[1].strip()), parts[2:-1]
             job = read_job(said)
             if job is None and "invalid job id" not in said.lower():
@@ -307,7 +308,7 @@ class SlurmLauncher(Launcher):
 _STATE = f"""
 scontrol show job "$1" -o 2>&1
 echo "{_MARK}$(date +%s)"
-for f in "$2"/launch/host-*.json; do [ -e "$f" ] && echo "{_MARK}" && cat "$f"; done
+for f in "$2"/launch/host-*.json; do [ -e "$f" ] && echo "{_MARK}" && cat "$f" && echo; done
 echo "{_MARK}"
 [ -e "$2/launch/stop" ] && echo stop
 [ -e "$3" ] && echo secrets
@@ -339,7 +340,7 @@ echo "{_MARK}"; [ -z "$1" ] || squeue -h -u "$(id -un)" -n "$1" -o '%i|%T|%Z' ||
 echo "{_MARK}"; scontrol show config | sed -n 's/^SLURM_VERSION *= *//p'
 """
 _NODE = """
-echo "=== node"
+echo "==="
 echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
@@ -509,7 +510,7 @@ class _Cluster:
 
 def _ask_cluster(line: Line, run: str) -> _Cluster:
     answer = _slurm(line, _CLUSTER, {}, run)
-    sinfo, details, jobs, version = answer.text.split(_MARK.strip())
+    sinfo, details, jobs, version = _parts(answer)
     rows = [tuple(row.split("|", 2)) for row in jobs.split("\n") if row.count("|") >= 2]
     return _Cluster(
         host=line.name, version=version.strip(), partitions=read_partitions(sinfo, details),
@@ -523,6 +524,11 @@ def _slurm(line: Line, script: str, about: Mapping[str, str], *arguments: str) -
     if answer.code != 0:
         raise refusal(answer.stderr or answer.text, line.name, about)
     return answer
+
+
+def _parts(answer: Answer) -> list[str]:
+    """What stands before, between and behind the marks, which begin lines."""
+    return re.split(f"^{_MARK}", answer.text, flags=re.MULTILINE)
 
 
 def _ask_nodes(line: Line, shape: Shape, root: str) -> Answer:
