@@ -204,7 +204,7 @@ def test_a_limit_is_never_shorter_than_asked_for(seconds: float) -> None:
         ("sbatch: error: Batch job submission failed: Requested node configuration is not available", PlaceFailed,
          "has no nodes with what is asked for"),
         ("sh: 1: sinfo: not found", PlaceFailed, "commands were not found"),
-        ("slurm_load_jobs error: Socket timed out on send/recv operation", PlaceUnreachable, "slurmctld does not answer"),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", PlaceUnreachable, "slurmctld does not"),
         ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", PlaceUnreachable,
          "slurmctld does not answer"),
         (MUNGE, PlaceUnreachable, "munge, which authenticates, does not answer"),
