@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.regularization import l2 as l2
     from stoker.jobs.sync import DiLoCo as DiLoCo
     from stoker.jobs.sync import LocalSGD as LocalSGD
+    from stoker.launching.launch import LaunchOptions as LaunchOptions
+    from stoker.launching.launch import launch as launch
     from stoker.loading import lengths as lengths
     from stoker.loading import transforms as transforms
     from stoker.planning.decision import plan as plan
@@ -78,6 +80,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
     from stoker.jobs import load_job as load_job
+    from stoker.launching import is_elsewhere as is_elsewhere
     from stoker.launching.follow import Follower as Follower
     from stoker.launching.known_places import ask_places as ask_places
     from stoker.launching.known_places import fetch_run as fetch_run
