@@ -114,7 +114,11 @@ class SlurmCluster:
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        self.wait_for(lambda: self.run("sinfo", "-h", "-o", "%T", "-p", "low").split() == ["idle"], "idle nodes")
+        self.wait_for(self.is_idle, "idle nodes")
+
+    def is_idle(self) -> bool:
+        """Whether all nodes wait for jobs."""
+        return self.run("sinfo", "-h", "-o", "%T", "-p", "low").split() == ["idle"]
 
     def start_munge(self) -> None:
         """Start the daemon that authenticates."""
@@ -130,9 +134,17 @@ class SlurmCluster:
         self._daemon("slurmctld", "-D", "-f", str(self.directory / "slurm.conf"))
         self.wait_for(lambda: "UP" in self._output("scontrol", "ping"), "an answer of slurmctld")
 
-    def start_node(self, node: str) -> None:
-        """Start a node."""
-        self._daemon("slurmd", "-D", "-N", node, "-f", str(self.directory / "slurm.conf"), name=node)
+    def start_node(self, node: str, hidden: Path | None = None) -> None:
+        """Start a node; as root it can be one that sees an empty folder in place of `hidden`."""
+        command = ["slurmd", "-D", "-N", node, "-f", str(self.directory / "slurm.conf")]
+        if hidden is not None:
+            command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden),
+                       *command]  # fmt: skip
+        self._daemon(*command, name=node)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a daemon."""
+        self._processes[name].send_signal(number)
 
     def end(self, name: str, number: int = signal.SIGTERM) -> None:
         """End a daemon by its process: `munged`, `slurmctld`, or a node's name."""

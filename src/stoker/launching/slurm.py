@@ -80,6 +80,7 @@ class SlurmLauncher(Launcher):
 
     kind = "slurm"
     syntax = _SYNTAX
+    limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:
         """The login node, the partition and the shape: nodes, devices on each, their kind."""
@@ -130,7 +131,7 @@ class SlurmLauncher(Launcher):
         if answer.code != 0:
             facts["asked"] = f"only the scheduler, since no step could start at once: {answer.last_line()}"
             return Probe(facts=facts, device=shape.model, cores=shape.cpus)
-        reports = [_report(text) for text in _parts(answer)[1:]]
+        reports = _reports(answer.text)
         missing = _missing_on_nodes(reports, root, shape)
         first = reports[0] if reports else {}
         for name in ("python", "driver", "gpu", "disk"):
@@ -340,7 +341,6 @@ echo "{_MARK}"; [ -z "$1" ] || squeue -h -u "$(id -un)" -n "$1" -o '%i|%T|%Z' ||
 echo "{_MARK}"; scontrol show config | sed -n 's/^SLURM_VERSION *= *//p'
 """
 _NODE = """
-echo "==="
 echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
@@ -359,7 +359,7 @@ while [ ! -d "$folder" ]; do folder=$(dirname -- "$folder"); done
 seen=$(mktemp "$folder/.stoker-seen-XXXXXX") || exit
 trap 'rm -f -- "$seen"' EXIT
 script=$1; shift
-srun --quiet "$@" sh -c "$script" sh "$seen"
+srun --quiet --label "$@" sh -c "$script" sh "$seen"
 """
 
 
@@ -538,13 +538,14 @@ def _ask_nodes(line: Line, shape: Shape, root: str) -> Answer:
     return line.shell(_PREFIX + _ASK_NODES, root, _NODE, *flags, timeout_s=PROBE_TIMEOUT_S, check=False)
 
 
-def _report(text: str) -> dict[str, str]:
-    """A node's answers, by word; of a repeated word the first."""
-    found: dict[str, str] = {}
+def _reports(text: str) -> list[dict[str, str]]:
+    """Each node's answers by word, of a repeated word the first; lines begin with the number of the task."""
+    found: dict[str, dict[str, str]] = {}
     for row in text.splitlines():
-        word, _, rest = row.partition(" ")
-        found.setdefault(word, rest.strip())
-    return found
+        task, _, rest = row.partition(": ")
+        word, _, value = rest.partition(" ")
+        found.setdefault(task.strip(), {}).setdefault(word, value.strip())
+    return list(found.values())
 
 
 def _missing_on_nodes(reports: Sequence[Mapping[str, str]], root: str, shape: Shape) -> list[str]:
