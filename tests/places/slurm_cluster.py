@@ -142,7 +142,7 @@ class SlurmCluster:
                        *command]  # fmt: skip
         self._daemon(*command, name=node)
 
-    def signal(self, name: str, number: int) -> None:
+    def send_signal(self, name: str, number: int) -> None:
         """Send a signal to a daemon."""
         self._processes[name].send_signal(number)
 

@@ -47,7 +47,7 @@ _LONGEST_S = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
     """The cluster, in a directory with a path that sockets can have."""
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:  # noqa: S108 - sockets need a short path
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         started = SlurmCluster(Path(folder) / "c")
         started.start()
         try:
@@ -159,7 +159,7 @@ def test_a_stopped_run_saves_leaves_nothing_and_goes_on_by_the_same_command(fold
 
 
 def test_a_run_that_waits_is_stopped_at_once_and_its_name_is_taken(cluster: SlurmCluster, folder: Path) -> None:
-    """The same command finds it in the queue; a job of that name from elsewhere is refused; stopping empties the queue."""
+    """The same command finds it there; a job of that name from elsewhere is refused; stopping empties the queue."""
     cluster.run("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60")
     cluster.wait_for(lambda: cluster.run("squeue", "-h", "-t", "R"), "blocking job")
     run = started(folder, "slurm:low/cpu", cpus="1")
@@ -203,11 +203,11 @@ def test_25_time_outs_of_the_controller_leave_a_healthy_run_alone(
     run = started(folder, "slurm:low/cpu", epochs=20000, cpus="1")
     wait(run, trains(run), "training")
     monkeypatch.setattr(slurm, "QUESTION_TIMEOUT_S", 0.2)
-    cluster.signal("slurmctld", signal.SIGSTOP)
+    cluster.send_signal("slurmctld", signal.SIGSTOP)
     try:
         phases = {LAUNCHER.state(run.launch.handle).phase for _ in range(25)}
     finally:
-        cluster.signal("slurmctld", signal.SIGCONT)
+        cluster.send_signal("slurmctld", signal.SIGCONT)
     monkeypatch.undo()
     monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
     assert phases == {"unknown"}
@@ -219,7 +219,7 @@ def test_offers_have_the_start_that_the_scheduler_estimates(folder: Path) -> Non
     """Partitions that have the GPUs, each with its estimated start; `short` allows a minute, which is too little."""
     assert folder
     offers = LAUNCHER.offers(Request(target=parse_target("slurm:/2x4xa100"), time_limit_s=3600.0))
-    assert [offer.text for offer in offers][0] == "slurm:low/2x4xa100"
+    assert offers[0].text == "slurm:low/2x4xa100"
     assert {offer.text for offer in offers} == {f"slurm:{name}/2x4xa100" for name in ("low", "high", "short")}
     assert all(offer.starts_in_s is not None and offer.starts_in_s < 60 for offer in offers)
     assert LAUNCHER.offers(Request(target=parse_target("slurm:/5xa100"))) == ()
@@ -284,7 +284,7 @@ def test_a_folder_that_the_nodes_do_not_see_is_named(cluster: SlurmCluster, fold
 
 def test_the_cluster_leaves_no_process(tmp_path: Path) -> None:
     """What these tests start they end: by their own processes' numbers, and none is left."""
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:  # noqa: S108 - sockets need a short path
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         other = SlurmCluster(Path(folder) / "c")
         other.start()
         other.stop()
