@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,6 +20,7 @@ from stoker.launching.launcher import Request, Submission
 from stoker.launching.lines import LocalLine
 from stoker.launching.slurm import LAUNCHER, Shape, meeting_port, progress_text, state_of
 from stoker.launching.slurm_scheduler import SlurmJob, read_partitions
+from stoker.testing import LauncherConformance
 from tests.launching.test_slurm_scheduler import DETAILS, JOB, SINFO
 
 PARTITIONS = read_partitions(SINFO, DETAILS)
@@ -81,6 +82,22 @@ def handle_in(tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {
         "host": "", "job": "3", "directory": str(directory), "root": str(tmp_path / "root"), "run": "digits-1",
         "submitted_at": "2026-11-25T22:46:00.000+00:00", "owner": "me@here:/runs/1", **more,
+    }  # fmt: skip
+
+
+class TestConformance(LauncherConformance):
+    """What every launcher has to do."""
+
+    launcher = LAUNCHER
+    words: ClassVar = {"": (1, 1, ""), "low/2x2xcpu": (2, 2, "cpu"), "me@login:gpu/4xa100:qos=high": (1, 4, "a100")}
+    bad_words = ("gpu/0xa100", "g u", "gpu/a100:colour=red")
+    environments: ClassVar = [
+        {"SLURM_JOB_ID": "7", "SLURM_NODEID": str(node), "SLURM_STEP_NUM_NODES": "2", "STOKER_MASTER": "n1"}
+        for node in range(2)
+    ]
+    unreachable: ClassVar = {
+        "host": "nobody@127.0.0.1:1", "job": "7", "directory": "/nowhere", "root": "/nowhere", "run": "x",
+        "submitted_at": "",
     }  # fmt: skip
 
 

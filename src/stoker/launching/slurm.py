@@ -450,7 +450,8 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {submission.run}: {submission.job_file} on {_shape_text(target, shape.device)}, submitted by Stoker",
+            f"# {submission.run} on {_shape_text(target, shape.device)}, submitted by Stoker. Each node runs",
+            f"#     stoker train {shlex.join([submission.job_file, *submission.arguments, '--run-dir', directory])}",
             *(f"#SBATCH {option}" for option in options),
             *(f"# {note}" for note in notes),
             "",
