@@ -40,15 +40,20 @@ LONGEST_S = 900.0
 class Run:
     """A run on the cluster, followed by its log."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path, on: str, epochs: int, **place: str) -> None:
-        self.cluster, self.launcher = cluster, launcher_of("slurm")
+    def __init__(
+        self, cluster: SlurmCluster, folder: Path, on: str, epochs: int, *, name: str, arguments: tuple[str, ...] = (),
+        send: tuple[Path, ...] = (), time_limit_s: float | None = None, **place: str,
+    ) -> None:  # fmt: skip
+        self.cluster, self.launcher, self.told = cluster, launcher_of("slurm"), list[str]()
         options = LaunchOptions(
-            run_dir=folder / on.replace(":", "-").replace("/", "-"), env=sys.executable, send=(folder / "plan.json",),
-            arguments=("--plan", "plan.json", "--checkpoint-every", "5"), place={"root": str(folder / "root"), **place},
+            run_dir=folder / "runs" / name, env=sys.executable, send=send, arguments=arguments,
+            time_limit_s=time_limit_s, place={"root": str(folder / "root"), **place},
         )  # fmt: skip
         self.began = time.monotonic()
-        started = launch(folder / "digits_mlp.py", on=on, settings={"epochs": str(epochs)}, options=options)
-        self.handle, self.submitted_s = started.launch.handle, time.monotonic() - self.began
+        settings = {"epochs": str(epochs)}
+        job_file = folder / "digits_mlp.py"
+        self.launch = launch(job_file, on=on, settings=settings, options=options, tell=self.told.append).launch
+        self.handle = self.launch.handle
         self.phases: list[tuple[float, str, str]] = []
 
     def state(self) -> LaunchState:
@@ -132,9 +137,17 @@ def main() -> int:
             cluster.start()
             os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
             os.chdir(folder)
-            unbroken = Run(cluster, folder, "slurm:high/2x2xcpu", given.epochs, cpus="2")
+            pinned: dict[str, Any] = {
+                "arguments": ("--plan", "plan.json"), "send": (folder / "plan.json",), "cpus": "2",
+            }  # fmt: skip
+            whole_s, part_s = 3600.0, 60.0 * given.minutes
+            unbroken = Run(
+                cluster, folder, "slurm:high/2x2xcpu", given.epochs, name="unbroken", time_limit_s=whole_s, **pinned
+            )
             unbroken.wait(lambda state: state.phase == "finished")
-            broken = Run(cluster, folder, "slurm:low/2x2xcpu", given.epochs, cpus="2", time=f"{given.minutes}:00")
+            broken = Run(
+                cluster, folder, "slurm:low/2x2xcpu", given.epochs, name="broken", time_limit_s=part_s, **pinned
+            )
             preemptions = [preempt(broken, number) for number in range(given.preemptions)]
             final = broken.wait(lambda state: state.phase == "finished")
             comment = cluster.run("squeue", "-h", "-t", "all", "-j", broken.handle["job"], "-o", "%k")
