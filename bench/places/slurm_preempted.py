@@ -41,13 +41,13 @@ class Run:
     """A run on the cluster, followed by its log."""
 
     def __init__(
-        self, cluster: SlurmCluster, folder: Path, on: str, epochs: int, *, name: str, arguments: tuple[str, ...] = (),
-        send: tuple[Path, ...] = (), time_limit_s: float | None = None, **place: str,
+        self, cluster: SlurmCluster, folder: Path, on: str, epochs: int, *, name: str, plan: Path | None = None,
+        time_limit_s: float | None = None, **place: str,
     ) -> None:  # fmt: skip
         self.cluster, self.launcher, self.told = cluster, launcher_of("slurm"), list[str]()
         options = LaunchOptions(
-            run_dir=folder / "runs" / name, env=sys.executable, send=send, arguments=arguments,
-            time_limit_s=time_limit_s, place={"root": str(folder / "root"), **place},
+            run_dir=folder / "runs" / name, env=sys.executable, plan=plan, time_limit_s=time_limit_s,
+            place={"root": str(folder / "root"), **place},
         )  # fmt: skip
         self.began = time.monotonic()
         settings = {"epochs": str(epochs)}
@@ -137,9 +137,7 @@ def main() -> int:
             cluster.start()
             os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
             os.chdir(folder)
-            pinned: dict[str, Any] = {
-                "arguments": ("--plan", "plan.json"), "send": (folder / "plan.json",), "cpus": "2",
-            }  # fmt: skip
+            pinned: dict[str, Any] = {"plan": folder / "plan.json", "cpus": "2"}
             whole_s, part_s = 3600.0, 60.0 * given.minutes
             unbroken = Run(
                 cluster, folder, "slurm:high/2x2xcpu", given.epochs, name="unbroken", time_limit_s=whole_s, **pinned
