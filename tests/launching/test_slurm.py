@@ -180,9 +180,10 @@ def run_batch(
     secret = tmp_path / "root" / "secrets" / "digits-1.json"
     secret.parent.mkdir(parents=True, exist_ok=True)
     secret.write_text("{}")
-    if is_stopped:
-        Path(handle["directory"], "launch", "stop").touch()
     fake.says("srun", code=code)
+    if is_stopped:  # while the step runs
+        stop = Path(handle["directory"], "launch", "stop")
+        (fake.folder / "srun").write_text(f'#!/bin/sh\n: > "{stop}"\nexit {code}\n')
     fake.says("scontrol", "NodeAddr=10.0.0.1\n")
     fake.says("sleep", code=0)
     # Slurm ends the shell soon after a requeue: here the sleep behind it does.
@@ -208,6 +209,15 @@ def test_the_batch_shell_requeues_what_saved_and_keeps_other_exit_codes(
     assert secret.exists() == is_requeued
     if not is_requeued:
         assert done.returncode == code, done.stderr
+
+
+def test_a_start_after_a_stop_trains_nothing(tmp_path: Path, fake: FakeSlurm) -> None:
+    """The user stopped the run while a requeued job was on its way to its nodes."""
+    Path(handle_in(tmp_path)["directory"], "launch", "stop").touch()
+    done, secret = run_batch(tmp_path, fake, 0)
+    assert done.returncode == 130
+    assert not secret.exists()
+    assert not any(call.startswith("srun") for call in fake.calls)
 
 
 def test_the_script_can_be_read_and_has_what_people_look_for(tmp_path: Path) -> None:
@@ -241,8 +251,9 @@ def running(**more: Any) -> SlurmJob:
     [
         (running(), [], False, "starting", "on n1"),
         (running(), [host_state("running", "2026-11-25T22:46:39+00:00")], False, "running", "is running"),
-        # What a start before this one wrote says nothing of this one.
-        (running(), [host_state("running", "2026-11-25T22:46:20+00:00")], False, "starting", "on n1"),
+        # What a start before this one wrote says nothing of this one; a clock that is behind does not make it one.
+        (running(restarts=1), [host_state("running", "2026-11-25T22:46:20+00:00")], False, "starting", "on n1"),
+        (running(), [host_state("running", "2026-11-25T22:46:20+00:00")], False, "running", "is running"),
         (running(), [host_state("running", "2026-11-25T22:46:39+00:00")], True, "saving", "asked to save"),
         (running(preempted_at="now"), [host_state("running", "2026-11-25T22:46:39+00:00")], False, "preempted", "node"),
         (running(state="FAILED", exit_code=4), [host_state("failed", "2026-11-25T22:46:39+00:00", evidence="boom")],
@@ -351,6 +362,15 @@ def test_a_job_of_that_name_is_found_again_or_refused(tmp_path: Path, fake: Fake
     with pytest.raises(PlaceFailed, match=r"a job named digits-1 is in the queue .*: job 3, PENDING"):
         LAUNCHER.start(submission(tmp_path), lambda text: None)
     assert not any(call.startswith("sbatch") for call in fake.calls)
+
+
+def test_a_job_whose_number_was_lost_is_found_by_its_directory(tmp_path: Path, fake: FakeSlurm) -> None:
+    """The line was cut between sbatch and its answer: the same command finds the job, and does not submit another."""
+    handle = handle_in(tmp_path)
+    del handle["job"]
+    Path(handle["directory"], "launch", "handle.json").write_text(json.dumps(handle))
+    fake.says("squeue", f"41|RUNNING|{handle['directory']}\n")
+    assert LAUNCHER.start(submission(tmp_path), lambda text: None) == {**handle, "job": "41"}
 
 
 @pytest.fixture

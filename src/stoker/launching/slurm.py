@@ -91,9 +91,8 @@ class SlurmLauncher(Launcher):
             host, partition = where, ""
         match = re.fullmatch(r"(?:(\d+)[x×])?(?:(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)", shape) if slash else None
         if (slash and match is None) or not re.fullmatch(r"[\w.-]*", partition):
-            raise NoDevice(
-                f"--on slurm:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
-            )
+            remedy = f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
+            raise NoDevice(f"--on slurm:{text} cannot be read.", remedy=remedy)
         first, second, device = match.groups() if match else (None, None, "")
         nodes, each = (first, second) if second is not None else ("1", first)
         if 0 in {int(nodes or 1), int(each or 1)}:
@@ -128,6 +127,9 @@ class SlurmLauncher(Launcher):
             return Probe(facts=facts, missing=(why + _elsewhere(cluster, target),))
         root = line.absolute(stated.get("root", ".stoker"))
         answer = _ask_nodes(line, shape, root)
+        if answer.code == _UNWRITABLE:
+            why = f"{root} cannot be written on {line.name} ({answer.last_line()}): give --place-option root=FOLDER"
+            return Probe(facts=facts, missing=(why,))
         if answer.code != 0:
             facts["asked"] = f"only the scheduler, since no step could start at once: {answer.last_line()}"
             return Probe(facts=facts, device=shape.model, cores=shape.cpus)
@@ -138,10 +140,8 @@ class SlurmLauncher(Launcher):
             if values := sorted({report[name] for report in reports if report.get(name)}):
                 facts[name] = ", ".join(values)
         facts["asked"] = ", ".join(sorted(report.get("host", "?") for report in reports))
-        device = first.get("gpu", "").partition(" (")[0] or first.get(
-            "cpu" if shape.device == "cpu" else "", shape.model
-        )
-
+        found = first.get("cpu", "") if shape.device == "cpu" else first.get("gpu", "").partition(" (")[0]
+        device = found or shape.model
         return Probe(facts=facts, missing=tuple(missing), device=device, cores=shape.cpus)
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -178,6 +178,7 @@ class SlurmLauncher(Launcher):
                 limits_text(partition),
             ]
             why += [f"jobs of {', '.join(others)} may take its nodes"] if others else []
+            why += [f"about {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
             found.append(
                 Offer(
                     text=f"slurm:{f'{host}:' if host else ''}{partition.name}/{_shape_text(target, shape.device)}",
@@ -215,16 +216,9 @@ class SlurmLauncher(Launcher):
         directory = f"{line.absolute(submission.root)}/runs/{submission.run}"
         if cluster.jobs:
             return _going_on(line, cluster.jobs, directory, submission)
-        target = replace(target, device=shape.device)
+        submission = replace(submission, target=replace(target, device=shape.device))
         began = _now()
-        shipped = ship(
-            line,
-            replace(submission, target=target),
-            tell=tell,
-            is_requeued=True,
-            submitted_at=began,
-            owner=submission.owner,
-        )
+        shipped = ship(line, submission, tell=tell, is_requeued=True, submitted_at=began, owner=submission.owner)
         handle: Handle = {
             "host": _address(target)[0], "directory": directory, "root": shipped.root, "run": submission.run,
             "submitted_at": began, "owner": submission.owner, "sent_bytes": shipped.sent_bytes,
@@ -233,16 +227,16 @@ class SlurmLauncher(Launcher):
         try:
             line.write(_secrets_path(handle), secrets_input(values), mode=0o600)
             line.write(f"{directory}/launch/batch.sh", batch_script(submission, shipped, shape).encode())
+            line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
             hidden = " ".join(f"-u {shlex.quote(name)}" for name in submission.secrets)
             command = f'cd -- "$1" && rm -f launch/stop && env {hidden} sbatch --parsable launch/batch.sh'
-            about = {**stated, "partition": partition.name}
-            handle["job"] = _slurm(line, command, about, directory).text.partition(";")[0]
+            answer = _slurm(line, command, {**stated, "partition": partition.name}, directory)
         except PlaceUnreachable:
             raise  # it may have been submitted: the same command finds it by its name
         except StokerError:
             line.shell(_FORGET, directory, _secrets_path(handle), check=False)
             raise
-        line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
+        handle["job"] = answer.text.partition(";")[0]
         limit = "" if shape.time_s is None else f", limit {slurm_time(shape.time_s)}"
         tell(f"job {handle['job']} in partition {partition.name}{limit}")
         return handle
@@ -266,13 +260,8 @@ class SlurmLauncher(Launcher):
         """What the scheduler says, made precise by what the run's hosts wrote; `unknown` if there is no answer."""
         line = line_to(handle["host"])
         try:
-            answer = line.shell(
-                _PREFIX + _STATE,
-                handle["job"],
-                handle["directory"],
-                _secrets_path(handle),
-                timeout_s=QUESTION_TIMEOUT_S,
-            )
+            about = (handle["job"], handle["directory"], _secrets_path(handle))
+            answer = line.shell(_PREFIX + _STATE, *about, timeout_s=QUESTION_TIMEOUT_S)
             parts = _parts(answer)
             said, now, hosts = parts[0], float(parts[1].strip()), parts[2:-1]
             job = read_job(said)
@@ -301,9 +290,8 @@ class SlurmLauncher(Launcher):
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory, but for locks and what says where it was started there."""
-        line_to(handle["host"]).fetch_tree(
-            handle["directory"], into, leave_out=("lock", "lock.held", "started.json")
-        )  # fmt: skip
+        left_out = ("lock", "lock.held", "started.json")
+        line_to(handle["host"]).fetch_tree(handle["directory"], into, leave_out=left_out)
 
 
 _STATE = f"""
@@ -331,7 +319,7 @@ case "$said" in *"Invalid job id"*|*"already completing"*|*"already completed"*)
 exit 0
 """
 _FORGET = """
-rm -f -- "$2" "$1/launch/batch.sh"
+rm -f -- "$2" "$1/launch/batch.sh" "$1/launch/handle.json"
 [ -e "$1/run.json" ] || { rm -f -- "$1/launch/order.json" "$1/launch/stop"; rmdir -- "$1/launch" "$1"; }
 """
 _CLUSTER = f"""
@@ -353,10 +341,11 @@ command -v nvidia-smi >/dev/null 2>&1 &&
     awk -F', ' '{printf "gpu %s (%.0f GiB)\\ndriver %s\\n", $1, $2 / 1024, $3}'
 exit 0
 """
-_ASK_NODES = """
+_UNWRITABLE = 77
+_ASK_NODES = f"""
 folder=$1; shift
 while [ ! -d "$folder" ]; do folder=$(dirname -- "$folder"); done
-seen=$(mktemp "$folder/.stoker-seen-XXXXXX") || exit
+seen=$(mktemp "$folder/.stoker-seen-XXXXXX") || exit {_UNWRITABLE}
 trap 'rm -f -- "$seen"' EXIT
 script=$1; shift
 srun --quiet --label "$@" sh -c "$script" sh "$seen"
@@ -418,7 +407,8 @@ class Shape:
             device=device, model=model, cpus=cpus, time_s=time_s, notice_s=notice,
             gres="" if device == "cpu" else ":".join(filter(None, ("gpu", model, str(target.devices_each)))),
             slices=1 if usable is None or whole is None or whole <= (time_s or whole) else math.ceil(whole / usable),
-            more={name: options[name] for name in _PASSED_ON if name in options}        )  # fmt: skip
+            more={name: options[name] for name in _PASSED_ON if name in options},
+        )  # fmt: skip
 
     def flags(self) -> list[str]:
         """Options of sbatch and srun that say it, but for what only a batch job has."""
@@ -475,6 +465,7 @@ export STOKER_MASTER
 "$python" -m stoker.launching.slurm comment "$run" {comment_every} > /dev/null 2>&1 &
 comment=$!
 
+[ -e "$run/launch/stop" ] && {{ rm -f "$secrets"; exit 130; }}
 [ -e "$secrets" ] || secrets=/dev/null
 srun {step} --kill-on-bad-exit=0 --wait=0 \\
     "$python" -m stoker.launching.at_place run "$run" --secrets < "$secrets"
@@ -580,7 +571,10 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         return LaunchState(phase="lost", why="Slurm does not know the job any more", evidence=evidence, at=_now())
     phase, why = phase_of(job)
     evidence, code = job.line, None
-    is_of_this_start = own is not None and (job.starts_at is None or _seconds_of(own.at) >= job.starts_at - 1)
+    # Restarts tell starts apart where clocks differ; times do where a start ended before its hosts wrote anything.
+    is_of_this_start = own is not None and (
+        own.restarts >= job.restarts or job.starts_at is None or _seconds_of(own.at) >= job.starts_at - 1
+    )
     if phase == "starting" and own is not None and is_of_this_start and own.phase not in ENDED:
         phase, why = own.phase, f"{own.why}, {why}" if own.phase == "starting" else own.why
     if phase in {"starting", "running"} and is_stopped:
@@ -615,10 +609,11 @@ def meeting_port(job: int, restarts: int) -> int:
 def _going_on(line: Line, jobs: Sequence[tuple[str, str, str]], directory: str, submission: Submission) -> Handle:
     """The handle of a run that is queued or runs already; raises PlaceFailed if the job is another one's."""
     text = line.read(f"{directory}/launch/handle.json")
+    own = [number for number, _, folder in jobs if folder == directory]
     with suppress(ValueError):
         handle: Handle = json.loads(text or b"{}")
-        if handle.get("owner") == submission.owner and any(number == handle.get("job") for number, _, _ in jobs):
-            return handle
+        if own and handle.get("owner") == submission.owner:
+            return {**handle, "job": own[0]}
     number, state, folder = jobs[0]
     raise PlaceFailed(
         f"a job named {submission.run} is in the queue of {line.name} already: job {number}, {state}, of {folder}",
