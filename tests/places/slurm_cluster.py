@@ -29,6 +29,8 @@ from pathlib import Path
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 NODES = ("n1", "n2")
 PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins"
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr", "sacct")
+ACCOUNTING_PACKAGES = "slurmdbd mariadb-server"
 _CPUS, _MEMORY_MIB, _GPUS = 4, 6000, 4
 _START_S, _STOP_S = 30.0, 15.0
 
@@ -75,10 +77,31 @@ PartitionName=short Nodes=ALL MaxTime=1 DefaultTime=1 State=UP PriorityTier=1 Pr
 """
 
 
-def missing() -> str:
+_DBD_CONFIG = """\
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={dbd_port}
+SlurmUser={user}
+PidFile={directory}/slurmdbd.pid
+LogFile={directory}/slurmdbd.log
+PluginDir={plugins}
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm
+"""
+
+
+def missing(*, accounting: bool = False) -> str:
     """Why no cluster can be started here, or ''."""
-    absent = [program for program in PROGRAMS if _program(program) is None]
-    return f"needs Slurm ({', '.join(absent)} not found): apt-get install {PACKAGES}" if absent else ""
+    programs = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
+    absent = [program for program in programs if _program(program) is None]
+    packages = f"{PACKAGES} {ACCOUNTING_PACKAGES}" if accounting else PACKAGES
+    return f"needs Slurm ({', '.join(absent)} not found): apt-get install {packages}" if absent else ""
 
 
 @dataclass
@@ -88,10 +111,12 @@ class SlurmCluster:
     Args:
         directory: short, new or of a cluster that was stopped; sockets are in it.
         min_job_age_s: how long the controller knows jobs that ended [s].
+        accounting: with slurmdbd and a database, in which this user has the account `ml`, and no other is accepted.
     """
 
     directory: Path
     min_job_age_s: int = 300
+    accounting: bool = False
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -109,8 +134,11 @@ class SlurmCluster:
         if not key.exists():
             key.touch(0o600)
             key.write_bytes(secrets.token_bytes(128))
-        self._configure()
+        ports = _free_ports(3 + len(NODES))
+        self._configure(*ports)
         self.start_munge()
+        if self.accounting:
+            self._start_accounting(ports[1], ports[2])
         self.start_controller()
         for node in NODES:
             self.start_node(node)
@@ -132,7 +160,7 @@ class SlurmCluster:
     def start_controller(self) -> None:
         """Start the controller, and wait until it answers."""
         self._daemon("slurmctld", "-D", "-f", str(self.directory / "slurm.conf"))
-        self.wait_for(lambda: "UP" in self._output("scontrol", "ping"), "an answer of slurmctld")
+        self.wait_for(lambda: "UP" in self.output("scontrol", "ping"), "an answer of slurmctld")
 
     def start_node(self, node: str, hidden: Path | None = None) -> None:
         """Start a node; as root it can be one that sees an empty folder in place of `hidden`."""
@@ -159,11 +187,12 @@ class SlurmCluster:
     def stop(self) -> None:
         """Cancel all jobs and end all daemons."""
         if "slurmctld" in self._processes and "munged" in self._processes:
-            self._output("scancel", "--full", "-u", _user())
+            self.output("scancel", "--full", "-u", _user())
             deadline = time.monotonic() + _STOP_S
-            while self._output("squeue", "-h") and time.monotonic() < deadline:
+            while self.output("squeue", "-h") and time.monotonic() < deadline:
                 time.sleep(0.1)
-        for name in [*(name for name in self._processes if name in NODES), "slurmctld", "munged"]:
+        nodes = [name for name in self._processes if name in NODES]
+        for name in [*nodes, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
             if name in self._processes:
                 self.end(name)
 
@@ -190,7 +219,8 @@ class SlurmCluster:
                 raise RuntimeError(f"no {what} within {within_s:g} s; see the logs in {self.directory}")
             time.sleep(0.1)
 
-    def _output(self, *command: str) -> str:
+    def output(self, *command: str) -> str:
+        """Output of a command of Slurm; "" if it fails."""
         try:
             return self.run(*command)
         except RuntimeError:
@@ -206,9 +236,45 @@ class SlurmCluster:
                 start_new_session=True,
             )  # fmt: skip
 
-    def _configure(self) -> None:
-        host, address = socket.gethostname().split(".")[0], "127.0.0.1"
-        controller_port, *node_ports = _free_ports(1 + len(NODES))
+    def _start_accounting(self, dbd_port: int, database_port: int) -> None:
+        """Start a database for slurmdbd, slurmdbd, and give this user an account."""
+        at, password = self.directory, secrets.token_hex(16)
+        data, first = at / "database", at / "database.sql"
+        first.write_text(
+            f"CREATE DATABASE slurm;\nCREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+            "GRANT ALL ON slurm.* TO slurm@'127.0.0.1';\n"
+        )
+        first.chmod(0o600)
+        install = _program("mariadb-install-db")
+        assert install is not None, missing(accounting=True)
+        own = ["--no-defaults", f"--datadir={data}", f"--user={_user()}"]
+        subprocess.run([install, *own, "--skip-test-db"], check=True, capture_output=True, timeout=120)
+        self._daemon(
+            "mariadbd", *own, f"--socket={at}/database.socket", "--bind-address=127.0.0.1", f"--port={database_port}",
+            "--skip-name-resolve", f"--init-file={first}", f"--pid-file={at}/database.pid",
+            "--innodb-buffer-pool-size=32M", "--innodb-lock-wait-timeout=900",
+        )  # fmt: skip
+        self.wait_for((at / "database.socket").exists, "database")
+        config = at / "slurmdbd.conf"
+        config.touch(0o600)
+        config.write_text(
+            _DBD_CONFIG.format(
+                directory=at, host=_host(), dbd_port=dbd_port, user=_user(), plugins=_plugins(),
+                database_port=database_port, password=password,
+            )
+        )  # fmt: skip
+        self._daemon("slurmdbd", "-D")
+        self.wait_for(lambda: self.run("sacctmgr", "-n", "list", "cluster") is not None, "slurmdbd")
+        self.run("sacctmgr", "-i", "add", "cluster", "test")
+        self.run("sacctmgr", "-i", "add", "account", "ml", "Description=tests", "Organization=tests")
+        self.run("sacctmgr", "-i", "add", "user", _user(), "Account=ml")
+
+    def _configure(self, controller_port: int, dbd_port: int, _database_port: int, *node_ports: int) -> None:
+        host, address = _host(), "127.0.0.1"
+        more = (
+            f"AccountingStorageHost={address}\nAccountingStoragePort={dbd_port}\nAccountingStorageEnforce=limits,qos\n"
+            f"AccountingStoragePass={self.directory}/munge.socket"
+        )
         gpus = [self.directory / f"gpu{index}" for index in range(_GPUS)]
         for gpu in gpus:
             if not gpu.is_symlink():
@@ -227,8 +293,8 @@ class SlurmCluster:
                 directory=self.directory,
                 plugins=_plugins(),
                 min_job_age_s=self.min_job_age_s,
-                accounting="accounting_storage/none",
-                accounting_more="",
+                accounting=f"accounting_storage/{'slurmdbd' if self.accounting else 'none'}",
+                accounting_more=more if self.accounting else "",
                 nodes=nodes,
             )
         )
@@ -237,6 +303,10 @@ class SlurmCluster:
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 def _user() -> str:

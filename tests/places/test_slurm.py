@@ -282,6 +282,36 @@ def test_a_folder_that_the_nodes_do_not_see_is_named(cluster: SlurmCluster, fold
         cluster.wait_for(cluster.is_idle, "idle nodes")
 
 
+@pytest.mark.skipif(bool(missing(accounting=True)), reason=missing(accounting=True))
+def test_accounts_are_checked_and_forgotten_jobs_are_looked_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slurmdbd: an account that is not the user's is refused; sacct knows a job after the controller forgot it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as short:
+        accounted = SlurmCluster(Path(short) / "c", min_job_age_s=2, accounting=True)
+        try:
+            accounted.start()
+            monkeypatch.setenv("SLURM_CONF", accounted.environ["SLURM_CONF"])
+            with pytest.raises(PlaceFailed, match="the account nosuch may not use partition low on this machine"):
+                started(folder, "slurm:low/cpu", account="nosuch")
+            assert not list((folder / "root").glob("runs/*"))
+            job = accounted.run("sbatch", "--parsable", "-A", "ml", "-o", "/dev/null", "--wrap", "exit 4")
+            accounted.wait_for(
+                lambda: "JobId" not in accounted.output("scontrol", "show", "job", job), "forgotten job", 120
+            )
+            handle = {
+                "host": "",
+                "job": job,
+                "directory": str(folder),
+                "root": str(folder),
+                "run": "x",
+                "submitted_at": "",
+            }
+            state = LAUNCHER.state(handle)
+            assert (state.phase, state.exit_code) == ("failed", 4)
+            assert "sacct: State=FAILED ExitCode=4:0" in state.evidence
+        finally:
+            accounted.stop()
+
+
 def test_the_cluster_leaves_no_process(tmp_path: Path) -> None:
     """What these tests start they end: by their own processes' numbers, and none is left."""
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
@@ -291,3 +321,17 @@ def test_the_cluster_leaves_no_process(tmp_path: Path) -> None:
         shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         assert str(Path(folder)) not in shown
     assert tmp_path.exists()
+
+
+def test_the_command_line_follows_the_run_to_its_end_and_brings_it_home(folder: Path) -> None:
+    """`stoker train JOB --on slurm:…` as people type it: events on standard output, the run's directory here, exit 0."""
+    command = [
+        sys.executable, "-m", "stoker", "train", "job.py", "--on", "slurm:low/cpu", "--set", "epochs=4",
+        "--env", sys.executable, "--place-option", f"root={folder / 'root'}", "--place-option", "cpus=1",
+        "--time-limit", "5min", "--run-dir", str(folder / "runs" / "typed"), "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = [json.loads(line).get("event") for line in done.stdout.splitlines()]
+    assert kinds[-1] == "finished"
+    assert RunDirectory(folder / "runs" / "typed").read_run().status == "finished"
