@@ -49,7 +49,7 @@ FINISHED, SLICE_OVER, STOPPED, RUN_FAILED = 0, 75, 130, 4
 """Exit codes of `stoker train`."""
 
 MOST_WITHOUT_PROGRESS = 3
-"""After so many restarts without a sample more than before, the run is not started again."""
+"""After so many starts in a row without a sample more than before, the run is not started again."""
 
 HEARTBEAT_S = 5.0
 STALE_S = 60.0
@@ -245,14 +245,14 @@ class HostSupervisor:
         """Start the ranks, and again where that is right; the exit code for whoever started this program."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
-        if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+        if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
             return self._end(self._given_up("the scheduler started it again"))
         while True:
             verdict = self._run_once()
             if not verdict.is_again or self._is_signalled or self._is_stopped():
                 return self._end(verdict)
             self._count_restart()
-            if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+            if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
             if self._state.without_progress > 1:
