@@ -324,7 +324,7 @@ def test_the_cluster_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_the_command_line_follows_the_run_to_its_end_and_brings_it_home(folder: Path) -> None:
-    """`stoker train JOB --on slurm:…` as people type it: events on standard output, the run's directory here, exit 0."""
+    """`stoker train JOB --on slurm:…` as people type it: events on standard output, the run comes home, exit 0."""
     command = [
         sys.executable, "-m", "stoker", "train", "job.py", "--on", "slurm:low/cpu", "--set", "epochs=4",
         "--env", sys.executable, "--place-option", f"root={folder / 'root'}", "--place-option", "cpus=1",
