@@ -1,0 +1,1 @@
+"""Runs at places elsewhere: what they survive, and what starting them costs."""
