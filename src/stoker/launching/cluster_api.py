@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -61,10 +62,15 @@ def contexts() -> tuple[dict[str, str], str]:
     from kubernetes.config import ConfigException, kube_config  # noqa: PLC0415  # an extra
 
     try:
-        listed, current = kube_config.list_kube_config_contexts()
+        listed, current = kube_config.list_kube_config_contexts(_config_file())
     except (ConfigException, OSError):
         return {}, ""
     return {c["name"]: c["context"].get("namespace") or "default" for c in listed}, current["name"] if current else ""
+
+
+def _config_file() -> str | None:
+    """The kubeconfig as it is named now; the client's default was read when it was imported."""
+    return os.environ.get("KUBECONFIG")
 
 
 class ClusterApi:
@@ -99,7 +105,7 @@ class ClusterApi:
         settings = client.Configuration()
         try:
             if known:
-                load_kube_config(context=context or None, client_configuration=settings, persist_config=False)
+                load_kube_config(_config_file(), context=context or None, client_configuration=settings, persist_config=False)
             else:
                 load_incluster_config(client_configuration=settings)
         except ConfigException as error:

@@ -16,9 +16,9 @@ import base64
 import hashlib
 import io
 import json
+import lzma
 import math
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +30,8 @@ from stoker.launching.at_place import Order
 from stoker.launching.bundle import Bundle
 from stoker.launching.cluster_api import Object
 from stoker.launching.launcher import ROOT, Submission
+from stoker.launching.lines import write_tar
 from stoker.records.codec import dumps
-from stoker.units import format_bytes
 
 MOUNT, SENT, MESSAGE = "/stoker", "/stoker-sent", "/dev/termination-log"
 """Where the run's volume, what was sent, and the termination message are in a container."""
@@ -252,7 +252,7 @@ def _order(submission: Submission, submitted_at: str) -> Order:
         run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1, submitted_at=submitted_at,
+        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1, submitted_at=submitted_at, owner=submission.owner,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, 
     parts: dict[str, bytes] = {}
     to_send = []
     for bundle in bundles:
-        whole = tar_of(bundle) if bundle.num_bytes < 20 * MOST_PARTS * PART_BYTES else None
+        whole = _tar_xz(bundle) if bundle.num_bytes < 20 * MOST_PARTS * PART_BYTES else None
         pieces = [] if whole is None else [whole[i : i + PART_BYTES] for i in range(0, len(whole), PART_BYTES)]
         if whole is None or len(parts) + len(pieces) > MOST_PARTS:
             folders[bundle.folder] = []
@@ -278,26 +278,11 @@ def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, 
     return folders, parts, tuple(to_send)
 
 
-def tar_of(bundle: Bundle, compression: str = "xz") -> bytes:
+def _tar_xz(bundle: Bundle) -> bytes:
     """A bundle as a compressed tar file; equal bundles give equal bytes."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode=f"w:{compression}") as archive:
-        write_tar(bundle, archive)
-    return data.getvalue()
-
-
-def write_tar(bundle: Bundle, archive: tarfile.TarFile) -> None:
-    """Add the files of a bundle to a tar file."""
-    for file in bundle.files:
-        entry = tarfile.TarInfo(file.path)
-        entry.mode = 0o755 if file.is_executable else 0o644
-        if file.link:
-            entry.type, entry.linkname = tarfile.SYMTYPE, file.link
-            archive.addfile(entry)
-            continue
-        entry.size = file.num_bytes
-        with file.open() as content:
-            archive.addfile(entry, content)
+    whole = io.BytesIO()
+    write_tar(bundle.files, whole)
+    return lzma.compress(whole.getvalue())
 
 
 def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]) -> list[Object]:
@@ -491,8 +476,3 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
     if submission.time_limit_s is not None:
         job_spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
     return {"apiVersion": APIS["TrainJob"], "kind": "TrainJob", "metadata": _metadata(name), "spec": job_spec}
-
-
-def described(bundles: Sequence[Bundle]) -> str:
-    """Bundles with their sizes, for messages."""
-    return ", ".join(f"{bundle.name} ({format_bytes(bundle.num_bytes)})" for bundle in bundles)

@@ -19,8 +19,12 @@ import tarfile
 import time
 from pathlib import Path
 
-NOT_SENT, STILL_HELD = 66, 69
-"""Exit codes: a folder is neither on the volume nor in the ConfigMaps; an earlier pod holds the run for too long."""
+NOT_SENT, STILL_HELD, NOT_OURS = 66, 69, 73
+"""Exit codes: a folder is neither on the volume nor in the ConfigMaps; an earlier pod holds the run for too long; the
+volume has a run of that name from elsewhere."""
+
+WHOLE = ".stoker-whole"
+"""Last entry of a tar file: without it the file was cut."""
 
 _MOST_MESSAGE = 4000
 """Kubernetes keeps 4,096 bytes of a termination message."""
@@ -47,9 +51,7 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     host = environ.get("JOB_COMPLETION_INDEX") or "0"
     launch = root / orders["run"] / "launch"
     hold(launch / f"pod-{host}.lock", orders["patience_s"])
-    order = launch / f"order.json.aside-{host}"
-    order.write_text(orders["order"], encoding="utf-8")
-    order.replace(launch / "order.json")
+    place_order(launch, orders["order"], host)
     environ["PYTHONPATH"] = str(root / orders["stoker"])
     python = orders["python"]
     if orders["lock"]:
@@ -80,12 +82,33 @@ def unpack(folder: Path, parts: list[Path]) -> None:
     aside = folder.with_name(f"{folder.name}.aside-{os.uname().nodename}-{os.getpid()}")
     with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts)), mode="r:xz") as archive:
         archive.extractall(aside)  # noqa: S202  # sent by the one whose code runs here
+    (aside / WHOLE).unlink()
     try:
         aside.rename(folder)
     except OSError:  # a pod of another host was faster
         shutil.rmtree(aside, ignore_errors=True)
         if not folder.is_dir():
             raise
+
+
+def place_order(launch: Path, order: str, host: str) -> None:
+    """Write what is to be run, unless it is there; a new order forgets that an earlier one was asked to stop.
+
+    Raises:
+        CannotStart: the run on the volume was sent from elsewhere.
+    """
+    path = launch / "order.json"
+    if path.exists():
+        before = path.read_text(encoding="utf-8")
+        if before == order:
+            return
+        theirs, ours = json.loads(before).get("owner"), json.loads(order).get("owner")
+        if theirs != ours:
+            raise CannotStart(NOT_OURS, f"the volume has a run of that name already, sent from {theirs}")
+        (launch / "stop").unlink(missing_ok=True)
+    aside = launch / f"order.json.aside-{host}"
+    aside.write_text(order, encoding="utf-8")
+    aside.replace(path)
 
 
 def hold(lock: Path, patience_s: float) -> None:

@@ -29,7 +29,8 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
         -o "Dir::State::lists=$work/lists" -o APT::Sandbox::User= -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
     "${apt[@]}" update
     cd "$work/packages"
-    "${apt[@]}" download golang-1.19-go golang-1.19-src etcd-server golang-github-modern-go-reflect2-dev
+    "${apt[@]}" download golang-1.19-go golang-1.19-src etcd-server golang-github-modern-go-reflect2-dev \
+        rsync libpopt0 libxxhash0
     for package in *.deb; do dpkg-deb -x "$package" "$work/tools"; done
     "${apt[@]}" source --download-only kubernetes
     description=$(echo kubernetes_*.dsc)
@@ -47,7 +48,7 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
         if [ -L "$part" ]; then target=$(readlink "$part"); rm "$part"; cp -r "$work/tools/usr/share/go-1.19/${target##*go-1.19/}" "$part"; fi
     done
     cd "$work/go/src/k8s.io/kubernetes"
-    PATH=$work/goroot/bin:$PATH GOROOT=$work/goroot GOPATH=$work/go GOCACHE=$work/gocache GO111MODULE=off GOPROXY=off \
+    LD_LIBRARY_PATH=$(echo "$work"/tools/usr/lib/*-linux-gnu) PATH=$work/goroot/bin:$work/tools/usr/bin:$PATH GOROOT=$work/goroot GOPATH=$work/go GOCACHE=$work/gocache GO111MODULE=off GOPROXY=off \
         GOFLAGS= CGO_ENABLED=0 KUBE_GIT_VERSION_FILE=$work/version \
         make WHAT="cmd/kube-apiserver cmd/kube-controller-manager"
 
