@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import NoDevice, nearest
 
 if TYPE_CHECKING:
-    from stoker.launching.launcher import Launcher, Target
+    from stoker.launching.launcher import Launcher, LaunchTarget
 
 _OBJECT = "\nLAUNCHER = "
 _KIND = re.compile(r'^    kind = "([a-z0-9]+)"', re.MULTILINE)
@@ -63,7 +63,7 @@ def launcher_of(kind: str) -> Launcher:
     return launcher
 
 
-def parse_target(word: str) -> Target:
+def parse_target(word: str) -> LaunchTarget:
     """The target of a whole word of `--on`, such as `ssh:me@box/2xcpu`.
 
     Raises:

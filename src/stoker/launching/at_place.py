@@ -3,7 +3,7 @@
 `launch/` in the run's directory is all that it reads and writes:
 
 ```
-order.json        Order: what to run
+order.json        LaunchOrder: what to run
 host-0.json       HostState of host 0: its process, phase with reason and evidence, last sign of life; one for each host
 output-0.log      standard error of its ranks: what the job prints, and errors
 stop              there once the run was asked to stop: nothing is restarted after that
@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class LaunchOrder:
     """What a place is to run.
 
     Attributes:
@@ -133,7 +133,7 @@ class HostState:
     submitted_at: str = ""
 
 
-def read_order(directory: Path) -> Order:
+def read_order(directory: Path) -> LaunchOrder:
     """The order in a run's directory.
 
     Raises:
@@ -141,13 +141,13 @@ def read_order(directory: Path) -> Order:
     """
     path = directory / _LAUNCH / _ORDER
     try:
-        return loads(path.read_bytes(), Order)
+        return loads(path.read_bytes(), LaunchOrder)
     except (OSError, ValueError) as error:
         raise PlaceFailed(f"{path} cannot be read: {error}") from error
 
 
 def rank_environments(
-    order: Order, ranks: HostRanks, base: Mapping[str, str], secrets: Mapping[str, str]
+    order: LaunchOrder, ranks: HostRanks, base: Mapping[str, str], secrets: Mapping[str, str]
 ) -> list[dict[str, str]]:
     """Environment variables of each process to start on this host.
 
@@ -171,7 +171,7 @@ def rank_environments(
     ]  # fmt: skip
 
 
-def rank_command(order: Order, directory: Path, num_hosts: int) -> list[str]:
+def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[str]:
     """The command of each process of this host."""
     several = num_hosts == 1 and order.ranks_each > 1
     place = f"{order.ranks_each}x{order.device}" if several else order.device
@@ -180,7 +180,7 @@ def rank_command(order: Order, directory: Path, num_hosts: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RankOutcome:
     """What follows from how the ranks ended: a phase, and whether they are started again here."""
 
     phase: LaunchPhase
@@ -189,7 +189,9 @@ class Verdict:
     is_again: bool = False
 
 
-def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: Order, num_hosts: int) -> Verdict:
+def judge(
+    codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
+) -> RankOutcome:
     """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
 
     Args:
@@ -203,22 +205,24 @@ def judge(codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: 
     killed = [-code for code in codes if code < 0]
     worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
     if all(code == FINISHED for code in codes):
-        return Verdict("finished", "trained to its end", FINISHED)
+        return RankOutcome("finished", "trained to its end", FINISHED)
+    asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
+    killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
     if is_stopped and not killed:
-        return Verdict("stopped", "saved and left, as asked", STOPPED)
+        return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
-        return Verdict("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
+        return RankOutcome("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
     if all(code in {FINISHED, SLICE_OVER} for code in codes):
-        return Verdict("requeued", "a slice is over", SLICE_OVER, is_again=here)
-    if all(code in {FINISHED, SLICE_OVER, STOPPED} for code in codes):
+        return RankOutcome("requeued", "a slice is over", SLICE_OVER, is_again=here)
+    if all(code in {FINISHED, SLICE_OVER, STOPPED} or -code in asked for code in codes):
         if is_signalled and order.is_requeued:
-            return Verdict("preempted", "saved and left, as the scheduler asked", STOPPED)
-        return Verdict("stopped", "saved and left after a signal", STOPPED)
+            return RankOutcome("preempted", "saved and left, as the scheduler asked", STOPPED)
+        return RankOutcome("stopped", "saved and left after a signal", STOPPED)
     if worst == RUN_FAILED and num_hosts > 1:
         # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
-        return Verdict("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
-    return Verdict("failed", f"a rank ended with exit code {worst}", worst)
+        return RankOutcome("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
+    return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
 
 
 class HostSupervisor:
@@ -231,6 +235,7 @@ class HostSupervisor:
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_signalled = False
+        self._log_bytes_before = 0
         self._state = self._first_state()
 
     def run(self) -> int:
@@ -250,8 +255,8 @@ class HostSupervisor:
             if self._state.without_progress > 1:
                 self._pause(5.0 * self._state.without_progress)
 
-    def _run_once(self) -> Verdict:
-        order = self._order
+    def _run_once(self) -> RankOutcome:
+        order, self._log_bytes_before = self._order, self._log_bytes()
         command = rank_command(order, self._directory, self._ranks.num_hosts)
         environments = rank_environments(order, self._ranks, os.environ, self._secrets)
         self._set("starting", f"{len(environments)} of {order.num_hosts * order.ranks_each} ranks start here"
@@ -284,18 +289,17 @@ class HostSupervisor:
     def _beat(self) -> None:
         samples = newest_samples(self._directory / "events.jsonl")
         phase: LaunchPhase = self._state.phase
-        if phase == "starting" and samples > 0 and self._has_begun():
+        if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
         if self._is_signalled or self._is_stopped():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
         self._write(replace(self._state, phase=phase, why=why, samples=max(samples, self._state.samples)))
 
-    def _has_begun(self) -> bool:
-        """Whether the log has grown since the ranks were started."""
+    def _log_bytes(self) -> int:
         with suppress(OSError):
-            return (self._directory / "events.jsonl").stat().st_mtime >= _seconds_of(self._state.at) - HEARTBEAT_S
-        return False
+            return (self._directory / "events.jsonl").stat().st_size
+        return 0
 
     def _count_restart(self) -> None:
         samples = newest_samples(self._directory / "events.jsonl")
@@ -305,11 +309,11 @@ class HostSupervisor:
             without_progress=0 if grew else self._state.without_progress + 1,
         )  # fmt: skip
 
-    def _given_up(self, why: str) -> Verdict:
+    def _given_up(self, why: str) -> RankOutcome:
         count = self._state.without_progress
-        return Verdict("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
+        return RankOutcome("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
 
-    def _end(self, verdict: Verdict) -> int:
+    def _end(self, verdict: RankOutcome) -> int:
         evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
         self._set(verdict.phase, verdict.why, evidence=evidence, exit_code=verdict.exit_code)
         return verdict.exit_code

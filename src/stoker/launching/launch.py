@@ -86,7 +86,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class LaunchedRun:
     """A run elsewhere, and how this call left it.
 
     Attributes:
@@ -109,7 +109,7 @@ def launch(
     settings: Mapping[str, str] | None = None,
     options: LaunchOptions | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Started:
+) -> LaunchedRun:
     """Start the run of a job file elsewhere, or find it where it is going on.
 
     Args:
@@ -136,7 +136,7 @@ def launch(
     identity = identity_of(entry, options)
     directory, before, because = choose_run(path, identity, on, options)
     if before is not None and (going := _going_on(launcher, before)) is not None:
-        return Started(directory=directory, launch=_with_state(directory, before, going), is_new=False,
+        return LaunchedRun(directory=directory, launch=_with_state(directory, before, going), is_new=False,
                        because=f"{directory.name} is {going.phase} at {before.place}: {going.why}")  # fmt: skip
     with _own(directory):
         submission = prepare(path, job, entry, directory, launcher, on, options, tell=tell)
@@ -156,7 +156,7 @@ def launch(
         keep_sources(directory, entry)
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
-    return Started(directory=directory, launch=record, because=because)
+    return LaunchedRun(directory=directory, launch=record, because=because)
 
 
 def describe(

@@ -33,7 +33,7 @@ Handle = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class LaunchTarget:
     """What a word of `--on` means.
 
     Attributes:
@@ -113,7 +113,7 @@ class Request:
         options: of `--place-option`.
     """
 
-    target: Target
+    target: LaunchTarget
     time_limit_s: float | None = None
     disk_bytes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Submission:
     """
 
     run: str
-    target: Target
+    target: LaunchTarget
     code: Bundle
     stoker: Bundle
     data: tuple[Bundle, ...] = ()
@@ -202,7 +202,7 @@ class Launcher(abc.ABC):
     """Form of the words, for messages: `ssh:user@host[,host…][/4xa100]`."""
 
     @abc.abstractmethod
-    def parse(self, text: str) -> Target:
+    def parse(self, text: str) -> LaunchTarget:
         """The target of a word of `--on`, without its kind and colon.
 
         Raises:
@@ -210,7 +210,7 @@ class Launcher(abc.ABC):
         """
 
     @abc.abstractmethod
-    def probe(self, target: Target, options: Mapping[str, str]) -> Probe:
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is there, and what is missing; changes nothing at the place."""
 
     @abc.abstractmethod

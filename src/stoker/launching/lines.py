@@ -33,6 +33,9 @@ from stoker.launching.bundle import TreeFile
 from stoker.store.files import aside_path, is_aside
 from stoker.units import format_seconds
 
+CONFIG_VARIABLE = "STOKER_SSH_CONFIG"
+"""Environment variable: a configuration file for ssh instead of `~/.ssh/config`."""
+
 COMMAND_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10
 PERSIST_S = 60
@@ -151,7 +154,7 @@ class Line(abc.ABC):
         """
         script = (
             'set -e; mkdir -p -- "$(dirname -- "$1")"; aside="$1.writing-$$"; '
-            'trap \'chmod -R u+w "$aside" 2>/dev/null; rm -rf -- "$aside"\' EXIT; trap "exit 1" HUP INT TERM PIPE; '
+            'trap \'rm -rf -- "$aside" || :\' EXIT; trap "exit 1" HUP INT TERM PIPE; '
             'mkdir -- "$aside"; tar -xf - -C "$aside"; '
             f'[ -e "$aside/{_WHOLE}" ] || {{ echo "the transfer was cut" >&2; exit 1; }}; rm -- "$aside/{_WHOLE}"; '
             'mv -T -- "$aside" "$1" 2>/dev/null || [ -d "$1" ]'
@@ -237,13 +240,12 @@ class SshLine(Line):
 
     Args:
         host: `host`, `user@host`, `user@host:port`, or a name of `~/.ssh/config`; an IPv6 address in brackets.
-        options: further `-o` options, such as a test's identity file.
 
     Raises:
         PlaceFailed: the text names no host.
     """
 
-    def __init__(self, host: str, options: Sequence[str] = ()) -> None:
+    def __init__(self, host: str) -> None:
         match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.%]+\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
         if match is None:
             raise PlaceFailed(f"{host!r} names no host", remedy="Write user@host or user@host:port.")
@@ -252,8 +254,8 @@ class SshLine(Line):
         self.address = address.strip("[]")
         self._to = ["-l", user] if user else []
         self._to += ["-p", port] if port else []
-        environment = os.environ.get("STOKER_SSH_OPTIONS", "")
-        self._options = [*shlex.split(environment), *options]
+        config = os.environ.get(CONFIG_VARIABLE)
+        self._config = ["-F", config] if config else []
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """`ssh` with the command quoted for the shell there."""
@@ -276,14 +278,8 @@ class SshLine(Line):
             "ServerAliveCountMax": str(ALIVE_MOST), "ControlMaster": "auto", "ControlPersist": str(PERSIST_S),
             "ControlPath": f"{_control_folder()}/%C", "ForwardX11": "no", "LogLevel": "ERROR",
         }  # fmt: skip
-        options = [word for option in self._options for word in ("-o", option)]
-        return [
-            "ssh",
-            "-T",
-            *options,
-            *(w for name, value in stated.items() for w in ("-o", f"{name}={value}")),
-            *self._to,
-        ]
+        options = [word for name, value in stated.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", "-T", *self._config, *options, *self._to]
 
 
 def line_to(host: str) -> Line:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.errors import PlaceFailed
-from stoker.launching.at_place import Order
+from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
 from stoker.launching.environment_lock import EnvironmentLock, base_python_script
 from stoker.launching.launcher import Submission
@@ -89,10 +89,10 @@ def ship(
 
 def order_of(
     submission: Submission, shipped: Shipped, *, is_requeued: bool, submitted_at: str, owner: str = ""
-) -> Order:
+) -> LaunchOrder:
     """What the place is to run."""
     target = submission.target
-    return Order(
+    return LaunchOrder(
         run=submission.run, kind=target.kind, code=shipped.code, job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
@@ -104,7 +104,7 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
     """Refuse a run of that name which belongs to somebody else, or is finished."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
-        other = loads(text, Order).owner
+        other = loads(text, LaunchOrder).owner
         if other != owner:
             raise PlaceFailed(
                 f"{line.name} has a run of that name already, in {directory}, sent from {other}",

@@ -32,7 +32,7 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
-    Target,
+    LaunchTarget,
 )
 from stoker.launching.lines import Line, line_to
 from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
@@ -74,7 +74,7 @@ class SshLauncher(Launcher):
     kind = "ssh"
     syntax = _SYNTAX
 
-    def parse(self, text: str) -> Target:
+    def parse(self, text: str) -> LaunchTarget:
         """The hosts, and the devices to use on each."""
         address, slash, shape = text.strip().partition("/")
         hosts = [host.strip() for host in address.split(",")]
@@ -93,12 +93,12 @@ class SshLauncher(Launcher):
                 line_to(host)
         except PlaceFailed as error:
             raise NoDevice(f"--on ssh:{text}: {error.message}.", remedy=f"The form is {_SYNTAX}.") from error
-        return Target(
+        return LaunchTarget(
             text=f"ssh:{text}", kind=self.kind, address=",".join(hosts), num_nodes=len(hosts),
             devices_each=int(count or 1), device="" if device == "here" else device,
         )  # fmt: skip
 
-    def probe(self, target: Target, options: Mapping[str, str]) -> Probe:
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What each host has, asked of all at once."""
         root = options.get("root", ROOT)
         lines = _lines(target.address)
@@ -268,7 +268,7 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
 
 
 def _missing(
-    host: str, about: Mapping[str, list[str]], clock_s: float, target: Target, options: Mapping[str, str]
+    host: str, about: Mapping[str, list[str]], clock_s: float, target: LaunchTarget, options: Mapping[str, str]
 ) -> list[str]:
     """What the run needs and a host lacks, as sentences with the remedy."""
     missing = []
