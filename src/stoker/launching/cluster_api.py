@@ -366,6 +366,9 @@ def _frames(line: Any, pod: str, timeout_s: float) -> Iterator[tuple[int, bytes]
                 heard = time.monotonic()
                 yield channel, data
         if status := line.read_channel(3):
+            for channel in (1, 2):  # what came in while the other channels were read
+                if data := line.read_channel(channel):
+                    yield channel, data
             yield 3, str(_exit_code(json.loads(status), pod)).encode()
             return
         if not is_open:

@@ -18,7 +18,7 @@ from stoker.devices import catalogue
 from stoker.devices.catalogue import CatalogueEntry, normalized_name
 from stoker.errors import NoDevice, PlaceFailed, nearest
 from stoker.launching.cluster_api import ClusterApi, Object
-from stoker.launching.launcher import Target
+from stoker.launching.launcher import LaunchTarget
 from stoker.launching.manifests import NodePool
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
@@ -86,7 +86,7 @@ class Nodes:
         words = (f"{count} with {each} {device}" if each else f"{count} {device}" for (device, each), count in kinds.items())
         return ", ".join(words) or "none takes pods"
 
-    def free_for(self, target: Target) -> dict[str, int | None]:
+    def free_for(self, target: LaunchTarget) -> dict[str, int | None]:
         """Nodes with room for a pod of the target's shape, by device; None where what runs is not visible."""
         found: dict[str, int | None] = {}
         for node in _matching(self.nodes, target.device):
@@ -174,7 +174,7 @@ def _matching(nodes: Sequence[Node], device: str) -> list[Node]:
     return [node for node in nodes if node.device in names]
 
 
-def wanted_pool(nodes: Nodes | None, target: Target) -> NodePool:
+def wanted_pool(nodes: Nodes | None, target: LaunchTarget) -> NodePool:
     """The nodes that a target asks for, and what each pod gets of one.
 
     Args:
@@ -209,7 +209,7 @@ def wanted_pool(nodes: Nodes | None, target: Target) -> NodePool:
     )  # fmt: skip
 
 
-def _pool_unseen(target: Target) -> NodePool:
+def _pool_unseen(target: LaunchTarget) -> NodePool:
     if target.device == "":
         return NodePool(cpus=target.devices_each)
     if target.device == "gpu":

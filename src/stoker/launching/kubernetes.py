@@ -26,7 +26,7 @@ from stoker.launching import cluster_state
 from stoker.launching.bundle import secret_values
 from stoker.launching.cluster_api import AlreadyThere, ClusterApi, Object, contexts
 from stoker.launching.cluster_nodes import survey, wanted_pool
-from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, Target
+from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, LaunchTarget
 from stoker.launching.manifests import (
     APIS,
     HOSTS_VARIABLE,
@@ -66,7 +66,7 @@ class KubernetesLauncher(Launcher):
     kind = "k8s"
     syntax = _SYNTAX
 
-    def parse(self, text: str) -> Target:
+    def parse(self, text: str) -> LaunchTarget:
         """Context, namespace and shape. Names of contexts may have slashes: the kubeconfig's longest one that fits counts.
 
         Without a count there is one process, without a device whatever the nodes have.
@@ -92,12 +92,12 @@ class KubernetesLauncher(Launcher):
         nodes, each, device = (int(shape[1] or 1), int(shape[2] or 1), shape[3].lower()) if shape else (1, 1, "")
         if nodes < 1 or each < 1:
             raise NoDevice(f"--on k8s:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
-        return Target(
+        return LaunchTarget(
             text=f"k8s:{text}", kind=self.kind, address=f"{context}/{namespace}", num_nodes=nodes, devices_each=each,
             device=device,
         )  # fmt: skip
 
-    def probe(self, target: Target, options: Mapping[str, str]) -> Probe:
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version, permissions, nodes with the device, storage, Kueue's queue, asked of the API server alone."""
         settings, api = ClusterOptions.read(options), _api(target)
         cluster = _cluster(api)
@@ -256,7 +256,7 @@ def _is_device(name: str) -> bool:
     return name in {"cpu", "gpu"} or bool(catalogue().find(name))
 
 
-def _api(target: Target) -> ClusterApi:
+def _api(target: LaunchTarget) -> ClusterApi:
     return _connect(*target.address.rsplit("/", 1))
 
 

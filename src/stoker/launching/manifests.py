@@ -13,10 +13,10 @@ kueue.x-k8s.io's labels; the tests validate against their schemas.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
-import lzma
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from typing import Any
 
 from stoker.errors import BadSetting, PlaceFailed, nearest
 from stoker.launching import pod_start
-from stoker.launching.at_place import Order
+from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
 from stoker.launching.cluster_api import Object
 from stoker.launching.launcher import ROOT, Submission
@@ -246,9 +246,9 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
                           remedy="Ask for one node.")  # fmt: skip
 
 
-def _order(submission: Submission, submitted_at: str) -> Order:
+def _order(submission: Submission, submitted_at: str) -> LaunchOrder:
     target = submission.target
-    return Order(
+    return LaunchOrder(
         run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
@@ -266,23 +266,23 @@ def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, 
     parts: dict[str, bytes] = {}
     to_send = []
     for bundle in bundles:
-        whole = _tar_xz(bundle) if bundle.num_bytes < 20 * MOST_PARTS * PART_BYTES else None
+        whole = _tar_gz(bundle) if bundle.num_bytes < 20 * MOST_PARTS * PART_BYTES else None
         pieces = [] if whole is None else [whole[i : i + PART_BYTES] for i in range(0, len(whole), PART_BYTES)]
         if whole is None or len(parts) + len(pieces) > MOST_PARTS:
             folders[bundle.folder] = []
             to_send.append(bundle)
             continue
-        names = [f"{bundle.kind}-{bundle.digest[:8]}.tar.xz.{number}" for number in range(len(pieces))]
+        names = [f"{bundle.kind}-{bundle.digest[:8]}.tar.gz.{number}" for number in range(len(pieces))]
         folders[bundle.folder] = names
         parts.update(zip(names, pieces, strict=True))
     return folders, parts, tuple(to_send)
 
 
-def _tar_xz(bundle: Bundle) -> bytes:
+def _tar_gz(bundle: Bundle) -> bytes:
     """A bundle as a compressed tar file; equal bundles give equal bytes."""
     whole = io.BytesIO()
     write_tar(bundle.files, whole)
-    return lzma.compress(whole.getvalue())
+    return gzip.compress(whole.getvalue(), mtime=0)
 
 
 def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]) -> list[Object]:

@@ -80,7 +80,7 @@ def unpack(folder: Path, parts: list[Path]) -> None:
     if not parts:
         raise CannotStart(NOT_SENT, f"{folder} is not on the volume, and was too large to be sent with the job")
     aside = folder.with_name(f"{folder.name}.aside-{os.uname().nodename}-{os.getpid()}")
-    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts)), mode="r:xz") as archive:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts)), mode="r:gz") as archive:
         archive.extractall(aside)  # noqa: S202  # sent by the one whose code runs here
     (aside / WHOLE).unlink()
     try:

@@ -42,11 +42,8 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
         "$work/go/src/k8s.io/kubernetes/vendor/github.com/modern-go/reflect2/" 2>/dev/null || true
     printf '%s\n' "KUBE_GIT_COMMIT=''" "KUBE_GIT_TREE_STATE='clean'" "KUBE_GIT_VERSION='v1.20.2'" "KUBE_GIT_MAJOR='1'" \
         "KUBE_GIT_MINOR='20'" >"$work/version"
-    # The package of the compiler names its folders in /usr/share by links from the root.
-    cp -r "$work/tools/usr/lib/go-1.19" "$work/goroot"
-    for part in "$work/goroot"/*; do
-        if [ -L "$part" ]; then target=$(readlink "$part"); rm "$part"; cp -r "$work/tools/usr/share/go-1.19/${target##*go-1.19/}" "$part"; fi
-    done
+    # The compiler's package links to folders of another one, by relative links.
+    cp -rL "$work/tools/usr/lib/go-1.19" "$work/goroot"
     cd "$work/go/src/k8s.io/kubernetes"
     LD_LIBRARY_PATH=$(echo "$work"/tools/usr/lib/*-linux-gnu) PATH=$work/goroot/bin:$work/tools/usr/bin:$PATH GOROOT=$work/goroot GOPATH=$work/go GOCACHE=$work/gocache GO111MODULE=off GOPROXY=off \
         GOFLAGS= CGO_ENABLED=0 KUBE_GIT_VERSION_FILE=$work/version \
