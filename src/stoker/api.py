@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.regularization import l2 as l2
     from stoker.jobs.sync import DiLoCo as DiLoCo
     from stoker.jobs.sync import LocalSGD as LocalSGD
+    from stoker.launching.launch import LaunchOptions as LaunchOptions
+    from stoker.launching.launch import launch as launch
     from stoker.loading import lengths as lengths
     from stoker.loading import transforms as transforms
     from stoker.planning.decision import plan as plan
@@ -78,6 +80,17 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
     from stoker.jobs import load_job as load_job
+    from stoker.launching import is_elsewhere as is_elsewhere
+    from stoker.launching.follow import Follower as Follower
+    from stoker.launching.known_places import ask_places as ask_places
+    from stoker.launching.known_places import fetch_run as fetch_run
+    from stoker.launching.known_places import find_launched as find_launched
+    from stoker.launching.known_places import find_launched_or_run as find_launched_or_run
+    from stoker.launching.known_places import launcher_of_run as launcher_of_run
+    from stoker.launching.known_places import place_kinds as place_kinds
+    from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
+    from stoker.launching.meter import spent_of as spent_of
+    from stoker.launching.meter import spent_words as spent_words
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve

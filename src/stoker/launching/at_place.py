@@ -11,8 +11,8 @@ stop              there once the run was asked to stop: nothing is restarted aft
 
 `python -m stoker.launching.at_place COMMAND DIR`:
 
-- `run`: start the ranks and wait for their end; the exit code is theirs. Secrets come as a JSON object, in a file named by
-  `STOKER_SECRETS_FILE` that is deleted when it is read, or with `--secrets` on standard input.
+- `run`: start the ranks and wait for their end; the exit code is theirs. Secrets come as a JSON object, in a file
+  named by `STOKER_SECRETS_FILE` that is deleted when it is read, or with `--secrets` on standard input.
 - `start`: the same in the background, cut off from the line; prints the process's number.
 - `state`: print a LaunchState.
 - `stop`: ask the run to save and leave.
