@@ -9,6 +9,7 @@ Source: Kubernetes API conventions (Status, `reason`), and the WebSocket protoco
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import time
@@ -33,7 +34,7 @@ _PLURALS = {
     "Deployment": "deployments", "HorizontalPodAutoscaler": "horizontalpodautoscalers", "ScaledObject": "scaledobjects",
     "HTTPScaledObject": "httpscaledobjects", "Workload": "workloads", "Event": "events", "Namespace": "namespaces",
     "Node": "nodes", "StorageClass": "storageclasses", "LocalQueue": "localqueues",
-    "SelfSubjectAccessReview": "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview": "selfsubjectaccessreviews", "PodMonitor": "podmonitors",
 }  # fmt: skip
 _CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "SelfSubjectAccessReview"})
 _NO_ANSWER = frozenset({429, 500, 502, 503, 504})
@@ -66,6 +67,19 @@ def contexts() -> tuple[dict[str, str], str]:
     except (ConfigException, OSError):
         return {}, ""
     return {c["name"]: c["context"].get("namespace") or "default" for c in listed}, current["name"] if current else ""
+
+
+def connect(context: str, namespace: str) -> ClusterApi:
+    """A namespace of a cluster; asks nothing yet.
+
+    Raises:
+        PlaceFailed: the client library is not installed; or as `ClusterApi`.
+        NoDevice: as `ClusterApi`.
+    """
+    if importlib.util.find_spec("kubernetes") is None:
+        raise PlaceFailed("Kubernetes needs its client, which is not installed.",
+                          remedy="pip install 'stoker[kubernetes]'")  # fmt: skip
+    return ClusterApi(context, namespace)
 
 
 def _config_file() -> str | None:
@@ -162,6 +176,12 @@ class ClusterApi:
     def patch(self, kind: str, name: str, change: Object, *, api: str = "v1") -> Object:
         """Change fields of an object by a merge patch."""
         return self.ask("PATCH", self.path(api, kind, name), change, content_type="application/merge-patch+json")
+
+    def apply(self, manifest: Object) -> Object:
+        """Create an object, or change the fields of it that are Stoker's (server-side apply)."""
+        path = self.path(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+        query = {"fieldManager": "stoker", "force": "true"}
+        return self.ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
 
     def delete(self, kind: str, name: str, *, api: str = "v1", propagation: str = "Background") -> None:
         """Delete an object and, after it, what it owns; nothing happens if it is not there.

@@ -23,10 +23,10 @@ from pathlib import Path
 from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
 from stoker.launching import cluster_state
-from stoker.launching.bundle import secret_values
-from stoker.launching.cluster_api import AlreadyThere, ClusterApi, Object, contexts
+from stoker.launching.bundle import require_sendable, secret_values, sending_text
+from stoker.launching.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts
 from stoker.launching.cluster_nodes import survey, wanted_pool
-from stoker.launching.launcher import Handle, HostRanks, Launcher, Offer, Probe, Request, Submission, LaunchTarget
+from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
 from stoker.launching.manifests import (
     APIS,
     HOSTS_VARIABLE,
@@ -65,6 +65,7 @@ class KubernetesLauncher(Launcher):
 
     kind = "k8s"
     syntax = _SYNTAX
+    limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:
         """Context, namespace and shape. Names of contexts may have slashes: the kubeconfig's longest one that fits counts.
@@ -103,7 +104,11 @@ class KubernetesLauncher(Launcher):
         cluster = _cluster(api)
         major, minor = cluster.version
         facts = {"cluster": api.host, "namespace": api.namespace, "Kubernetes": f"{major}.{minor}"}
-        missing = [_not_allowed(api, *needed) for needed in _NEEDED if not api.may(*needed)]
+        missing = [
+            f"you may not {verb} {resource} in namespace {api.namespace}: ask for a role that allows it"
+            for verb, resource, group in _NEEDED
+            if not api.may(verb, resource, group)
+        ]
         if api.may("get", "namespaces") and api.find("Namespace", api.namespace) is None:
             return Probe(facts=facts, missing=(f"there is no namespace {api.namespace}",))
         nodes = survey(api)
@@ -153,7 +158,7 @@ class KubernetesLauncher(Launcher):
             cluster, pool = _cluster(api), wanted_pool(survey(api), target)
         except (PlaceFailed, NoDevice) as error:
             note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
-        names = {name: "(read from the environment when it starts)" for name in _secret_names(submission)}
+        names = dict.fromkeys(_secret_names(submission), "(read from the environment when it starts)")
         objects = run_objects(submission, settings, cluster, pool, names, submitted_at=_now())
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
         for document in documents:
@@ -170,6 +175,7 @@ class KubernetesLauncher(Launcher):
             values["STOKER_SECRET"] = random.token_hex(32)
         pool = wanted_pool(survey(api), target)
         objects = run_objects(submission, settings, _cluster(api), pool, values, submitted_at=_now())
+        require_sendable((submission.stoker, submission.code, *submission.data), submission.send_limit)
         handle = _handle(submission, settings, objects, pool)
         if (going := _make_room(api, objects, submission.owner)) is not None:
             return {**handle, "uid": going}
@@ -180,8 +186,8 @@ class KubernetesLauncher(Launcher):
         try:
             stored = api.create(owner)
             reference = _reference(stored)
+            tell(sending_text((submission.stoker, submission.code, *submission.data), f"namespace {api.namespace}"))
             for thing in objects.owned:
-                tell(f"sending {thing['kind']} {thing['metadata']['name']}")
                 thing["metadata"]["ownerReferences"] = [reference]
                 api.create(thing)
             if objects.to_send:
@@ -257,18 +263,11 @@ def _is_device(name: str) -> bool:
 
 
 def _api(target: LaunchTarget) -> ClusterApi:
-    return _connect(*target.address.rsplit("/", 1))
+    return connect(*target.address.rsplit("/", 1))
 
 
 def _open(handle: Handle) -> ClusterApi:
-    return _connect(handle["context"], handle["namespace"])
-
-
-def _connect(context: str, namespace: str) -> ClusterApi:
-    if importlib.util.find_spec("kubernetes") is None:
-        raise PlaceFailed("Kubernetes needs its client, which is not installed.",
-                          remedy="pip install 'stoker[kubernetes]'")  # fmt: skip
-    return ClusterApi(context, namespace)
+    return connect(handle["context"], handle["namespace"])
 
 
 def _cluster(api: ClusterApi) -> Cluster:
@@ -277,10 +276,6 @@ def _cluster(api: ClusterApi) -> Cluster:
 
 def _secret_names(submission: Submission) -> list[str]:
     return [*submission.secrets, *(["STOKER_SECRET"] if submission.target.num_nodes > 1 else [])]
-
-
-def _not_allowed(api: ClusterApi, verb: str, resource: str, group: str) -> str:
-    return f"you may not {verb} {resource} in namespace {api.namespace}: ask for a role that allows it"
 
 
 def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -> list[str]:
@@ -419,7 +414,7 @@ def _send(
     volume = RunVolume(api, handle["name"], handle["pod"], reference)
     try:
         for bundle in objects.to_send:
-            tell(f"sending {bundle.name}: {len(bundle.files)} files, {bundle.num_bytes} bytes")
+            tell(f"sending {bundle.name} through a pod")
             volume.send(bundle)
     finally:
         volume.leave()

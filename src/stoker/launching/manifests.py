@@ -209,7 +209,7 @@ def run_objects(
         "order": dumps(_order(submission, submitted_at)), "message": MESSAGE,
         "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
         "python": submission.environment if isinstance(submission.environment, str) else "python3",
-        "patience_s": grace_s(submission) + 60,
+        "patience_s": grace_s(submission) + 60, "expected": list(submission.expected),
     }  # fmt: skip
     maps = _config_maps(name, parts, {"start.py": _start_text(), "start.json": json.dumps(start, indent=1)})
     owned = [*maps]
@@ -290,7 +290,7 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
     packed: list[dict[str, bytes]] = [{}]
     for part, data in parts.items():
         room = PART_BYTES - sum(map(len, packed[-1].values())) - (sum(map(len, texts.values())) if len(packed) == 1 else 0)
-        if packed[-1] and len(data) > room or (len(packed) == 1 and len(data) > room):
+        if (packed[-1] and len(data) > room) or (len(packed) == 1 and len(data) > room):
             packed.append({})
         packed[-1][part] = data
     return [

@@ -48,6 +48,8 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     root = Path(orders["root"])
     for folder, parts in orders["folders"].items():
         unpack(root / folder, [sent / part for part in parts])
+    if missing := [path for path in orders["expected"] if not Path(path).exists()]:
+        raise CannotStart(NOT_SENT, f"the image and the volume have no {missing[0]}, which the job reads")
     host = environ.get("JOB_COMPLETION_INDEX") or "0"
     launch = root / orders["run"] / "launch"
     hold(launch / f"pod-{host}.lock", orders["patience_s"])

@@ -38,8 +38,10 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
     dpkg-source --no-check -x "$description" "$work/go/src/k8s.io/kubernetes"
 
     # Version 1.0.1 of this library, which is in vendor/, crashes under Go 1.18 and later when a CRD is made.
-    cp "$work/tools/usr/share/gocode/src/github.com/modern-go/reflect2/"* \
-        "$work/go/src/k8s.io/kubernetes/vendor/github.com/modern-go/reflect2/" 2>/dev/null || true
+    vendored=$work/go/src/k8s.io/kubernetes/vendor/github.com/modern-go/reflect2
+    rm "$vendored"/*.go "$vendored"/*.s
+    cp "$work"/tools/usr/share/gocode/src/github.com/modern-go/reflect2/*.{go,s} "$vendored/"
+    rm -f "$vendored"/*_test.go
     printf '%s\n' "KUBE_GIT_COMMIT=''" "KUBE_GIT_TREE_STATE='clean'" "KUBE_GIT_VERSION='v1.20.2'" "KUBE_GIT_MAJOR='1'" \
         "KUBE_GIT_MINOR='20'" >"$work/version"
     # The compiler's package links to folders of another one, by relative links.

@@ -323,6 +323,10 @@ class FakeCluster:
             return self._create(plural, body or {}, is_dry="dryRun" in query)
         if not name:
             return {"items": [thing for thing in self.of(plural) if _selected(thing, query.get("labelSelector", ""))]}
+        if method == "PATCH" and "fieldManager" in query:
+            if (plural, name) not in self.objects:
+                return self._create(plural, body or {}, is_dry=False)
+            validate(body or {})
         if (plural, name) not in self.objects:
             raise Refused(404, "NotFound", f'{plural} "{name}" not found')
         thing = self.objects[plural, name]

@@ -408,7 +408,7 @@ def _handler(kubelets: Kubelets) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-        def do_GET(self) -> None:  # noqa: N802  # the protocol's name
+        def do_GET(self) -> None:  # the protocol's name
             serve(self, kubelets.pod_named)
 
         do_POST = do_GET  # noqa: N815  # likewise
