@@ -33,7 +33,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.add_node("n2", H100, 8)
     server.add("namespaces", "team")
     server.add("localqueues", "users", status={"pendingWorkloads": 3})
-    server.add("storageclasses", "disk", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}})
+    server.add(
+        "storageclasses", "disk", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    )
     file = tmp_path / "kubeconfig"
     file.write_text(json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"})))
     monkeypatch.setenv("KUBECONFIG", str(file))
@@ -64,6 +66,7 @@ def job_of(cluster: Any, name: str = "job-ac1f4a") -> Any:
 
 def test_words_name_context_namespace_and_shape(cluster: Any) -> None:
     """A context's name may have slashes; the last word is a shape if it has a count or names a device."""
+
     def read(text: str) -> tuple[str, int, int, str]:
         target = LAUNCHER.parse(text)
         return target.address, target.num_nodes, target.devices_each, target.device
@@ -95,7 +98,11 @@ def test_one_pod_is_a_job_with_all_that_belongs_to_it(cluster: Any) -> None:
     """One node: a plain Job, released once its ConfigMap is there; the claim alone belongs to nobody."""
     handle = start()
     job = job_of(cluster)
-    assert cluster.names() >= {"jobs/job-ac1f4a", "configmaps/job-ac1f4a-sent-0", "persistentvolumeclaims/job-ac1f4a-run"}
+    assert cluster.names() >= {
+        "jobs/job-ac1f4a",
+        "configmaps/job-ac1f4a-sent-0",
+        "persistentvolumeclaims/job-ac1f4a-run",
+    }
     assert job["spec"]["suspend"] is False
     assert "completionMode" not in job["spec"]
     pod = job["spec"]["template"]["spec"]
@@ -131,7 +138,10 @@ def test_several_nodes_are_an_indexed_job_behind_a_headless_service(cluster: Any
     pod = cluster.of("pods")[1]
     environ = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
     assert LAUNCHER.ranks(environ) == HostRanks(
-        host=1, num_hosts=2, master=f"{cluster.of('pods')[0]['spec']['hostname']}.{pod['spec']['subdomain']}", port=29400
+        host=1,
+        num_hosts=2,
+        master=f"{cluster.of('pods')[0]['spec']['hostname']}.{pod['spec']['subdomain']}",
+        port=29400,
     )
 
 
@@ -172,7 +182,12 @@ def test_states_name_their_reason(cluster: Any) -> None:
         assert state.at
         return state.phase, state.why
 
-    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient gpu"}
+    unschedulable = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient gpu",
+    }
     placed = {"type": "PodScheduled", "status": "True"}
     pull = {"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert seen(phase="Pending", conditions=[unschedulable]) == ("queued", "Insufficient gpu")
@@ -359,6 +374,7 @@ def test_without_permission_to_see_nodes_the_label_of_feature_discovery_is_asked
 
 def test_offers_count_nodes_with_room(cluster: Any) -> None:
     """Two nodes are free: at once; a pod that holds half a node's devices leaves one; a queue makes it unknown."""
+
     def offer(word: str, **options: str) -> Any:
         return LAUNCHER.offers(Request(target=LAUNCHER.parse(word), options=options))[0]
 
@@ -376,7 +392,9 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
     """`--dry-run` makes no object, and its YAML is what the schemas of 1.37 accept."""
     import yaml
 
-    text = LAUNCHER.script(submission(word="team/2x8xh100", environment=EnvironmentLock(python="3.11", requirements=())))
+    text = LAUNCHER.script(
+        submission(word="team/2x8xh100", environment=EnvironmentLock(python="3.11", requirements=()))
+    )
     assert cluster.names() == set()
     documents = list(yaml.safe_load_all(text))
     assert [document["kind"] for document in documents] == [

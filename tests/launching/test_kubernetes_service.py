@@ -63,8 +63,9 @@ def test_probes_are_pages_of_the_server_that_need_no_key() -> None:
 
 def test_the_pod_s_command_is_one_of_the_command_line() -> None:
     """Every option in the manifest is an option of `stoker serve`."""
-    from stoker.cli.main import app
     import typer
+
+    from stoker.cli.main import app
 
     options = {name for p in typer.main.get_command(app).commands["serve"].params for name in p.opts}  # type: ignore[attr-defined]
     container = objects(overrides=("threads=2",))["Deployment"]["spec"]["template"]["spec"]["containers"][0]
@@ -114,6 +115,7 @@ def test_a_scale_that_cannot_be_meant_is_refused(cluster: Any, scale: str) -> No
 
 def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
     """The same call again keeps Deployment and key, and changes the bounds; one delete takes all."""
+
     def go(scale: str) -> None:
         deploy(["models/digits"], on="k8s:team", image="python:3.11", scale=scale)
 

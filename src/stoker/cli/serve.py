@@ -70,7 +70,10 @@ def serve(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Do not start unless every model can be served.")] = False,
     on: Annotated[
-        str, typer.Option("--on", metavar="PLACE", help="here; k8s:NAMESPACE: a Deployment there.", rich_help_panel=_CLUSTER)
+        str,
+        typer.Option(
+            "--on", metavar="PLACE", help="here; k8s:NAMESPACE: a Deployment there.", rich_help_panel=_CLUSTER
+        ),
     ] = "here",
     scale: Annotated[
         str, typer.Option("--scale", metavar="REPLICAS", help="3; 1..8: by load; 0..4.", rich_help_panel=_CLUSTER)
@@ -120,7 +123,9 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     else:
         name, namespace = objects[0]["metadata"]["name"], on.rpartition(":")[2].rpartition("/")[2]
         print("\n".join(f"{thing['kind']} {thing['metadata']['name']}" for thing in objects))
-        print(f"http://{name}.{namespace}.svc:8000 in the cluster; `kubectl -n {namespace} delete deployment {name}` ends it")
+        print(
+            f"http://{name}.{namespace}.svc:8000 in the cluster; `kubectl -n {namespace} delete deployment {name}` ends it"
+        )
 
 
 def rollback(

@@ -119,7 +119,9 @@ class ClusterApi:
         settings = client.Configuration()
         try:
             if known:
-                load_kube_config(_config_file(), context=context or None, client_configuration=settings, persist_config=False)
+                load_kube_config(
+                    _config_file(), context=context or None, client_configuration=settings, persist_config=False
+                )
             else:
                 load_incluster_config(client_configuration=settings)
         except ConfigException as error:
@@ -253,7 +255,9 @@ class ClusterApi:
             message = (body.decode(errors="replace") if isinstance(body, bytes) else body).strip()[:300]
             reason = ""
         if not status or (status in _NO_ANSWER):
-            return PlaceUnreachable(f"The cluster at {self.host} cannot answer now ({status or 'no status'}): {message}")
+            return PlaceUnreachable(
+                f"The cluster at {self.host} cannot answer now ({status or 'no status'}): {message}"
+            )
         if status == 401:
             return PlaceFailed(f"The cluster at {self.host} does not accept the login: {message}.",
                                remedy="`kubectl get pods` has to work first.")  # fmt: skip

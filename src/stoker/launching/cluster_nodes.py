@@ -1,7 +1,7 @@
 """The nodes of a Kubernetes cluster: their devices by kind, what of them is free, and which of them a run asks for.
 
-What: allocatable resources of device plugins, and the kind of device by the labels that GPU feature discovery and clouds
-put on nodes. A pod gets its share of a node's cores and memory: as much as its devices are of the node's.
+What: allocatable resources of device plugins, and the kind of device by the labels that GPU feature discovery and
+clouds put on nodes. A pod gets its share of a node's cores and memory: as much as its devices are of the node's.
 Use when: the login may list nodes; else the kind is asked for by the label of NVIDIA's feature discovery.
 Source: labels of NVIDIA's and AMD's device plugins, GKE, EKS and Karpenter; Kubernetes' resource quantities.
 """
@@ -83,7 +83,9 @@ class Nodes:
         if not self.are_visible:
             return "not visible to you"
         kinds = Counter((node.device or "CPU only", node.num_devices) for node in self.nodes)
-        words = (f"{count} with {each} {device}" if each else f"{count} {device}" for (device, each), count in kinds.items())
+        words = (
+            f"{count} with {each} {device}" if each else f"{count} {device}" for (device, each), count in kinds.items()
+        )
         return ", ".join(words) or "none takes pods"
 
     def free_for(self, target: LaunchTarget) -> dict[str, int | None]:
@@ -143,7 +145,8 @@ def _node(thing: Object, used: Counter[str] | None) -> Node:
     entry = entry_of(labels[label]) if label else None
     return Node(
         name=name, device=entry.name if entry else labels.get(label, "gpu" if resource else ""), label=label,
-        value=labels.get(label, ""), resource=resource, num_devices=int(quantity(room.get(resource, "0"))) if resource else 0,
+        value=labels.get(label, ""), resource=resource,
+        num_devices=int(quantity(room.get(resource, "0"))) if resource else 0,
         cpus=quantity(room.get("cpu", "0")), memory_bytes=quantity(room.get("memory", "0")),
         num_used=None if used is None else used[name],
     )  # fmt: skip

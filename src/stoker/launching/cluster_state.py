@@ -21,7 +21,6 @@ _STUCK = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "Err
 """Reasons for which a container waits that do not pass by themselves."""
 
 
-
 def condition(thing: Object, kind: str) -> dict[str, Any] | None:
     """A condition of an object that is true; None if there is none."""
     for entry in thing.get("status", {}).get("conditions") or []:
@@ -51,10 +50,12 @@ def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = No
     live = [pod for pod in pods if pod.get("status", {}).get("phase") in (None, "Pending", "Running", "Unknown")]
     if not live:
         return _between(owner, pods, restarts)
-    return _live(live, pods, restarts)
+    return _live(live, restarts)
 
 
-def _state(phase: LaunchPhase, why: str, evidence: str, *, exit_code: int | None = None, restarts: int = 0) -> LaunchState:
+def _state(
+    phase: LaunchPhase, why: str, evidence: str, *, exit_code: int | None = None, restarts: int = 0
+) -> LaunchState:
     return LaunchState(
         phase=phase, why=why, evidence=evidence, exit_code=exit_code, restarts=restarts,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -157,7 +158,7 @@ def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchStat
                   restarts=restarts)  # fmt: skip
 
 
-def _live(live: Sequence[Object], pods: Sequence[Object], restarts: int) -> LaunchState:
+def _live(live: Sequence[Object], restarts: int) -> LaunchState:
     """Some pods live: the one that is least far says how the run is."""
     for pod in live:
         name, status = pod["metadata"]["name"], pod.get("status", {})
@@ -184,7 +185,9 @@ def _waiting(pod: Object, restarts: int) -> LaunchState:
     if scheduled is None or scheduled.get("status") != "True":
         said = (scheduled or {}).get("message") or "no node was chosen yet"
         phase: LaunchPhase = "requeued" if restarts else "queued"
-        return _state(phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}", restarts=restarts)
+        return _state(
+            phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}", restarts=restarts
+        )
     for container in status.get("containerStatuses") or []:
         held = container.get("state", {}).get("waiting") or {}
         if held.get("reason") in _STUCK:

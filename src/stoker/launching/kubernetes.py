@@ -3,10 +3,10 @@
 What: a Job for one pod, an Indexed Job for several nodes, a JobSet or TrainJob if asked for (`manifests.py`); the run's
 directory is on a volume, so that pods can be lost. All objects but that volume's claim belong to the Job: one delete
 takes them all.
-Use when: the user's kubeconfig reaches a namespace. Needs there: an image with Python of at least 3.11, and a claim or a
-StorageClass. With Kueue: `--place-option queue=NAME`.
+Use when: the user's kubeconfig reaches a namespace. Needs there: an image with Python of at least 3.11, and a claim or
+a StorageClass. With Kueue: `--place-option queue=NAME`.
 Costs: for a start five to eight requests; for a look at the state two.
-Does not do: make images (see `stoker image`), or claim that a node's GPU is the one meant where its labels do not say so.
+Does not do: make images (see `stoker image`); or tell GPUs apart that nodes' labels do not name.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class KubernetesLauncher(Launcher):
     limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:
-        """Context, namespace and shape. Names of contexts may have slashes: the kubeconfig's longest one that fits counts.
+        """Context, namespace and shape. Names of contexts may have slashes: the longest one that fits counts.
 
-        Without a count there is one process, without a device whatever the nodes have.
+        Without a count there is one process; without a device, it gets one of any kind that the nodes have.
         """
         rest, known = text.strip().rstrip("/"), {}
         if importlib.util.find_spec("kubernetes") is not None:
@@ -125,7 +125,9 @@ class KubernetesLauncher(Launcher):
             if settings.kind == kind and group not in cluster.groups:
                 missing.append(f"kind={kind}: the cluster has none")
         if target.num_nodes > 1 and not cluster.has_indexed:
-            missing.append(f"Kubernetes {major}.{minor} has no Indexed Jobs, which {target.num_nodes} nodes need (1.24)")
+            missing.append(
+                f"Kubernetes {major}.{minor} has no Indexed Jobs, which {target.num_nodes} nodes need (1.24)"
+            )
         return Probe(facts=facts, missing=tuple(missing), device=target.device if target.device != "cpu" else "",
                      cores=int(pool.cpus))  # fmt: skip
 
@@ -137,12 +139,15 @@ class KubernetesLauncher(Launcher):
         offers = []
         for device, free in survey(api).free_for(target).items():
             waits = free is not None and free >= target.num_nodes and not queued
-            known = "the cluster does not show what runs on its nodes" if free is None else f"{free} nodes have room now"
+            known = (
+                "the cluster does not show what runs on its nodes" if free is None else f"{free} nodes have room now"
+            )
             offers.append(
                 Offer(
                     text=f"k8s:{target.address.lstrip('/')}/{target.num_nodes}x{target.devices_each}x{device}",
                     num_nodes=target.num_nodes, devices_each=target.devices_each, device=device,
-                    starts_in_s=0.0 if waits else None, price_per_h=None, why="; ".join(t for t in (known, queued) if t),
+                    starts_in_s=0.0 if waits else None, price_per_h=None,
+                    why="; ".join(text for text in (known, queued) if text),
                 )
             )  # fmt: skip
         return tuple(offers)
@@ -198,13 +203,18 @@ class KubernetesLauncher(Launcher):
                 _undo(api, kind, owner["metadata"]["name"], objects.claim if made_claim else None)
             raise
         sent = sum(len(part) for thing in objects.owned for part in thing.get("binaryData", {}).values()) * 3 // 4
-        return {**handle, "uid": stored["metadata"]["uid"], "sent_bytes": sent + sum(b.num_bytes for b in objects.to_send)}
+        return {
+            **handle,
+            "uid": stored["metadata"]["uid"],
+            "sent_bytes": sent + sum(b.num_bytes for b in objects.to_send),
+        }
 
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
         """From the Job's completion index, and the variables of our own manifest."""
         hosts = int(environ.get(HOSTS_VARIABLE, "1"))
         return HostRanks(
-            host=int(environ.get("JOB_COMPLETION_INDEX") or 0), num_hosts=hosts, master=environ.get(MASTER_VARIABLE, ""),
+            host=int(environ.get("JOB_COMPLETION_INDEX") or 0), num_hosts=hosts,
+            master=environ.get(MASTER_VARIABLE, ""),
             port=RENDEZVOUS_PORT if hosts > 1 else 0,
         )  # fmt: skip
 
@@ -214,7 +224,8 @@ class KubernetesLauncher(Launcher):
             api = _open(handle)
             owner = api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
             if owner is None or owner["metadata"].get("uid") != handle.get("uid", owner["metadata"].get("uid")):
-                return LaunchState(phase="stopped", why="its Job is not there any more: stopped, or deleted after its end",
+                why = "its Job is not there any more: stopped, or deleted after its end"
+                return LaunchState(phase="stopped", why=why,
                                    evidence=f"{handle['kind']} {handle['name']}: not found", at=_now())  # fmt: skip
             owner["kind"] = handle["kind"]
             pods = api.list("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training")
@@ -295,8 +306,10 @@ def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -
     if settings.storage and settings.storage not in names:
         return [f"there is no StorageClass {settings.storage}, only {', '.join(names) or 'none'}"]
     if not settings.storage and not default:
-        return ["the cluster has no default StorageClass for the run's volume: name one with --place-option storage=NAME, "
-                "or an existing claim with --place-option claim=NAME"]  # fmt: skip
+        return [
+            "the cluster has no default StorageClass for the run's volume: name one with --place-option storage=NAME, or "
+            + "an existing claim with --place-option claim=NAME"
+        ]
     return []
 
 
@@ -309,7 +322,9 @@ def _queue(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str], clu
         f"queue {name}: {thing.get('status', {}).get('pendingWorkloads', 0)} waiting" for name, thing in queues.items()
     ) or "no queue in this namespace"  # fmt: skip
     if settings.queue and settings.queue not in queues:
-        return [f"there is no LocalQueue {settings.queue} in namespace {api.namespace}, only {', '.join(queues) or 'none'}"]
+        return [
+            f"there is no LocalQueue {settings.queue} in namespace {api.namespace}, only {', '.join(queues) or 'none'}"
+        ]
     return []
 
 
@@ -408,9 +423,7 @@ def _make_claim(api: ClusterApi, claim: Object | None) -> bool:
     return True
 
 
-def _send(
-    api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, tell: Callable[[str], None]
-) -> None:
+def _send(api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, tell: Callable[[str], None]) -> None:
     volume = RunVolume(api, handle["name"], handle["pod"], reference)
     try:
         for bundle in objects.to_send:

@@ -1,9 +1,9 @@
 """A service on Kubernetes: `stoker serve … --on k8s:team --scale 0..4`, as Deployment, Service and autoscaler.
 
-What: `stoker serve` in a Deployment with the probes that it answers, a Service in front of it, and replicas between two
-bounds by the rows that wait in its queues. From one replica up: a ScaledObject of KEDA where Prometheus is named, else a
-HorizontalPodAutoscaler. From zero: an HTTPScaledObject of KEDA's HTTP add-on, which holds requests while a pod starts; a
-service that is not there has no queue to look at.
+What: `stoker serve` in a Deployment with the probes that it answers, a Service in front of it, and replicas between
+two bounds by the rows that wait in its queues. From one replica up: a ScaledObject of KEDA where Prometheus is named,
+else a HorizontalPodAutoscaler. From zero: an HTTPScaledObject of KEDA's HTTP add-on, which holds requests while a pod
+starts; a service that is not there has no queue to look at.
 Use when: models are in the image, or on a volume that all replicas can read.
 Costs: `/metrics` is on the admin port, which needs a key beyond its own machine: one is made, and kept in a Secret.
 Source: Kubernetes 1.37 (apps/v1, autoscaling/v2), keda.sh/v1alpha1 2.20, http.keda.sh/v1alpha1, PodMonitor of the
@@ -24,6 +24,7 @@ from stoker.launching.launcher import LaunchTarget
 from stoker.launching.manifests import MANAGER, labels, object_name
 
 HTTP_PORT, GRPC_PORT, ADMIN_PORT = 8000, 8001, 8002
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # a pod's addresses, behind its Service
 MODELS, KEYS = "/stoker-models", "/stoker-keys"
 QUEUED_ROWS = 16
 """Rows that may wait in each replica before another one is added: half of the default `max_batch_rows`."""
@@ -101,7 +102,9 @@ def deploy(
     if target.kind != "k8s":
         raise PlaceFailed(f"A service cannot be started on {on}.", remedy="Services run on k8s:[CONTEXT/]NAMESPACE.")
     low, high = read_scale(scale)
-    name = object_name(options.get("name") or re.sub(r"[^a-z0-9-]+", "-", models[0].rstrip("/").rpartition("/")[2].lower()))
+    name = object_name(
+        options.get("name") or re.sub(r"[^a-z0-9-]+", "-", models[0].rstrip("/").rpartition("/")[2].lower())
+    )
     deployment = Deployment(name=name, models=tuple(models), image=image, low=low, high=high,
                             overrides=tuple(overrides), options=options)  # fmt: skip
     api = connect(*target.address.rsplit("/", 1))
@@ -165,16 +168,18 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
 
 def _deployment(deployment: Deployment, about: Object) -> Object:
     options, name = deployment.options, deployment.name
-    volumes: list[Object] = [{"name": "keys", "secret": {"secretName": name, "items": [{"key": "admin", "path": "admin"}]}}]
+    volumes: list[Object] = [
+        {"name": "keys", "secret": {"secretName": name, "items": [{"key": "admin", "path": "admin"}]}}
+    ]
     mounts: list[Object] = [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
     models = deployment.models
     if claim := options.get("claim"):
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
         models = tuple(f"{MODELS}/{path.lstrip('/')}" for path in models)
-    command = ["python3", "-m", "stoker", "serve", *models, "--host", "0.0.0.0", "--http-port", str(HTTP_PORT),
-               "--grpc-port", str(GRPC_PORT), "--admin-host", "0.0.0.0", "--admin-port", str(ADMIN_PORT),
-               "--admin-keys", f"{KEYS}/admin", "--grace", str(GRACE_S)]  # fmt: skip # noqa: S104  # in a pod
+    command = ["python3", "-m", "stoker", "serve", *models, "--host", EVERYWHERE, "--http-port", str(HTTP_PORT),
+               "--grpc-port", str(GRPC_PORT), "--admin-host", EVERYWHERE, "--admin-port", str(ADMIN_PORT),
+               "--admin-keys", f"{KEYS}/admin", "--grace", str(GRACE_S)]  # fmt: skip # in a pod
     command += [word for override in deployment.overrides for word in ("--set", override)]
     container = {
         "name": "serve", "image": deployment.image, "command": command,
@@ -190,7 +195,8 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         "volumeMounts": mounts,
     }  # fmt: skip
     pod: Object = {
-        "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5, "automountServiceAccountToken": "account" in options,
+        "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5,
+        "automountServiceAccountToken": "account" in options,
         "enableServiceLinks": False, "containers": [container], "volumes": volumes,
     }  # fmt: skip
     if account := options.get("account"):
@@ -218,7 +224,12 @@ def _service(about: Object) -> Object:
         {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
         {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
     ]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"selector": about["labels"], "ports": ports}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": about,
+        "spec": {"selector": about["labels"], "ports": ports},
+    }
 
 
 def _pod_monitor(about: Object) -> Object:

@@ -36,6 +36,8 @@ from stoker.records.codec import dumps
 MOUNT, SENT, MESSAGE = "/stoker", "/stoker-sent", "/dev/termination-log"
 """Where the run's volume, what was sent, and the termination message are in a container."""
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  # not a file of ours: where loader processes hand over batches
+
 PART_BYTES, MOST_PARTS = 1_000_000, 4
 """A ConfigMap holds 1 MiB; a run sends at most so many of them, and larger bundles through a pod."""
 
@@ -218,7 +220,7 @@ def run_objects(
                       "stringData": dict(secrets)})  # fmt: skip
     if target.num_nodes > 1 and options.kind == "job":
         owned.append(_headless_service(name))
-    pod = _pod(submission, options, cluster, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
+    pod = _pod(submission, options, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
     job = _job_spec(pod, target.num_nodes, cluster)
     owner: Object = {"apiVersion": APIS["Job"], "kind": "Job", "metadata": _metadata(name), "spec": job}
     if options.kind == "jobset":
@@ -252,7 +254,8 @@ def _order(submission: Submission, submitted_at: str) -> LaunchOrder:
         run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1, submitted_at=submitted_at, owner=submission.owner,
+        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1,
+        submitted_at=submitted_at, owner=submission.owner,
     )  # fmt: skip
 
 
@@ -289,12 +292,14 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
     """One ConfigMap with the texts and the first part, one more for each further part."""
     packed: list[dict[str, bytes]] = [{}]
     for part, data in parts.items():
-        room = PART_BYTES - sum(map(len, packed[-1].values())) - (sum(map(len, texts.values())) if len(packed) == 1 else 0)
+        room = (
+            PART_BYTES - sum(map(len, packed[-1].values())) - (sum(map(len, texts.values())) if len(packed) == 1 else 0)
+        )
         if (packed[-1] and len(data) > room) or (len(packed) == 1 and len(data) > room):
             packed.append({})
         packed[-1][part] = data
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(f"{name}-sent-{number}", name), "immutable": True}
+        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True, "metadata": _metadata(f"{name}-sent-{number}", name)}
         | ({"data": dict(texts)} if number == 0 else {})
         | ({"binaryData": {k: base64.b64encode(v).decode() for k, v in data.items()}} if data else {})
         for number, data in enumerate(packed)
@@ -344,7 +349,7 @@ def grace_s(submission: Submission) -> int:
 
 
 def _pod(
-    submission: Submission, options: ClusterOptions, cluster: Cluster, pool: NodePool, name: str, claim: str,
+    submission: Submission, options: ClusterOptions, pool: NodePool, name: str, claim: str,
     maps: Sequence[str], secrets: Mapping[str, str],
 ) -> Object:  # fmt: skip
     """The pod template of a run."""
@@ -366,7 +371,7 @@ def _pod(
         "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
         "volumeMounts": [
-            mount, {"name": "sent", "mountPath": SENT, "readOnly": True}, {"name": "shared", "mountPath": "/dev/shm"},
+            mount, {"name": "sent", "mountPath": SENT, "readOnly": True}, {"name": "shared", "mountPath": SHARED_MEMORY},
         ],
     }  # fmt: skip
     spec: Object = {
@@ -454,7 +459,14 @@ def _jobset(name: str, job: Object) -> Object:
 def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: Object, pool: NodePool) -> Object:
     """A TrainJob: container by `trainer`, what a pod needs beyond it by a patch of the runtime's template."""
     container, spec = pod["spec"]["containers"][0], pod["spec"]
-    kept = ("affinity", "tolerations", "volumes", "serviceAccountName", "imagePullSecrets", "terminationGracePeriodSeconds")
+    kept = (
+        "affinity",
+        "tolerations",
+        "volumes",
+        "serviceAccountName",
+        "imagePullSecrets",
+        "terminationGracePeriodSeconds",
+    )
     patched: Object = {key: spec[key] for key in kept if key in spec}
     patched["containers"] = [{"name": CONTAINER, "volumeMounts": container["volumeMounts"]}]
     job = {"name": CONTAINER, "template": {"spec": {"template": {
@@ -467,7 +479,11 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
         trainer["resourcesPerNode"] = resources
     job_spec: Object = {
         "suspend": False,
-        "runtimeRef": {"apiGroup": TRAINJOB.partition("/")[0], "kind": "ClusterTrainingRuntime", "name": options.runtime},
+        "runtimeRef": {
+            "apiGroup": TRAINJOB.partition("/")[0],
+            "kind": "ClusterTrainingRuntime",
+            "name": options.runtime,
+        },
         "trainer": trainer,
         "runtimePatches": [
             {"manager": "stoker/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}},

@@ -11,70 +11,68 @@ import os
 import shutil
 import sys
 import tarfile
+from pathlib import Path
 
 WHOLE = ".stoker-whole"
 """Last entry of a tar stream: without it the stream was cut."""
 
 
-def read(path: str, offset: int, most: int) -> None:
+def read(path: Path, offset: int, most: int) -> None:
     """Print bytes of a file from `offset` on; nothing if it is not there."""
-    if os.path.exists(path):
-        with open(path, "rb") as file:
+    if path.exists():
+        with path.open("rb") as file:
             file.seek(offset)
             sys.stdout.buffer.write(file.read(most))
 
 
-def listing(folder: str) -> None:
+def listing(folder: Path) -> None:
     """Print the regular files below a folder as a JSON object: path to size and time of change."""
     found = {}
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if os.path.isfile(path) and not os.path.islink(path):
-                status = os.stat(path)
-                found[os.path.relpath(path, folder)] = [status.st_size, int(status.st_mtime)]
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            status = path.stat()
+            found[path.relative_to(folder).as_posix()] = [status.st_size, int(status.st_mtime)]
     print(json.dumps(found))  # noqa: T201  # the answer
 
 
-def pack(folder: str, num_bytes: int) -> None:
+def pack(folder: Path, num_bytes: int) -> None:
     """Print a tar stream of files whose paths come as a JSON list of `num_bytes` bytes on standard input."""
     paths = json.loads(sys.stdin.buffer.read(num_bytes))
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for path in paths:
             try:
-                archive.add(os.path.join(folder, path), arcname=path, recursive=False)
+                archive.add(folder / path, arcname=path, recursive=False)
             except FileNotFoundError:  # removed meanwhile: the next call brings what replaced it
                 continue
 
 
-def unpack(folder: str) -> None:
+def unpack(folder: Path) -> None:
     """Make a folder of a tar stream on standard input, whole or not at all."""
-    if os.path.isdir(folder):
+    if folder.is_dir():
         return
-    aside = f"{folder}.aside-{os.getpid()}"
+    aside = folder.with_name(f"{folder.name}.aside-{os.getpid()}")
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
             archive.extractall(aside)  # noqa: S202  # sent by the one whose code runs here
-        os.remove(os.path.join(aside, WHOLE))
-        os.rename(aside, folder)
+        (aside / WHOLE).unlink()
+        aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def main(words: list[str]) -> None:
     """Run one of the commands above."""
-    command, folder, *rest = words
+    command, path, *rest = words
     if command == "read":
-        read(folder, int(rest[0]), int(rest[1]))
+        read(Path(path), int(rest[0]), int(rest[1]))
     elif command == "list":
-        listing(folder)
+        listing(Path(path))
     elif command == "pack":
-        pack(folder, int(rest[0]))
+        pack(Path(path), int(rest[0]))
     elif command == "unpack":
-        unpack(folder)
+        unpack(Path(path))
     elif command == "touch":
-        with open(folder, "a", encoding="utf-8"):
-            pass
+        Path(path).touch()
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     command = [python, "-m", "stoker.launching.at_place", "run", str(root / orders["run"])]
     process = subprocess.Popen(command, cwd=root, env=environ)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: process.send_signal(signal.SIGTERM))
+        signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     code = process.wait()
     say_why(launch / f"host-{host}.json", Path(orders["message"]))
     return code if code >= 0 else 128 - code

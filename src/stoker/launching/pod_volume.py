@@ -1,8 +1,8 @@
 """A run's volume on Kubernetes, as seen from here: through a pod of the run while one runs, else through a small one.
 
 What: reading the log by offset, sending bundles that are too large for ConfigMaps, and fetching the run's directory.
-Costs: a command in a pod; where none runs, a pod of the run's image without devices is started, and deleted after use or
-by its deadline.
+Costs: a command in a pod; where none runs, a pod of the run's image without devices is started, and deleted after use
+or by its deadline.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -108,10 +109,8 @@ class RunVolume:
 
     def _visit(self, patience_s: float = 300.0) -> str:
         """The name of a running pod that was started for files alone."""
-        try:
+        with suppress(AlreadyThere):  # of an earlier question
             self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
-        except AlreadyThere:
-            pass  # of an earlier question
         until = time.monotonic() + patience_s
         while True:
             pod = self._api.get("Pod", self._visitor_name)
@@ -120,8 +119,9 @@ class RunVolume:
                 return self._visitor_name
             if phase in {"Failed", "Succeeded"}:
                 self.leave()
-                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: "
-                                  f"{pod['status'].get('message') or phase}", remedy="The same command again.")  # fmt: skip
+                why = pod["status"].get("message") or phase
+                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}",
+                                  remedy="The same command again.")  # fmt: skip
             if time.monotonic() > until:
                 about = state_of({"kind": "Pod", "metadata": pod["metadata"], "spec": {}}, [pod])
                 self.leave()

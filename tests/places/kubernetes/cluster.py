@@ -1,4 +1,4 @@
-"""A Kubernetes cluster on this machine: etcd, the real kube-apiserver and controller manager, and the tests' kubelet."""
+"""A Kubernetes cluster on this machine: etcd, the real kube-apiserver, its controllers, and the tests' kubelet."""
 
 from __future__ import annotations
 

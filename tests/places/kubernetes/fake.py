@@ -89,7 +89,9 @@ class FakeCluster:
         """A node that is ready."""
         room = {"cpu": "96", "memory": "1000Gi", "nvidia.com/gpu": str(gpus)}
         ready = {"type": "Ready", "status": "True"}
-        self.add("nodes", name, metadata={"labels": labels}, spec={}, status={"allocatable": room, "conditions": [ready]})
+        self.add(
+            "nodes", name, metadata={"labels": labels}, spec={}, status={"allocatable": room, "conditions": [ready]}
+        )
 
     def of(self, plural: str) -> list[Object]:
         """The objects of a kind."""
@@ -108,7 +110,13 @@ class FakeCluster:
         status["containerStatuses"] = [{"name": "node", "state": {"terminated": ended}}]
         if disrupted:
             status.setdefault("conditions", []).append(
-                {"type": "DisruptionTarget", "status": "True", "reason": disrupted, "message": "preempted by another pod"})
+                {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": disrupted,
+                    "message": "preempted by another pod",
+                }
+            )
         self.settle()
 
     def run_pod(self, name: str) -> None:
@@ -172,7 +180,9 @@ class FakeCluster:
         runs = plural == "pods" and thing.get("status", {}).get("phase") == "Running" and self.kubelets is not None
         if runs and grace_s != 0:
             thing["metadata"].setdefault("deletionTimestamp", now())
-            thing["metadata"].setdefault("deletionGracePeriodSeconds", thing["spec"].get("terminationGracePeriodSeconds", 30))
+            thing["metadata"].setdefault(
+                "deletionGracePeriodSeconds", thing["spec"].get("terminationGracePeriodSeconds", 30)
+            )
         else:
             del self.objects[plural, name]
 
@@ -181,7 +191,11 @@ class FakeCluster:
             for thing in self.of(plural):
                 about = thing["metadata"]
                 name = f"workload-{about['name']}"
-                if _QUEUE in about["labels"] and not about.get("ownerReferences") and ("workloads", name) not in self.objects:
+                if (
+                    _QUEUE in about["labels"]
+                    and not about.get("ownerReferences")
+                    and ("workloads", name) not in self.objects
+                ):
                     self.add("workloads", name, metadata={"ownerReferences": [_reference(thing)]},
                              spec={"queueName": about["labels"][_QUEUE]}, status={"conditions": [
                                  {"type": "QuotaReserved", "status": "False", "message": "no quota is free"}]})  # fmt: skip
@@ -243,7 +257,9 @@ class FakeCluster:
             status["conditions"] = [{"type": "Complete", "status": "True"}]
             return
         # As with podReplacementPolicy Failed, the default beside a podFailurePolicy: none beside one that is being ended.
-        taken = done | {_index(pod) for pod in mine if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}}
+        taken = done | {
+            _index(pod) for pod in mine if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}
+        }
         for index in range(spec["parallelism"]):
             if index not in taken:
                 self._make_pod(job, name, index, is_indexed=is_indexed)
@@ -252,11 +268,15 @@ class FakeCluster:
         template = copy.deepcopy(job["spec"]["template"])
         labels = template.get("metadata", {}).get("labels", {}) | {"batch.kubernetes.io/job-name": name}
         about: Object = {"labels": labels, "ownerReferences": [_reference(job)], "annotations": {}}
-        pod = self.add("pods", f"{name}-{index}-{uuid.uuid4().hex[:5]}", metadata=about, spec=template["spec"], status={})
+        pod = self.add(
+            "pods", f"{name}-{index}-{uuid.uuid4().hex[:5]}", metadata=about, spec=template["spec"], status={}
+        )
         if is_indexed:
             about["annotations"][_INDEX] = str(index)
             pod["spec"]["hostname"] = f"{name}-{index}"
-            pod["spec"]["containers"][0].setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
+            pod["spec"]["containers"][0].setdefault("env", []).append(
+                {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
+            )
 
     def _account(self, job: Object, pod: Object) -> None:
         """Decide about a failed pod, once, by the podFailurePolicy."""
@@ -313,11 +333,16 @@ class FakeCluster:
         if (verb, plural) in self.forbidden:
             raise Refused(403, "Forbidden", f'{plural} is forbidden: User "somebody" cannot {verb} resource "{plural}"')
         if plural == "localqueues" and part == "pendingworkloads":
-            return {"items": [{"metadata": w["metadata"], "positionInLocalQueue": n} for n, w in enumerate(self.of("workloads"))]}
+            return {
+                "items": [
+                    {"metadata": w["metadata"], "positionInLocalQueue": n} for n, w in enumerate(self.of("workloads"))
+                ]
+            }
         if part == "binding":
             self.objects[plural, name]["spec"]["nodeName"] = body["target"]["name"]  # type: ignore[index]
             self.objects[plural, name].setdefault("status", {}).setdefault("conditions", []).append(
-                {"type": "PodScheduled", "status": "True"})
+                {"type": "PodScheduled", "status": "True"}
+            )
             return {}
         if method == "POST":
             return self._create(plural, body or {}, is_dry="dryRun" in query)

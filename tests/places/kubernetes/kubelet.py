@@ -239,7 +239,7 @@ class Pod:
 
     def _report(self, phase: str, state: Object) -> None:
         ready = "True" if phase == "Running" else "False"
-        kept = [c for c in self.manifest.get("status", {}).get("conditions", []) if c["type"] not in {"Ready"}]
+        kept = [c for c in self.manifest.get("status", {}).get("conditions", []) if c["type"] != "Ready"]
         status: Object = {
             "phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1",
             "conditions": [*kept, {"type": "Ready", "status": ready, "lastTransitionTime": now()}],
@@ -367,7 +367,9 @@ class Kubelets:
         name, labels = node["metadata"]["name"], node["metadata"]["labels"]
         if node["spec"].get("unschedulable") or name in self.dead:
             return "node(s) were unschedulable"
-        affinity = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+        affinity = (
+            spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+        )
         for term in affinity.get("nodeSelectorTerms", []):
             for rule in term["matchExpressions"]:
                 if labels.get(rule["key"]) not in rule["values"]:
@@ -495,7 +497,9 @@ def _feed(stream: Any, process: subprocess.Popen[bytes]) -> None:
             size = struct.unpack(">Q", stream.read(8))[0]
         mask = stream.read(4)
         data = stream.read(size)
-        data = (int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")).to_bytes(size, "big")
+        data = (int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")).to_bytes(
+            size, "big"
+        )
         if head[0] & 0x0F == 8:
             break
         if data[:1] == b"\x00":
