@@ -80,7 +80,6 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
     from stoker.jobs import load_job as load_job
-    from stoker.launching import is_elsewhere as is_elsewhere
     from stoker.launching.follow import Follower as Follower
     from stoker.launching.known_places import ask_places as ask_places
     from stoker.launching.known_places import fetch_run as fetch_run
@@ -90,6 +89,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import place_kinds as place_kinds
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
     from stoker.launching.kubernetes_service import deploy as deploy
+    from stoker.launching.launch import describe_launch as describe_launch
     from stoker.launching.meter import spent_of as spent_of
     from stoker.launching.meter import spent_words as spent_words
     from stoker.loadtesting import load_test as load_test

@@ -14,6 +14,7 @@ from stoker import api
 from stoker.cli.elsewhere import follow_run
 from stoker.cli.terminal import output, print_document, setting_pairs, waiting
 from stoker.errors import BadJob
+from stoker.launching import parse_target
 from stoker.records import to_json
 from stoker.units import parse_duration, parse_memory, parse_money
 
@@ -129,6 +130,7 @@ def train_elsewhere(
     as_json: bool,
 ) -> None:
     """Start a run elsewhere, or find it there, and follow it to its end unless it is detached."""
+    parse_target(on)  # before torch is loaded
     named = setting_pairs(settings)
     if dry_run:
         with output(for_json=as_json), waiting("reading what would travel", quiet=as_json):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob
 from stoker.store.files import file_digests, sha256_file
 from stoker.units import format_bytes
 
@@ -306,10 +306,10 @@ def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ)
     """The values of environment variables that are sent apart from all that is stored.
 
     Raises:
-        PlaceFailed: one is not set here.
+        BadJob: one is not set here.
     """
     missing = [name for name in names if name not in environ]
     if missing:
-        raise PlaceFailed(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
+        raise BadJob(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
                           remedy=f"export {missing[0]}=…, then the same command.")  # fmt: skip
     return {name: environ[name] for name in names}

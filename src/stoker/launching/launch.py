@@ -179,7 +179,7 @@ def launch(
     return LaunchedRun(directory=directory, launch=record, because=because)
 
 
-def describe(
+def describe_launch(
     job_file: str | Path,
     *,
     on: str,

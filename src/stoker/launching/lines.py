@@ -247,7 +247,7 @@ class SshLine(Line):
     """
 
     def __init__(self, host: str) -> None:
-        match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.%]+\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
+        match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
         if match is None:
             raise PlaceFailed(f"{host!r} names no host", remedy="Write user@host or user@host:port.")
         user, address, port = match.groups()

@@ -80,7 +80,7 @@ class SshLauncher(Launcher):
         """The hosts, and the devices to use on each."""
         address, slash, shape = text.strip().partition("/")
         hosts = [host.strip() for host in address.split(",")]
-        match = re.fullmatch(r"(?:(\d+)[x×])?([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
+        match = re.fullmatch(r"(?:(\d+)[x×])?(?!\d+[x×]?$)([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
         if not all(hosts) or (slash and match is None):
             raise NoDevice(f"--on ssh:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ssh:me@box/2xcpu.")
         count, device = (match[1], match[2].lower()) if match else (None, "")
