@@ -88,6 +88,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import launcher_of_run as launcher_of_run
     from stoker.launching.known_places import place_kinds as place_kinds
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
+    from stoker.launching.kubernetes_service import deploy as deploy
     from stoker.launching.launch import describe_launch as describe_launch
     from stoker.launching.meter import spent_of as spent_of
     from stoker.launching.meter import spent_words as spent_words

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, print_document, printable, reported
+from stoker.cli.terminal import AsJson, Debug, print_document, printable, reported, setting_pairs
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
@@ -25,6 +25,9 @@ from stoker.units import format_seconds
 if TYPE_CHECKING:
     from stoker.serving.access_log import LineWriter
     from stoker.serving.server import ServedModel, ServerStarted
+
+
+_CLUSTER = "On a cluster"
 
 
 def serve(
@@ -66,10 +69,37 @@ def serve(
         str | None, typer.Option("--access-log", metavar="FILE", help="A line of JSON a request; -: standard error.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Do not start unless every model can be served.")] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", metavar="PLACE", help="here; k8s:NAMESPACE: a Deployment there.", rich_help_panel=_CLUSTER
+        ),
+    ] = "here",
+    scale: Annotated[
+        str, typer.Option("--scale", metavar="REPLICAS", help="3; 1..8: by load; 0..4.", rich_help_panel=_CLUSTER)
+    ] = "1",
+    image: Annotated[
+        str, typer.Option("--image", metavar="IMAGE", help="With Stoker's extra `serve`.", rich_help_panel=_CLUSTER)
+    ] = "",
+    place_option: Annotated[
+        list[str] | None,
+        typer.Option("--place-option", metavar="NAME=VALUE", help="Such as claim=NAME.", rich_help_panel=_CLUSTER),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the manifests, and apply nothing.", rich_help_panel=_CLUSTER)
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Serve exported models over the Open Inference Protocol, HTTP and gRPC, until stopped."""
+    if on != "here":
+        with reported(debug=debug):
+            objects = api.deploy(
+                [str(model) for model in models], on=on, image=image, scale=scale, overrides=tuple(settings or ()),
+                options=setting_pairs(place_option, "--place-option"), dry_run=dry_run,
+            )  # fmt: skip
+            announce_deployment(objects, on=on, dry_run=dry_run, as_json=as_json)
+        return
     with reported(debug=debug), announce_changes():
         api.serve(
                 models,
@@ -80,6 +110,22 @@ def serve(
                 max_body_bytes=max_body * 2**20, max_bodies_bytes=max_bodies and max_bodies * 2**20,
                 watch_s=watch or None, grace_s=grace, access_log=access_log, is_strict=strict,
             )  # fmt: skip
+
+
+def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: bool, as_json: bool) -> None:
+    """Print manifests that would be applied, or the objects that were and where the service is."""
+    if as_json:
+        print_document({"objects": list(objects), "applied": not dry_run})
+    elif dry_run:
+        import yaml
+
+        print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
+    else:
+        name, namespace = objects[0]["metadata"]["name"], on.rpartition(":")[2].rpartition("/")[2]
+        print("\n".join(f"{thing['kind']} {thing['metadata']['name']}" for thing in objects))
+        print(
+            f"http://{name}.{namespace}.svc:8000 in the cluster; `kubectl -n {namespace} delete deployment {name}` ends it"
+        )
 
 
 def rollback(

@@ -111,8 +111,8 @@ def load_job(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
     return api.load_job(path, setting_pairs(settings))
 
 
-def setting_pairs(settings: list[str] | None) -> dict[str, str]:
-    """Settings given as `NAME=VALUE`, by name.
+def setting_pairs(settings: list[str] | None, option: str = "--set") -> dict[str, str]:
+    """Settings given as `NAME=VALUE` by an option, by name.
 
     Raises:
         BadJob: one has another form.
@@ -121,7 +121,7 @@ def setting_pairs(settings: list[str] | None) -> dict[str, str]:
     for setting in settings or ():
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise BadJob(f"--set {setting}: wanted NAME=VALUE")
+            raise BadJob(f"{option} {setting}: wanted NAME=VALUE")
         pairs[name.strip()] = value
     return pairs
 

@@ -1,0 +1,197 @@
+"""The state of a run on Kubernetes, from its Job (or JobSet, TrainJob), its pods, and its place in Kueue's queue.
+
+Plain values in, a LaunchState out: a phase, its reason, and the condition or status that says so. Nothing here asks a
+server.
+Source: batch/v1 JobStatus and pod status of Kubernetes 1.37; conditions of JobSet, TrainJob and Kueue's Workload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker.launching.cluster_api import Object
+from stoker.launching.manifests import EXIT_AGAIN
+from stoker.records.launch import LaunchPhase, LaunchState
+
+_STUCK = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+                    "CreateContainerConfigError", "CreateContainerError", "RunContainerError"})  # fmt: skip
+"""Reasons for which a container waits that do not pass by themselves."""
+
+
+def condition(thing: Object, kind: str) -> dict[str, Any] | None:
+    """A condition of an object that is true; None if there is none."""
+    for entry in thing.get("status", {}).get("conditions") or []:
+        if entry.get("type") == kind and entry.get("status") == "True":
+            found: dict[str, Any] = entry
+            return found
+    return None
+
+
+def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = None, position: str = "") -> LaunchState:
+    """The state of a run.
+
+    Args:
+        owner: Job, JobSet or TrainJob.
+        pods: those of the run that the server still has.
+        workload: of Kueue, if the run is queued there.
+        position: in Kueue's queue, in words; "": not known.
+    """
+    pods = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
+    restarts = _restarts(owner, pods)
+    if (done := condition(owner, "Complete") or condition(owner, "Completed")) is not None:
+        return _state("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
+    if (failed := condition(owner, "Failed")) is not None:
+        return _failed(owner, pods, failed, restarts)
+    if owner["spec"].get("suspend") or (owner["spec"].get("parallelism") == 0):
+        return _suspended(owner, workload, position, restarts)
+    live = [pod for pod in pods if pod.get("status", {}).get("phase") in (None, "Pending", "Running", "Unknown")]
+    if not live:
+        return _between(owner, pods, restarts)
+    return _live(live, restarts)
+
+
+def _state(
+    phase: LaunchPhase, why: str, evidence: str, *, exit_code: int | None = None, restarts: int = 0
+) -> LaunchState:
+    return LaunchState(
+        phase=phase, why=why, evidence=evidence, exit_code=exit_code, restarts=restarts,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _evidence(thing: Object, entry: dict[str, Any]) -> str:
+    said = ": ".join(text for text in (entry.get("reason", ""), entry.get("message", "")) if text)
+    return f"{thing.get('kind', 'Pod')} {thing['metadata']['name']}: {entry['type']}" + (f" ({said})" if said else "")
+
+
+def _restarts(owner: Object, pods: Sequence[Object]) -> int:
+    """Pods after the first of each host, that this server still knows of [count]."""
+    hosts = {_host(pod) for pod in pods}
+    return max(len(pods) - len(hosts), int(owner.get("status", {}).get("restarts") or 0), 0)
+
+
+def _host(pod: Object) -> str:
+    annotations = pod["metadata"].get("annotations") or {}
+    return str(annotations.get("batch.kubernetes.io/job-completion-index", "0"))
+
+
+def _terminated(pod: Object) -> dict[str, Any] | None:
+    """How a pod's container ended; None if it did not, or never started."""
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        if (ended := status.get("state", {}).get("terminated")) is not None:
+            found: dict[str, Any] = ended
+            return found
+    return None
+
+
+def ending_of(pod: Object) -> tuple[int | None, str, str]:
+    """Exit code, reason in words, and evidence, of a pod that ended."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    ended = _terminated(pod)
+    if ended is None:
+        why = status.get("message") or status.get("reason") or "the pod ended before its container started"
+        return None, str(why), f"Pod {name}: {status.get('phase')}"
+    code, reason, message = ended.get("exitCode"), ended.get("reason") or "", (ended.get("message") or "").strip()
+    evidence = f"Pod {name}: exit code {code}" + (f", {reason}" if reason else "")
+    if reason in {"StartError", "ContainerCannotRun"} and "executable file not found" in message:
+        return code, "the image has no python3", f"{evidence}: {message}"
+    if reason == "OOMKilled":
+        return code, "the container ran out of its memory limit", evidence
+    said = _said(message)
+    if said.get("why"):
+        detail = said.get("evidence") or said["why"]
+        return code, str(said["why"]), f"{evidence}: {detail}"
+    return code, message.splitlines()[-1] if message else f"exit code {code}", evidence
+
+
+def _said(message: str) -> dict[str, Any]:
+    """What the container left as its last state; nothing if it left something else."""
+    try:
+        said = json.loads(message)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any], restarts: int) -> LaunchState:
+    ended = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
+    final = [pod for pod in ended if (_terminated(pod) or {}).get("exitCode") not in EXIT_AGAIN] or ended
+    if not final:
+        why = failed.get("message") or failed.get("reason") or "the Job failed"
+        return _state("failed", str(why), _evidence(owner, failed), restarts=restarts)
+    code, why, evidence = ending_of(final[-1])
+    return _state("failed", why, f"{evidence}; {_evidence(owner, failed)}", exit_code=code, restarts=restarts)
+
+
+def _suspended(owner: Object, workload: Object | None, position: str, restarts: int) -> LaunchState:
+    name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
+    if workload is None:
+        return _state("queued", "it is suspended: what it needs is being sent, or somebody suspended it", name,
+                      restarts=restarts)  # fmt: skip
+    evicted = condition(workload, "Evicted")
+    if evicted is not None and condition(workload, "QuotaReserved") is None:
+        why = f"Kueue took its place: {evicted.get('message') or evicted.get('reason')}"
+        return _state("preempted", why, _evidence({"kind": "Workload", **workload}, evicted), restarts=restarts)
+    pending = [c for c in workload.get("status", {}).get("conditions") or [] if c.get("type") == "QuotaReserved"]
+    said = pending[0].get("message", "") if pending else "Kueue has not looked at it yet"
+    return _state("queued", "; ".join(text for text in (position, said) if text), name, restarts=restarts)
+
+
+def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchState:
+    """No pod lives, and the Job is neither done nor failed."""
+    if not pods:
+        return _state("queued", "no pod was made yet",
+                      f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts)  # fmt: skip
+    last = pods[-1]
+    code, why, evidence = ending_of(last)
+    if (disrupted := condition(last, "DisruptionTarget")) is not None:
+        return _state("preempted", f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
+                      _evidence({"kind": "Pod", **last}, disrupted), exit_code=code, restarts=restarts)  # fmt: skip
+    if code in EXIT_AGAIN:
+        return _state("requeued", f"{why}; another pod follows", evidence, exit_code=code, restarts=restarts)
+    if code == 0:
+        return _state("running", "a host is done; the Job has not said so yet", evidence, restarts=restarts)
+    return _state("requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code,
+                  restarts=restarts)  # fmt: skip
+
+
+def _live(live: Sequence[Object], restarts: int) -> LaunchState:
+    """Some pods live: the one that is least far says how the run is."""
+    for pod in live:
+        name, status = pod["metadata"]["name"], pod.get("status", {})
+        if (lost := status.get("reason") == "NodeLost") or status.get("phase") == "Unknown":
+            why = "the node of its pod does not answer" if lost else "the state of its pod is not known"
+            return _state("unknown", why, f"Pod {name}: {status.get('reason') or 'Unknown'}", restarts=restarts)
+    leaving = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
+    staying = [pod for pod in live if pod not in leaving]
+    if leaving and not staying:
+        return _state("saving", "its pod was asked to end, and saves", f"Pod {leaving[0]['metadata']['name']}: being "
+                      f"deleted at {leaving[0]['metadata']['deletionTimestamp']}", restarts=restarts)  # fmt: skip
+    waiting = [pod for pod in staying if pod.get("status", {}).get("phase") != "Running"]
+    if not waiting:
+        pod = staying[0]
+        since = pod.get("status", {}).get("startTime", "")
+        return _state("running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}",
+                      restarts=restarts)  # fmt: skip
+    return _waiting(waiting[0], restarts)
+
+
+def _waiting(pod: Object, restarts: int) -> LaunchState:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    scheduled = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), None)
+    if scheduled is None or scheduled.get("status") != "True":
+        said = (scheduled or {}).get("message") or "no node was chosen yet"
+        phase: LaunchPhase = "requeued" if restarts else "queued"
+        return _state(
+            phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}", restarts=restarts
+        )
+    for container in status.get("containerStatuses") or []:
+        held = container.get("state", {}).get("waiting") or {}
+        if held.get("reason") in _STUCK:
+            return _state("starting", f"stuck, and tried again: {held.get('message') or held['reason']}",
+                          f"Pod {name}: {held['reason']}", restarts=restarts)  # fmt: skip
+    return _state("starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating",
+                  restarts=restarts)  # fmt: skip

@@ -1,0 +1,269 @@
+"""A service on Kubernetes: `stoker serve … --on k8s:team --scale 0..4`, as Deployment, Service and autoscaler.
+
+What: `stoker serve` in a Deployment with the probes that it answers, a Service in front of it, and replicas between
+two bounds by the rows that wait in its queues. From one replica up: a ScaledObject of KEDA where Prometheus is named,
+else a HorizontalPodAutoscaler. From zero: an HTTPScaledObject of KEDA's HTTP add-on, which holds requests while a pod
+starts; a service that is not there has no queue to look at.
+Use when: models are in the image, or on a volume that all replicas can read.
+Costs: `/metrics` is on the admin port, which needs a key beyond its own machine: one is made, and kept in a Secret.
+Source: Kubernetes 1.37 (apps/v1, autoscaling/v2), keda.sh/v1alpha1 2.20, http.keda.sh/v1alpha1, PodMonitor of the
+Prometheus Operator.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets as random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stoker.errors import BadSetting, PlaceFailed, nearest
+from stoker.launching import parse_target
+from stoker.launching.cluster_api import ClusterApi, Object, connect
+from stoker.launching.launcher import LaunchTarget
+from stoker.launching.manifests import MANAGER, labels, object_name
+
+HTTP_PORT, GRPC_PORT, ADMIN_PORT = 8000, 8001, 8002
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # a pod's addresses, behind its Service
+MODELS, KEYS = "/stoker-models", "/stoker-keys"
+QUEUED_ROWS = 16
+"""Rows that may wait in each replica before another one is added: half of the default `max_batch_rows`."""
+
+GRACE_S, ENDPOINTS_S = 25, 5
+"""Time for answers that are being computed; and, before it, for the Service's endpoints to forget the pod [s]."""
+
+KEDA, KEDA_HTTP, MONITORING = "keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1"
+CUSTOM_METRICS = "custom.metrics.k8s.io/"
+_OPTIONS = ("name", "claim", "prometheus", "cpus", "memory", "account", "pull-secret", "host")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is served, and how.
+
+    Attributes:
+        name: of all objects.
+        models: paths in the image, or on the volume of the option `claim`.
+        image: with Stoker and its extra `serve`.
+        low, high: bounds of the number of replicas.
+        overrides: settings, as for `--set`.
+        options: `claim`, `prometheus` (address of a server), `cpus`, `memory`, `account`, `pull-secret`, `host` (name
+            under which KEDA's HTTP add-on receives requests).
+    """
+
+    name: str
+    models: tuple[str, ...]
+    image: str
+    low: int = 1
+    high: int = 1
+    overrides: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_scale(text: str) -> tuple[int, int]:
+    """Bounds of a number of replicas.
+
+    >>> read_scale("0..4"), read_scale("3")
+    ((0, 4), (3, 3))
+
+    Raises:
+        BadSetting: it is no such text, or the bounds are the wrong way round.
+    """
+    match = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", text.strip())
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if low > high or high < 1:
+        raise BadSetting(f"--scale {text}: wanted replicas, such as 3, 1..8 or 0..4")
+    return low, high
+
+
+def deploy(
+    models: Sequence[str], *, on: str, image: str, scale: str = "1", overrides: Sequence[str] = (),
+    options: Mapping[str, str] | None = None, dry_run: bool = False,
+) -> list[Object]:  # fmt: skip
+    """Apply a service's objects; the same call again changes those that are there.
+
+    Args:
+        models: paths in the image, or on the volume.
+        on: a namespace, such as `k8s:team`.
+        image: container image.
+        scale: replicas: `3`, `1..8`, `0..4`.
+        overrides: settings of models, as for `--set`.
+        options: of the place; see `Deployment`.
+        dry_run: change nothing.
+
+    Returns:
+        The objects that were, or would be, applied. Of the Secret the key's value is left out.
+
+    Raises:
+        NoDevice: `on` names no namespace of a cluster.
+        PlaceFailed: the cluster refuses, or cannot scale like that.
+    """
+    target, options = parse_target(on), dict(options or {})
+    if target.kind != "k8s":
+        raise PlaceFailed(f"A service cannot be started on {on}.", remedy="Services run on k8s:[CONTEXT/]NAMESPACE.")
+    low, high = read_scale(scale)
+    name = object_name(
+        options.get("name") or re.sub(r"[^a-z0-9-]+", "-", models[0].rstrip("/").rpartition("/")[2].lower())
+    )
+    deployment = Deployment(name=name, models=tuple(models), image=image, low=low, high=high,
+                            overrides=tuple(overrides), options=options)  # fmt: skip
+    api = connect(*target.address.rsplit("/", 1))
+    there = api.find("Deployment", name, api="apps/v1")
+    if there is not None and (there["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") != MANAGER:
+        raise PlaceFailed(f"Deployment {name} is in namespace {api.namespace} already, and not made by Stoker.",
+                          remedy="Choose another one: --place-option name=NAME.")  # fmt: skip
+    objects = service_objects(deployment, target, api.groups)
+    if not dry_run:
+        _apply(api, objects, is_new=there is None)
+    return [{**thing, "stringData": dict.fromkeys(thing["stringData"], "(a key)")} if "stringData" in thing else thing
+            for thing in objects]  # fmt: skip
+
+
+def _apply(api: ClusterApi, objects: Sequence[Object], *, is_new: bool) -> None:
+    """Apply the Deployment, then what belongs to it; what a first start that fails has made is deleted."""
+    owner, *owned = objects
+    stored = api.apply(owner)
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": stored["metadata"]["name"],
+                 "uid": stored["metadata"]["uid"]}  # fmt: skip
+    try:
+        for thing in owned:
+            name = thing["metadata"]["name"]
+            if thing["kind"] == "Secret" and api.find("Secret", name) is not None:
+                continue  # a new key would be another one than running pods have read
+            api.apply({**thing, "metadata": {**thing["metadata"], "ownerReferences": [reference]}})
+    except BaseException:
+        if is_new:
+            api.delete("Deployment", reference["name"], api="apps/v1")
+        raise
+
+
+def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozenset[str]) -> list[Object]:
+    """The objects of a service, its Deployment first; what the autoscaler is depends on the cluster's API groups.
+
+    Raises:
+        BadSetting: an option is unknown.
+        PlaceFailed: there is no image, or nothing could wake a service of no replicas.
+    """
+    for option in deployment.options:
+        if option not in _OPTIONS:
+            raise BadSetting(f"--place-option {option}: a service has no such option. {nearest(option, _OPTIONS)}")
+    if not deployment.image:
+        raise PlaceFailed("A pod needs a container image, and none was named.",
+                          remedy="--image NAME, with Stoker and its extra `serve`.")  # fmt: skip
+    name, namespace = deployment.name, target.address.rpartition("/")[2]
+    about = {"name": name, "labels": labels(name, "serving")}
+    key = f"metrics:{random.token_hex(16)}"
+    objects: list[Object] = [
+        _deployment(deployment, about),
+        {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque",
+         "stringData": {"admin": f"{key}\n", "token": key.partition(":")[2]}},
+        _service(about),
+    ]  # fmt: skip
+    if MONITORING in groups:
+        objects.append(_pod_monitor(about))
+    if deployment.low < deployment.high:
+        objects.append(_autoscaler(deployment, about, namespace, groups))
+    return objects
+
+
+def _deployment(deployment: Deployment, about: Object) -> Object:
+    options, name = deployment.options, deployment.name
+    volumes: list[Object] = [
+        {"name": "keys", "secret": {"secretName": name, "items": [{"key": "admin", "path": "admin"}]}}
+    ]
+    mounts: list[Object] = [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
+    models = deployment.models
+    if claim := options.get("claim"):
+        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
+        models = tuple(f"{MODELS}/{path.lstrip('/')}" for path in models)
+    command = ["python3", "-m", "stoker", "serve", *models, "--host", EVERYWHERE, "--http-port", str(HTTP_PORT),
+               "--grpc-port", str(GRPC_PORT), "--admin-host", EVERYWHERE, "--admin-port", str(ADMIN_PORT),
+               "--admin-keys", f"{KEYS}/admin", "--grace", str(GRACE_S)]  # fmt: skip # in a pod
+    command += [word for override in deployment.overrides for word in ("--set", override)]
+    container = {
+        "name": "serve", "image": deployment.image, "command": command,
+        "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT},
+                  {"name": "admin", "containerPort": ADMIN_PORT}],
+        # Every model is loaded and answers its golden inputs before the server is ready: ten minutes at most.
+        "startupProbe": _probe("ready", period_s=2, failures=300),
+        "readinessProbe": _probe("ready", period_s=2, failures=2),
+        "livenessProbe": _probe("live", period_s=10, failures=6),
+        "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", f"import time; time.sleep({ENDPOINTS_S})"]}}},
+        "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": options.get("memory", "2Gi")}},
+        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumeMounts": mounts,
+    }  # fmt: skip
+    pod: Object = {
+        "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5,
+        "automountServiceAccountToken": "account" in options,
+        "enableServiceLinks": False, "containers": [container], "volumes": volumes,
+    }  # fmt: skip
+    if account := options.get("account"):
+        pod["serviceAccountName"] = account
+    if pull_secret := options.get("pull-secret"):
+        pod["imagePullSecrets"] = [{"name": pull_secret}]
+    chosen = labels(name, "serving")
+    spec: Object = {
+        "selector": {"matchLabels": chosen},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": chosen}, "spec": pod},
+    }
+    if deployment.low == deployment.high:  # else the autoscaler's
+        spec["replicas"] = deployment.low
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}
+
+
+def _probe(what: str, *, period_s: int, failures: int) -> Object:
+    return {"httpGet": {"path": f"/v2/health/{what}", "port": "http"}, "periodSeconds": period_s,
+            "failureThreshold": failures, "timeoutSeconds": 2}  # fmt: skip
+
+
+def _service(about: Object) -> Object:
+    ports = [
+        {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
+        {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": about,
+        "spec": {"selector": about["labels"], "ports": ports},
+    }
+
+
+def _pod_monitor(about: Object) -> Object:
+    endpoint = {"port": "admin", "path": "/metrics", "authorization": {
+        "credentials": {"name": about["name"], "key": "token"}}}  # fmt: skip
+    return {"apiVersion": MONITORING, "kind": "PodMonitor", "metadata": about,
+            "spec": {"selector": {"matchLabels": about["labels"]}, "podMetricsEndpoints": [endpoint]}}  # fmt: skip
+
+
+def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: frozenset[str]) -> Object:
+    name, options = deployment.name, deployment.options
+    scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+    if deployment.low == 0:
+        if KEDA_HTTP not in groups:
+            raise PlaceFailed("With 0 replicas nothing would wake the service: the cluster has no HTTP add-on of KEDA.",
+                              remedy=f"--scale 1..{deployment.high}, or install the add-on.")  # fmt: skip
+        return {"apiVersion": KEDA_HTTP, "kind": "HTTPScaledObject", "metadata": about, "spec": {
+            "hosts": [options.get("host") or f"{name}.{namespace}"],
+            "scaleTargetRef": {**scaled, "service": name, "port": HTTP_PORT},
+            "replicas": {"min": 0, "max": deployment.high}, "scaledownPeriod": 300,
+            "scalingMetric": {"concurrency": {"targetValue": QUEUED_ROWS}},
+        }}  # fmt: skip
+    if (server := options.get("prometheus")) and KEDA in groups:
+        query = f'sum(stoker_queue_rows{{namespace="{namespace}",pod=~"{name}-.*"}})'
+        return {"apiVersion": KEDA, "kind": "ScaledObject", "metadata": about, "spec": {
+            "scaleTargetRef": scaled, "minReplicaCount": deployment.low, "maxReplicaCount": deployment.high,
+            "cooldownPeriod": 300, "triggers": [{"type": "prometheus", "metadata": {
+                "serverAddress": server, "query": query, "threshold": str(QUEUED_ROWS)}}],
+        }}  # fmt: skip
+    metric: Object = {"type": "Resource", "resource": {
+        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}  # fmt: skip
+    if any(group.startswith(CUSTOM_METRICS) for group in groups):
+        metric = {"type": "Pods", "pods": {"metric": {"name": "stoker_queue_rows"},
+                  "target": {"type": "AverageValue", "averageValue": str(QUEUED_ROWS)}}}  # fmt: skip
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": about, "spec": {
+        "scaleTargetRef": scaled, "minReplicas": deployment.low, "maxReplicas": deployment.high, "metrics": [metric],
+    }}  # fmt: skip

@@ -1,0 +1,494 @@
+"""Manifests of a run on Kubernetes: plain values in, objects as `kubectl apply` takes them out.
+
+What: a Job where one pod is enough, an Indexed Job with a headless Service for several, a JobSet or a TrainJob if asked
+for; ConfigMaps with what travels, a Secret, a claim of a volume for the run's directory. One pod a node, one process a
+device.
+Rules that keep a run: restartPolicy Never and podFailurePolicy: what a disruption, exit 130 (saved, asked to leave) or
+75 (slice over) ended is started again and not counted; any other failure fails the Job. `activeDeadlineSeconds` is the
+pod's, from the forecast's upper bound: the Job's own clock would run while it waits for a node.
+Source: Kubernetes 1.37 (batch/v1, core/v1), jobset.x-k8s.io/v1alpha2, trainer.kubeflow.org/v1alpha1, and
+kueue.x-k8s.io's labels; the tests validate against their schemas.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import BadSetting, PlaceFailed, nearest
+from stoker.launching import pod_start
+from stoker.launching.at_place import LaunchOrder
+from stoker.launching.bundle import Bundle
+from stoker.launching.cluster_api import Object
+from stoker.launching.launcher import ROOT, Submission
+from stoker.launching.lines import write_tar
+from stoker.records.codec import dumps
+
+MOUNT, SENT, MESSAGE = "/stoker", "/stoker-sent", "/dev/termination-log"
+"""Where the run's volume, what was sent, and the termination message are in a container."""
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  # not a file of ours: where loader processes hand over batches
+
+PART_BYTES, MOST_PARTS = 1_000_000, 4
+"""A ConfigMap holds 1 MiB; a run sends at most so many of them, and larger bundles through a pod."""
+
+RENDEZVOUS_PORT = 29_400
+HOSTS_VARIABLE, MASTER_VARIABLE = "STOKER_HOSTS", "STOKER_MASTER"
+DEFAULT_SIZE = "20Gi"
+CONTAINER = "node"
+"""The name that Kubeflow's runtimes give to the training container."""
+
+EXIT_AGAIN = (75, 130)
+"""Exit codes after which the run goes on: a slice is over; saved and left, as asked."""
+
+MANAGER = "stoker"
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+JOB, JOBSET, TRAINJOB = "batch/v1", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1"
+APIS = {"Job": JOB, "JobSet": JOBSET, "TrainJob": TRAINJOB}
+
+_GRACE_MORE_S = 30
+"""A pod that is ended has the forecast time of a save and so much more [s]."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What `--place-option NAME=VALUE` may say of a cluster.
+
+    Attributes:
+        claim: an existing PersistentVolumeClaim for code, runs and environments; "": one is made for the run.
+        storage: its StorageClass; "": the cluster's default.
+        size: its size.
+        root: folder on the volume.
+        queue, priority: of Kueue: LocalQueue, WorkloadPriorityClass.
+        kind: `job`, `jobset`, or `trainjob`.
+        runtime: ClusterTrainingRuntime of a TrainJob.
+        cpus, memory: of a pod; "": its share of the node.
+        account: service account of the pods.
+        pull_secret: Secret for the image's registry.
+    """
+
+    claim: str = ""
+    storage: str = ""
+    size: str = DEFAULT_SIZE
+    root: str = ""
+    queue: str = ""
+    priority: str = ""
+    kind: str = "job"
+    runtime: str = "torch-distributed"
+    cpus: str = ""
+    memory: str = ""
+    account: str = ""
+    pull_secret: str = ""
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> ClusterOptions:
+        """The options by name.
+
+        Raises:
+            BadSetting: a name or a kind is unknown.
+        """
+        known = tuple(name.replace("_", "-") for name in cls.__dataclass_fields__)
+        for name in options:
+            if name not in known:
+                raise BadSetting(f"--place-option {name}: Kubernetes has no such option. {nearest(name, known)}")
+        read = cls(**{name.replace("-", "_"): value for name, value in options.items()})
+        if read.kind not in {"job", "jobset", "trainjob"}:
+            raise BadSetting(f"--place-option kind={read.kind}: job, jobset or trainjob")
+        if read.root == ROOT:
+            return cls(**{**read.__dict__, "root": ""})
+        return read
+
+
+@dataclass(frozen=True)
+class NodePool:
+    """Nodes with a kind of device, and what a pod gets of one.
+
+    Attributes:
+        resource: of the device plugin, `nvidia.com/gpu`; "" for CPUs.
+        label, values: node label that names the kind, and its values; "": any node that has the resource.
+        cpus: CPU cores of a pod; 0: not stated.
+        memory_bytes: of a pod; 0: not stated.
+    """
+
+    resource: str = ""
+    label: str = ""
+    values: tuple[str, ...] = ()
+    cpus: float = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What manifests depend on: the server's version, and what is installed."""
+
+    version: tuple[int, int]
+    groups: frozenset[str] = frozenset()
+
+    @property
+    def has_suspend(self) -> bool:
+        """Jobs can be created suspended (1.24; before by a feature gate)."""
+        return self.version >= (1, 24)
+
+    @property
+    def has_indexed(self) -> bool:
+        """Jobs have numbered pods with host names (1.24)."""
+        return self.version >= (1, 24)
+
+    @property
+    def has_failure_policy(self) -> bool:
+        """Jobs tell exit codes and disruptions from failures (1.26)."""
+        return self.version >= (1, 26)
+
+
+@dataclass(frozen=True)
+class RunObjects:
+    """All objects of a run.
+
+    Attributes:
+        owner: Job, JobSet or TrainJob: deleting it deletes all others but the claim.
+        owned: ConfigMaps, Secret, Service.
+        claim: PersistentVolumeClaim to make; None if it exists.
+        to_send: bundles that are too large for ConfigMaps.
+        claim_name: of the run's volume.
+    """
+
+    owner: Object
+    owned: tuple[Object, ...]
+    claim: Object | None
+    to_send: tuple[Bundle, ...] = field(default=())
+    claim_name: str = ""
+
+
+def object_name(run: str) -> str:
+    """A run's name as a DNS label of at most 52 characters, which leaves room for what controllers add.
+
+    >>> object_name("digits-ac1f4a-2"), object_name("7_Zwerge.Lauf")
+    ('digits-ac1f4a-2', 'run-7-zwerge-lauf-d9c9')
+    """
+    name = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"run-{name}"
+    if name == run and len(name) <= 52:
+        return name
+    return f"{name[:47].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:4]}"
+
+
+def run_objects(
+    submission: Submission, options: ClusterOptions, cluster: Cluster, pool: NodePool, secrets: Mapping[str, str],
+    *, submitted_at: str,
+) -> RunObjects:  # fmt: skip
+    """The objects of a run.
+
+    Args:
+        submission: what to run.
+        options: of the place.
+        cluster: version and API groups.
+        pool: nodes to run on.
+        secrets: values by name, for the Secret.
+        submitted_at: distinguishes this start from earlier ones of the run; ISO 8601.
+
+    Raises:
+        PlaceFailed: there is no image, or this cluster has not what the shape needs.
+    """
+    if not submission.image:
+        raise PlaceFailed("A pod needs a container image, and none was named.",
+                          remedy="--image NAME, with Python 3.11 or later and PyTorch.")  # fmt: skip
+    name, target = object_name(submission.run), submission.target
+    _require_kind(options.kind, target.num_nodes, cluster)
+    claim_name = options.claim or f"{name}-run"
+    folders, parts, to_send = _packed((submission.stoker, submission.code, *submission.data))
+    start = {
+        "root": MOUNT, "run": f"runs/{submission.run}", "folders": folders, "stoker": submission.stoker.folder,
+        "order": dumps(_order(submission, submitted_at)), "message": MESSAGE,
+        "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
+        "python": submission.environment if isinstance(submission.environment, str) else "python3",
+        "patience_s": grace_s(submission) + 60, "expected": list(submission.expected),
+    }  # fmt: skip
+    maps = _config_maps(name, parts, {"start.py": _start_text(), "start.json": json.dumps(start, indent=1)})
+    owned = [*maps]
+    if secrets:
+        owned.append({"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(name), "type": "Opaque",
+                      "stringData": dict(secrets)})  # fmt: skip
+    if target.num_nodes > 1 and options.kind == "job":
+        owned.append(_headless_service(name))
+    pod = _pod(submission, options, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
+    job = _job_spec(pod, target.num_nodes, cluster)
+    owner: Object = {"apiVersion": APIS["Job"], "kind": "Job", "metadata": _metadata(name), "spec": job}
+    if options.kind == "jobset":
+        owner = _jobset(name, job)
+    elif options.kind == "trainjob":
+        owner = _trainjob(name, submission, options, pod, pool)
+    owner["metadata"]["annotations"] = {"stoker/run": submission.run, "stoker/place": target.text}
+    if options.queue:
+        owner["metadata"]["labels"][QUEUE_LABEL] = options.queue
+        owner["spec"]["suspend"] = True
+        if options.priority:
+            owner["metadata"]["labels"][PRIORITY_LABEL] = options.priority
+    claim = None if options.claim else _claim(name, claim_name, options, several=target.num_nodes > 1)
+    return RunObjects(owner, tuple(owned), claim, to_send, claim_name)
+
+
+def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
+    version = ".".join(map(str, cluster.version))
+    if kind == "jobset" and JOBSET not in cluster.groups:
+        raise PlaceFailed("The cluster has no JobSet controller.", remedy="Leave out kind=jobset, or install JobSet.")
+    if kind == "trainjob" and TRAINJOB not in cluster.groups:
+        raise PlaceFailed("The cluster has no Kubeflow Trainer.", remedy="Leave out kind=trainjob, or install it.")
+    if num_nodes > 1 and not cluster.has_indexed:
+        raise PlaceFailed(f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
+                          remedy="Ask for one node.")  # fmt: skip
+
+
+def _order(submission: Submission, submitted_at: str) -> LaunchOrder:
+    target = submission.target
+    return LaunchOrder(
+        run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
+        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
+        num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
+        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1,
+        submitted_at=submitted_at, owner=submission.owner,
+    )  # fmt: skip
+
+
+def _start_text() -> str:
+    return Path(pod_start.__file__).read_text(encoding="utf-8")
+
+
+def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, bytes], tuple[Bundle, ...]]:
+    """Parts for ConfigMaps by folder, their contents by name, and the bundles that are too large for them."""
+    folders: dict[str, list[str]] = {}
+    parts: dict[str, bytes] = {}
+    to_send = []
+    for bundle in bundles:
+        whole = _tar_gz(bundle) if bundle.num_bytes < 20 * MOST_PARTS * PART_BYTES else None
+        pieces = [] if whole is None else [whole[i : i + PART_BYTES] for i in range(0, len(whole), PART_BYTES)]
+        if whole is None or len(parts) + len(pieces) > MOST_PARTS:
+            folders[bundle.folder] = []
+            to_send.append(bundle)
+            continue
+        names = [f"{bundle.kind}-{bundle.digest[:8]}.tar.gz.{number}" for number in range(len(pieces))]
+        folders[bundle.folder] = names
+        parts.update(zip(names, pieces, strict=True))
+    return folders, parts, tuple(to_send)
+
+
+def _tar_gz(bundle: Bundle) -> bytes:
+    """A bundle as a compressed tar file; equal bundles give equal bytes."""
+    whole = io.BytesIO()
+    write_tar(bundle.files, whole)
+    return gzip.compress(whole.getvalue(), mtime=0)
+
+
+def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]) -> list[Object]:
+    """One ConfigMap with the texts and the first part, one more for each further part."""
+    packed: list[dict[str, bytes]] = [{}]
+    for part, data in parts.items():
+        room = (
+            PART_BYTES - sum(map(len, packed[-1].values())) - (sum(map(len, texts.values())) if len(packed) == 1 else 0)
+        )
+        if (packed[-1] and len(data) > room) or (len(packed) == 1 and len(data) > room):
+            packed.append({})
+        packed[-1][part] = data
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True, "metadata": _metadata(f"{name}-sent-{number}", name)}
+        | ({"data": dict(texts)} if number == 0 else {})
+        | ({"binaryData": {k: base64.b64encode(v).decode() for k, v in data.items()}} if data else {})
+        for number, data in enumerate(packed)
+    ]  # fmt: skip
+
+
+def _metadata(name: str, instance: str = "", component: str = "training") -> Object:
+    return {"name": name, "labels": labels(instance or name, component)}
+
+
+def labels(instance: str, component: str = "training") -> dict[str, str]:
+    """The recommended labels of an object."""
+    return {
+        "app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": instance,
+        "app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": MANAGER,
+    }  # fmt: skip
+
+
+def selector(instance: str) -> str:
+    """Label selector of all objects of a run or a service."""
+    return f"app.kubernetes.io/instance={instance},app.kubernetes.io/managed-by={MANAGER}"
+
+
+def _headless_service(name: str) -> Object:
+    return {
+        "apiVersion": "v1", "kind": "Service", "metadata": _metadata(name),
+        "spec": {
+            "clusterIP": "None", "selector": labels(name), "publishNotReadyAddresses": True,
+            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
+        },
+    }  # fmt: skip
+
+
+def _claim(name: str, claim_name: str, options: ClusterOptions, *, several: bool) -> Object:
+    spec: Object = {
+        "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": options.size}},
+    }
+    if options.storage:
+        spec["storageClassName"] = options.storage
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _metadata(claim_name, name), "spec": spec}
+
+
+def grace_s(submission: Submission) -> int:
+    """Notice that a pod has before it is killed [s]."""
+    return math.ceil(submission.save_s) + _GRACE_MORE_S
+
+
+def _pod(
+    submission: Submission, options: ClusterOptions, pool: NodePool, name: str, claim: str,
+    maps: Sequence[str], secrets: Mapping[str, str],
+) -> Object:  # fmt: skip
+    """The pod template of a run."""
+    target = submission.target
+    master = {
+        "job": f"{name}-0.{name}", "jobset": f"{name}-node-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}",
+    }[options.kind]  # fmt: skip
+    env = [
+        {"name": HOSTS_VARIABLE, "value": str(target.num_nodes)},
+        *([{"name": MASTER_VARIABLE, "value": master}] if target.num_nodes > 1 else []),
+        *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key in secrets),
+    ]
+    mount: Object = {"name": "run", "mountPath": MOUNT}
+    if options.root:
+        mount["subPath"] = options.root
+    container = {
+        "name": CONTAINER, "image": submission.image, "command": ["python3", f"{SENT}/start.py", SENT], "env": env,
+        "resources": _resources(target.devices_each, options, pool),
+        "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumeMounts": [
+            mount, {"name": "sent", "mountPath": SENT, "readOnly": True}, {"name": "shared", "mountPath": SHARED_MEMORY},
+        ],
+    }  # fmt: skip
+    spec: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_s(submission),
+        "automountServiceAccountToken": bool(options.account),
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": [
+            {"name": "run", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "sent", "projected": {"sources": [{"configMap": {"name": m}} for m in maps]}},
+            # The default of 64 MB is too little for loader processes that hand over batches in shared memory.
+            {"name": "shared", "emptyDir": {"medium": "Memory"}},
+        ],
+        **placement(pool),
+    }
+    if submission.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
+    if target.num_nodes > 1 and options.kind == "job":
+        spec["subdomain"] = name
+    if options.account:
+        spec["serviceAccountName"] = options.account
+    if options.pull_secret:
+        spec["imagePullSecrets"] = [{"name": options.pull_secret}]
+    return {"metadata": {"labels": labels(name)}, "spec": spec}
+
+
+def placement(pool: NodePool) -> Object:
+    """Fields of a pod that bring it to the nodes of a pool: affinity by label, toleration of the devices' taint."""
+    fields: Object = {}
+    if pool.label:
+        term = {"matchExpressions": [{"key": pool.label, "operator": "In", "values": list(pool.values)}]}
+        required = {"nodeSelectorTerms": [term]}
+        fields["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    if pool.resource:
+        fields["tolerations"] = [{"key": pool.resource, "operator": "Exists", "effect": "NoSchedule"}]
+    return fields
+
+
+def _resources(devices: int, options: ClusterOptions, pool: NodePool) -> Object:
+    requests: dict[str, str] = {}
+    if options.cpus or pool.cpus:
+        requests["cpu"] = options.cpus or f"{pool.cpus:g}"
+    if options.memory or pool.memory_bytes:
+        requests["memory"] = options.memory or str(pool.memory_bytes)
+    resources: Object = {"requests": requests} if requests else {}
+    if pool.resource:
+        resources["limits"] = {pool.resource: str(devices)}
+    return resources
+
+
+def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
+    spec: Object = {"parallelism": num_nodes, "completions": num_nodes, "template": pod, "backoffLimit": 3}
+    if cluster.has_suspend:
+        spec["suspend"] = False
+    if num_nodes > 1:
+        spec["completionMode"] = "Indexed"
+    if cluster.has_failure_policy:
+        codes: dict[str, Any] = {"containerName": CONTAINER, "values": list(EXIT_AGAIN)}
+        spec["podFailurePolicy"] = {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "Ignore", "onExitCodes": {**codes, "operator": "In"}},
+                {"action": "FailJob", "onExitCodes": {**codes, "operator": "NotIn"}},
+            ]
+        }
+    return spec
+
+
+def _jobset(name: str, job: Object) -> Object:
+    inner = {key: value for key, value in job.items() if key != "suspend"}
+    return {
+        "apiVersion": APIS["JobSet"], "kind": "JobSet", "metadata": _metadata(name),
+        "spec": {
+            "suspend": False,
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "replicatedJobs": [
+                {"name": CONTAINER, "replicas": 1, "template": {
+                    "metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}}},
+            ],
+        },
+    }  # fmt: skip
+
+
+def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: Object, pool: NodePool) -> Object:
+    """A TrainJob: container by `trainer`, what a pod needs beyond it by a patch of the runtime's template."""
+    container, spec = pod["spec"]["containers"][0], pod["spec"]
+    kept = (
+        "affinity",
+        "tolerations",
+        "volumes",
+        "serviceAccountName",
+        "imagePullSecrets",
+        "terminationGracePeriodSeconds",
+    )
+    patched: Object = {key: spec[key] for key in kept if key in spec}
+    patched["containers"] = [{"name": CONTAINER, "volumeMounts": container["volumeMounts"]}]
+    job = {"name": CONTAINER, "template": {"spec": {"template": {
+        "metadata": {"labels": labels(name)}, "spec": patched}}}}  # fmt: skip
+    trainer: Object = {
+        "image": submission.image, "command": container["command"], "env": container["env"],
+        "numNodes": submission.target.num_nodes,
+    }  # fmt: skip
+    if resources := _resources(submission.target.devices_each, options, pool):
+        trainer["resourcesPerNode"] = resources
+    job_spec: Object = {
+        "suspend": False,
+        "runtimeRef": {
+            "apiGroup": TRAINJOB.partition("/")[0],
+            "kind": "ClusterTrainingRuntime",
+            "name": options.runtime,
+        },
+        "trainer": trainer,
+        "runtimePatches": [
+            {"manager": "stoker/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}},
+        ],
+    }
+    if submission.time_limit_s is not None:
+        job_spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
+    return {"apiVersion": APIS["TrainJob"], "kind": "TrainJob", "metadata": _metadata(name), "spec": job_spec}

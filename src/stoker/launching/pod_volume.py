@@ -1,0 +1,181 @@
+"""A run's volume on Kubernetes, as seen from here: through a pod of the run while one runs, else through a small one.
+
+What: reading the log by offset, sending bundles that are too large for ConfigMaps, and fetching the run's directory.
+Costs: a command in a pod; where none runs, a pod of the run's image without devices is started, and deleted after use
+or by its deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching import pod_files
+from stoker.launching.bundle import Bundle
+from stoker.launching.cluster_api import AlreadyThere, ClusterApi, CommandOutput, Object
+from stoker.launching.cluster_state import state_of
+from stoker.launching.lines import extract_tar, is_inside, size_and_time, write_tar
+from stoker.launching.manifests import CONTAINER, MOUNT, labels, selector
+from stoker.store.files import is_aside
+
+VISITOR_LIFE_S = 900
+"""A pod that was started for files alone ends after so long [s]."""
+
+_POLL_S = 0.5
+_LEFT_THERE = ("lock", "lock.held")
+
+
+class RunVolume:
+    """The volume of one run.
+
+    Args:
+        api: the cluster.
+        name: of the run's objects.
+        pod: fields of a pod that mounts the volume under `MOUNT`: `image`, `claim`, `root`, `placement`.
+        owner: reference to the run's Job, so that a pod left behind goes with it; None: there is none any more.
+    """
+
+    def __init__(self, api: ClusterApi, name: str, pod: Object, owner: Object | None) -> None:
+        self._api, self._name, self._pod, self._owner = api, name, pod, owner
+        self._visitor = ""
+
+    def running_pod(self, host: int = 0) -> str:
+        """The name of the run's own pod of a host, if it runs; else ""."""
+        for pod in self._api.list("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
+            annotations = pod["metadata"].get("annotations") or {}
+            index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
+            ready = [s for s in pod.get("status", {}).get("containerStatuses") or [] if "running" in s.get("state", {})]
+            if int(index) == host and ready:
+                return str(pod["metadata"]["name"])
+        return ""
+
+    def read(self, path: str, offset: int, *, most_bytes: int = 1 << 20, may_visit: bool = True) -> bytes:
+        """Bytes of a file from `offset` on; b"" if it is not there, or no pod runs and none may be started."""
+        pod = self.running_pod() or (self._visit() if may_visit else "")
+        return self._run(pod, "read", f"{MOUNT}/{path}", str(offset), str(most_bytes)).stdout if pod else b""
+
+    def touch(self, path: str) -> None:
+        """Make an empty file, if a pod of the run is there to do it."""
+        if pod := self.running_pod():
+            self._run(pod, "touch", f"{MOUNT}/{path}")
+
+    def send(self, bundle: Bundle) -> None:
+        """Make a bundle's folder on the volume, whole or not at all, unless it is there."""
+        self._run(self._visit(), "unpack", f"{MOUNT}/{bundle.folder}", stdin=_tar_stream(bundle), timeout_s=600.0)
+
+    def fetch(self, folder: str, into: Path) -> None:
+        """Copy a folder's files; those of the same size and time of change here are left."""
+        pod = self.running_pod() or self._visit()
+        listed: dict[str, tuple[int, int]] = json.loads(self._run(pod, "list", f"{MOUNT}/{folder}").stdout)
+        wanted = {
+            path for path, about in listed.items()
+            if is_inside(path) and PurePosixPath(path).parts[0] not in _LEFT_THERE
+            and not is_aside(PurePosixPath(path)) and size_and_time(into / path) != tuple(about)
+        }  # fmt: skip
+        if not wanted:
+            return
+        names = json.dumps(sorted(wanted)).encode()
+        command = [*_PROGRAM, "pack", f"{MOUNT}/{folder}", str(len(names))]
+        chunks = self._api.stream(pod, command, stdin=[names], container=CONTAINER)
+        try:
+            extract_tar(cast("IO[bytes]", _Stream(chunks)), into, wanted)
+        except tarfile.ReadError as error:
+            raise PlaceUnreachable(f"The copy of {folder} from pod {pod} was cut.",
+                                   remedy="The same command goes on from the files that came.") from error  # fmt: skip
+
+    def leave(self) -> None:
+        """Delete the pod that was started for files, if there is one."""
+        self._api.delete("Pod", self._visitor_name)
+
+    @property
+    def _visitor_name(self) -> str:
+        return f"{self._name}-files"
+
+    def _run(
+        self, pod: str, *words: str, stdin: Iterator[bytes] | tuple[bytes, ...] = (), timeout_s: float = 60.0
+    ) -> CommandOutput:
+        output = self._api.execute(pod, [*_PROGRAM, *words], stdin=stdin, timeout_s=timeout_s, container=CONTAINER)
+        if output.code != 0:
+            lines = output.stderr.strip().splitlines() or [f"exit code {output.code}"]
+            raise PlaceFailed(f"{words[1]} cannot be used in pod {pod}: {lines[-1]}")
+        return output
+
+    def _visit(self, patience_s: float = 300.0) -> str:
+        """The name of a running pod that was started for files alone."""
+        with suppress(AlreadyThere):  # of an earlier question
+            self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
+        until = time.monotonic() + patience_s
+        while True:
+            pod = self._api.get("Pod", self._visitor_name)
+            phase = pod.get("status", {}).get("phase")
+            if phase == "Running":
+                return self._visitor_name
+            if phase in {"Failed", "Succeeded"}:
+                self.leave()
+                why = pod["status"].get("message") or phase
+                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}",
+                                  remedy="The same command again.")  # fmt: skip
+            if time.monotonic() > until:
+                about = state_of({"kind": "Pod", "metadata": pod["metadata"], "spec": {}}, [pod])
+                self.leave()
+                raise PlaceUnreachable(f"Pod {self._visitor_name}, which reads the volume, does not start: {about.why}")
+            time.sleep(_POLL_S)
+
+
+def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Object:
+    """A pod with the run's volume and no device, which ends by itself."""
+    metadata: Object = {"name": pod_name, "labels": labels(name, "files")}
+    if owner is not None:
+        metadata["ownerReferences"] = [owner]
+    mount: Object = {"name": "run", "mountPath": MOUNT}
+    if about.get("root"):
+        mount["subPath"] = about["root"]
+    container = {
+        "name": CONTAINER, "image": about["image"], "volumeMounts": [mount],
+        "command": ["python3", "-c", f"import time; time.sleep({VISITOR_LIFE_S})"],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+    }  # fmt: skip
+    spec: Object = {
+        "restartPolicy": "Never", "activeDeadlineSeconds": VISITOR_LIFE_S, "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container],
+        "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
+        **about.get("placement", {}),
+    }  # fmt: skip
+    if about.get("pull_secret"):
+        spec["imagePullSecrets"] = [{"name": about["pull_secret"]}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+_PROGRAM = ["python3", "-c", Path(pod_files.__file__).read_text(encoding="utf-8")]
+
+
+class _Stream:
+    """Standard output of a stream as a file that tarfile reads."""
+
+    def __init__(self, chunks: Iterator[tuple[int, bytes]]) -> None:
+        self._chunks, self._rest = chunks, b""
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; fewer at the end."""
+        while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
+            if chunk[0] == 1:
+                self._rest += chunk[1]
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+def _tar_stream(bundle: Bundle) -> Iterator[bytes]:
+    """A bundle as an uncompressed tar file, in pieces."""
+    with tempfile.TemporaryFile() as spool:
+        write_tar(bundle.files, spool)
+        spool.seek(0)
+        while piece := spool.read(1 << 20):
+            yield piece

@@ -1,0 +1,443 @@
+"""The launcher against a fake of Kubernetes 1.37, JobSet, Kubeflow's Trainer and Kueue that obeys their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.environment_lock import EnvironmentLock
+from stoker.launching.kubernetes import LAUNCHER
+from stoker.launching.launcher import HostRanks, Request, Submission
+from tests.optional import optional
+from tests.places.kubernetes.cluster import kubeconfig
+
+optional("kubernetes")
+optional("kubernetes_validate")
+optional("kubeflow_trainer_api")
+fake = optional("tests.places.kubernetes.fake")
+
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster with two nodes of 8 H100, a default StorageClass, a queue, and a kubeconfig that names it."""
+    server = fake.FakeCluster()
+    server.add_node("n1", H100, 8)
+    server.add_node("n2", H100, 8)
+    server.add("namespaces", "team")
+    server.add("localqueues", "users", status={"pendingWorkloads": 3})
+    server.add(
+        "storageclasses", "disk", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    )
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"})))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    yield server
+    server.close()
+
+
+def submission(word: str = "team/8xh100", **changes: Any) -> Submission:
+    """A run with two small bundles."""
+    code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"print(1)\n"),))
+    stoker = Bundle(kind="stoker", name="Stoker", files=(TreeFile.of_bytes("stoker/__init__.py", b""),))
+    fields: dict[str, Any] = {
+        "run": "job-ac1f4a", "target": LAUNCHER.parse(word), "code": code, "stoker": stoker, "job_file": "job.py",
+        "image": "python:3.11", "time_limit_s": 3600.2, "save_s": 5.0, "owner": "me@here:/runs/job-ac1f4a",
+    }  # fmt: skip
+    return Submission(**(fields | changes))
+
+
+def start(**changes: Any) -> dict[str, Any]:
+    """The handle of a started run."""
+    return LAUNCHER.start(submission(**changes), lambda text: None)
+
+
+def job_of(cluster: Any, name: str = "job-ac1f4a") -> Any:
+    """The Job as it was sent."""
+    return cluster.objects["jobs", name]
+
+
+def test_words_name_context_namespace_and_shape(cluster: Any) -> None:
+    """A context's name may have slashes; the last word is a shape if it has a count or names a device."""
+
+    def read(text: str) -> tuple[str, int, int, str]:
+        target = LAUNCHER.parse(text)
+        return target.address, target.num_nodes, target.devices_each, target.device
+
+    assert read("team") == ("/team", 1, 1, "")
+    assert read("team/8xh100") == ("/team", 1, 8, "h100")
+    assert read("team/2x4xa100") == ("/team", 2, 4, "a100")
+    assert read("team/cpu") == ("/team", 1, 1, "cpu")
+    assert read("test/team") == ("test/team", 1, 1, "")
+    assert read("eu/west/team/2x8xh100") == ("eu/west/team", 2, 8, "h100")
+
+
+@pytest.mark.parametrize("text", ["", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x"])
+def test_a_word_that_cannot_be_read_shows_the_form(cluster: Any, text: str) -> None:
+    """The remedy has the syntax."""
+    with pytest.raises(NoDevice) as caught:
+        LAUNCHER.parse(text)
+    assert "k8s:[CONTEXT/]NAMESPACE" in str(caught.value)
+
+
+def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
+    """A context that the kubeconfig has not is refused before anything is asked."""
+    with pytest.raises(NoDevice, match="no context 'tset'.*\n.*'test'"):
+        LAUNCHER.parse("tset/team/8xh100")
+    assert cluster.requests == 0
+
+
+def test_one_pod_is_a_job_with_all_that_belongs_to_it(cluster: Any) -> None:
+    """One node: a plain Job, released once its ConfigMap is there; the claim alone belongs to nobody."""
+    handle = start()
+    job = job_of(cluster)
+    assert cluster.names() >= {
+        "jobs/job-ac1f4a",
+        "configmaps/job-ac1f4a-sent-0",
+        "persistentvolumeclaims/job-ac1f4a-run",
+    }
+    assert job["spec"]["suspend"] is False
+    assert "completionMode" not in job["spec"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert pod["activeDeadlineSeconds"] == 3601
+    assert pod["terminationGracePeriodSeconds"] == 35
+    assert "owner" not in str(cluster.objects["persistentvolumeclaims", "job-ac1f4a-run"]["metadata"])
+    owner = cluster.objects["configmaps", "job-ac1f4a-sent-0"]["metadata"]["ownerReferences"][0]
+    assert owner["uid"] == job["metadata"]["uid"] == handle["uid"]
+    assert LAUNCHER.state(handle).phase == "queued"
+
+
+def test_the_pod_gets_its_share_of_a_node(cluster: Any) -> None:
+    """Half a node's devices, and 0.9 of half its cores and memory; and only nodes of that kind."""
+    start(word="team/4xh100")
+    pod = job_of(cluster)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "43"
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms[0]["matchExpressions"] == [
+        {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
+    ]
+
+
+def test_several_nodes_are_an_indexed_job_behind_a_headless_service(cluster: Any) -> None:
+    """Each pod knows its host by its index, and host 0 by the Service's name; a secret lets only them meet."""
+    start(word="team/2x8xh100")
+    cluster.settle()
+    job, service = job_of(cluster), cluster.objects["services", "job-ac1f4a"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert "STOKER_SECRET" in cluster.objects["secrets", "job-ac1f4a"]["data"]
+    pod = cluster.of("pods")[1]
+    environ = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
+    assert LAUNCHER.ranks(environ) == HostRanks(
+        host=1,
+        num_hosts=2,
+        master=f"{cluster.of('pods')[0]['spec']['hostname']}.{pod['spec']['subdomain']}",
+        port=29400,
+    )
+
+
+@pytest.mark.parametrize(("code", "again"), [(130, True), (75, True), (4, False), (2, False), (137, False)])
+def test_exit_codes_decide_whether_another_pod_follows(cluster: Any, code: int, again: bool) -> None:
+    """130 (saved, asked to leave) and 75 (slice over) go on; all others fail the Job, which then names its reason."""
+    handle = start()
+    first = cluster.of("pods")[0]["metadata"]["name"]
+    cluster.end_pod(first, code, message=json.dumps({"phase": "failed", "why": "no such column", "evidence": "x.csv"}))
+    state = LAUNCHER.state(handle)
+    assert (len(cluster.of("pods")) == 2) is again
+    assert state.phase == ("requeued" if again else "failed")
+    if not again:
+        assert (state.exit_code, state.why) == (code, "no such column")
+        assert "x.csv" in state.evidence
+
+
+def test_disruptions_are_never_counted(cluster: Any) -> None:
+    """Ten evicted pods in a row, killed without saving, are followed by an eleventh."""
+    handle = start()
+    for _ in range(10):
+        name = next(p["metadata"]["name"] for p in cluster.of("pods") if not p.get("status", {}).get("phase"))
+        cluster.end_pod(name, 137, disrupted="EvictionByEvictionAPI")
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.restarts) == ("requeued", 10)
+
+
+def test_states_name_their_reason(cluster: Any) -> None:
+    """Unschedulable, pulling, stuck, running, being ended, done: each with the condition or status that says so."""
+    handle = start()
+    pod = cluster.of("pods")[0]
+    name = pod["metadata"]["name"]
+
+    def seen(**status: Any) -> tuple[str, str]:
+        pod["status"] = status
+        state = LAUNCHER.state(handle)
+        assert state.evidence
+        assert state.at
+        return state.phase, state.why
+
+    unschedulable = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient gpu",
+    }
+    placed = {"type": "PodScheduled", "status": "True"}
+    pull = {"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    assert seen(phase="Pending", conditions=[unschedulable]) == ("queued", "Insufficient gpu")
+    assert seen(phase="Pending", conditions=[placed])[0] == "starting"
+    assert seen(phase="Pending", conditions=[placed], containerStatuses=[pull]) == (
+        "starting", "stuck, and tried again: no such image")  # fmt: skip
+    assert seen(phase="Unknown")[0] == "unknown"
+    cluster.run_pod(name)
+    assert LAUNCHER.state(handle).phase == "running"
+    pod["metadata"]["deletionTimestamp"] = "2026-11-25T00:00:00Z"
+    assert LAUNCHER.state(handle).phase == "saving"
+    cluster.end_pod(name, 0)
+    assert LAUNCHER.state(handle).phase == "finished"
+
+
+def test_a_silent_server_is_unknown_and_nothing_is_done(cluster: Any) -> None:
+    """25 time-outs of a healthy run's server: 25 times unknown, and not one object changed."""
+    handle = start()
+    before = json.dumps(cluster.objects_as_text(), sort_keys=True)
+    cluster.is_silent = True
+    assert {LAUNCHER.state(handle).phase for _ in range(25)} == {"unknown"}
+    with pytest.raises(PlaceUnreachable):
+        start()
+    cluster.is_silent = False
+    assert json.dumps(cluster.objects_as_text(), sort_keys=True) == before
+
+
+def test_an_image_without_python_is_said_so(cluster: Any) -> None:
+    """What the container runtime says becomes a sentence."""
+    handle = start()
+    pod = cluster.of("pods")[0]
+    cluster.end_pod(pod["metadata"]["name"], 128)
+    pod["status"]["containerStatuses"][0]["state"]["terminated"] |= {
+        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH'}  # fmt: skip
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.why) == ("failed", "the image has no python3")
+
+
+def test_stop_leaves_no_object_but_the_volume(cluster: Any) -> None:
+    """One delete takes Job, pods, ConfigMaps, Secret and Service; the run's files stay on its claim."""
+    handle = start(word="team/2x8xh100")
+    LAUNCHER.stop(handle)
+    assert cluster.names() == {"persistentvolumeclaims/job-ac1f4a-run"}
+    assert LAUNCHER.state(handle).phase == "stopped"
+
+
+def test_a_secret_travels_in_the_secret_alone(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value is in no other object, nor in the handle or the printed manifests."""
+    monkeypatch.setenv("API_KEY", "hunter22")
+    handle = start(secrets=("API_KEY",))
+    others = {key: value for key, value in cluster.objects_as_text().items() if not key.startswith("secrets/")}
+    assert "hunter22" not in json.dumps(others) + json.dumps(handle)
+    assert "hunter22" not in LAUNCHER.script(submission(secrets=("API_KEY",)))
+    assert "API_KEY" in json.dumps(job_of(cluster)["spec"])
+
+
+def test_the_same_run_is_not_started_twice_and_an_ended_one_makes_room(cluster: Any) -> None:
+    """A Job of this run that is going is kept; one that ended is replaced; the claim is used again."""
+    first = start()
+    assert start()["uid"] == first["uid"]
+    cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], 4)
+    second = start()
+    assert second["uid"] != first["uid"]
+    assert LAUNCHER.state(first).phase == "stopped"
+    assert LAUNCHER.state(second).phase == "queued"
+
+
+def test_a_name_that_collides_is_refused_and_left_alone(cluster: Any) -> None:
+    """A Job of that name which somebody else made is not touched, and nothing is left behind."""
+    cluster.add("jobs", "job-ac1f4a", spec={"suspend": True, "completions": 1, "parallelism": 1})
+    with pytest.raises(PlaceFailed, match="already, and not made by Stoker"):
+        start()
+    assert cluster.names() == {"jobs/job-ac1f4a"}
+
+
+def test_a_start_that_fails_half_way_leaves_nothing(cluster: Any) -> None:
+    """The Secret is refused after the Job was made: Job, ConfigMap and claim are deleted again."""
+    cluster.forbidden.add(("create", "secrets"))
+    with pytest.raises(PlaceFailed, match="cannot create resource"):
+        start(word="team/2x8xh100")
+    cluster.settle()
+    assert cluster.names() == set()
+
+
+def test_an_exceeded_quota_is_one_sentence(cluster: Any) -> None:
+    """The server's own numbers, with a remedy, and nothing left."""
+    cluster.quota = 4
+    with pytest.raises(PlaceFailed, match="quota does not allow it.*requested: 8, limited: 4") as caught:
+        start()
+    assert caught.value.remedy
+    assert cluster.names() == set()
+
+
+def test_fields_that_a_server_drops_are_an_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stores a Job without its podFailurePolicy would lose runs: it is refused, and deleted."""
+    create = cluster._create
+
+    def drop(plural: str, manifest: Any, *, is_dry: bool) -> Any:
+        stored = create(plural, manifest, is_dry=is_dry)
+        stored.get("spec", {}).pop("podFailurePolicy", None)
+        return stored
+
+    monkeypatch.setattr(cluster, "_create", drop)
+    with pytest.raises(PlaceFailed, match=r"dropped fields of the Job: spec\.podFailurePolicy"):
+        start()
+    cluster.settle()
+    assert cluster.names() == set()
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_a_jobset_or_trainjob_runs_the_same_pods(cluster: Any, kind: str) -> None:
+    """Both come down to an Indexed Job whose pods have the volume, what was sent, and each other's name."""
+    handle = start(word="team/2x8xh100", options={"kind": kind})
+    cluster.settle()
+    pods = cluster.of("pods")
+    assert [pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in pods] == ["job-ac1f4a"] * 2
+    environ = {entry["name"]: entry.get("value", "") for entry in pods[0]["spec"]["containers"][0]["env"]}
+    assert environ["STOKER_MASTER"] == f"{pods[0]['spec']['hostname']}.{pods[0]['spec']['subdomain']}"
+    assert [mount["mountPath"] for mount in pods[0]["spec"]["containers"][0]["volumeMounts"]][:2] == [
+        "/stoker", "/stoker-sent"]  # fmt: skip
+    for pod in pods:
+        cluster.run_pod(pod["metadata"]["name"])
+    assert LAUNCHER.state(handle).phase == "running"
+    for pod in pods:
+        cluster.end_pod(pod["metadata"]["name"], 0)
+    assert LAUNCHER.state(handle).phase == "finished"
+    LAUNCHER.stop(handle)
+    assert cluster.names() == {"persistentvolumeclaims/job-ac1f4a-run"}
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_kueue_decides_when_a_run_starts(cluster: Any, kind: str) -> None:
+    """The queue's label comes last; the place in the queue is shown; an evicted run is preempted, and comes back."""
+    handle = start(options={"queue": "users", "kind": kind})
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.why) == ("queued", "place 1 of 1 in queue users; no quota is free")
+    assert cluster.of("pods") == []
+    cluster.admit()
+    cluster.run_pod(cluster.of("pods")[0]["metadata"]["name"])
+    assert LAUNCHER.state(handle).phase == "running"
+    cluster.preempt()
+    state = LAUNCHER.state(handle)
+    assert (state.phase, cluster.of("pods")) == ("preempted", [])
+    assert "Preempted to accommodate" in state.why
+    cluster.admit()
+    assert len(cluster.of("pods")) == 1
+
+
+def test_the_probe_says_what_is_missing(cluster: Any) -> None:
+    """Permissions by the server's own review, the device, the claim, the queue, the controller: one sentence each."""
+    good = LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {"queue": "users", "kind": "jobset"})
+    assert good.missing == ()
+    assert good.facts["nodes"] == "2 with 8 h100"
+    assert good.facts["Kueue"] == "queue users: 3 waiting"
+    cluster.forbidden |= {("create", "jobs"), ("create", "pods/exec")}
+    cluster.groups = tuple(group for group in cluster.groups if "jobset" not in group)
+    bad = LAUNCHER.probe(LAUNCHER.parse("team/16xh100"), {"queue": "none", "kind": "jobset", "claim": "gone"})
+    text = "\n".join(bad.missing)
+    for part in ("may not create jobs", "may not create pods/exec", "no node has 16 h100, the largest has 8",
+                 "no claim gone", "no LocalQueue none", "kind=jobset"):  # fmt: skip
+        assert part in text
+    assert len(bad.missing) == 6
+
+
+def test_a_missing_namespace_is_named(cluster: Any) -> None:
+    """It is found before anything is made."""
+    assert LAUNCHER.probe(LAUNCHER.parse("nowhere/8xh100"), {}).missing == ("there is no namespace nowhere",)
+
+
+def test_a_device_that_no_node_has_is_refused_with_those_that_are_there(cluster: Any) -> None:
+    """Nothing is made for a run that no node could take."""
+    with pytest.raises(PlaceFailed, match="no node of the cluster has b200; there are: 2 with 8 h100"):
+        start(word="team/8xb200")
+    assert cluster.names() == set()
+
+
+def test_without_permission_to_see_nodes_the_label_of_feature_discovery_is_asked_for(cluster: Any) -> None:
+    """The kind is still asked for, by the names that drivers give it."""
+    cluster.forbidden.add(("list", "nodes"))
+    start(word="team/8xa100-80")
+    affinity = job_of(cluster)["spec"]["template"]["spec"]["affinity"]
+    assert "NVIDIA-A100-SXM4-80GB" in json.dumps(affinity)
+
+
+def test_offers_count_nodes_with_room(cluster: Any) -> None:
+    """Two nodes are free: at once; a pod that holds half a node's devices leaves one; a queue makes it unknown."""
+
+    def offer(word: str, **options: str) -> Any:
+        return LAUNCHER.offers(Request(target=LAUNCHER.parse(word), options=options))[0]
+
+    assert offer("team/2x8xh100").starts_in_s == 0
+    cluster.add("pods", "other", spec={
+        "nodeName": "n1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]})  # fmt: skip
+    assert offer("team/2x8xh100").starts_in_s is None
+    assert offer("team/1x8xh100").starts_in_s == 0
+    assert "1 nodes have room now" in offer("team/8xh100").why
+    assert offer("team/2x8xb200".replace("b200", "h100"), queue="users").starts_in_s is None
+    assert LAUNCHER.offers(Request(target=LAUNCHER.parse("team/8xb200"))) == ()
+
+
+def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
+    """`--dry-run` makes no object, and its YAML is what the schemas of 1.37 accept."""
+    import yaml
+
+    text = LAUNCHER.script(
+        submission(word="team/2x8xh100", environment=EnvironmentLock(python="3.11", requirements=()))
+    )
+    assert cluster.names() == set()
+    documents = list(yaml.safe_load_all(text))
+    assert [document["kind"] for document in documents] == [
+        "PersistentVolumeClaim", "ConfigMap", "Secret", "Service", "Job"]  # fmt: skip
+    for document in documents[2:]:
+        fake.validate(document)
+    assert "STOKER_SECRET: (read from" in text
+
+
+def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:
+    """Nothing is asked of the cluster."""
+    with pytest.raises(BadSetting, match="--place-option quee.*'queue'"):
+        start(options={"quee": "users"})
+    assert cluster.requests == 0
+
+
+def test_a_missing_image_is_said_before_anything_is_made(cluster: Any) -> None:
+    """The remedy is the option."""
+    with pytest.raises(PlaceFailed, match="container image.*\n--image"):
+        start(image="")
+    assert cluster.names() == set()
+
+
+def test_large_code_is_cut_into_several_config_maps(cluster: Any) -> None:
+    """What does not compress below a ConfigMap's limit is spread; all parts are mounted in one folder."""
+    import random
+
+    noise = random.Random(0).randbytes(1_500_000)
+    code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", noise),))
+    start(code=code)
+    maps = cluster.of("configmaps")
+    assert len(maps) >= 2
+    assert all(len(json.dumps(one)) < 1.45e6 for one in maps)
+    sources = job_of(cluster)["spec"]["template"]["spec"]["volumes"][1]["projected"]["sources"]
+    assert [source["configMap"]["name"] for source in sources] == [one["metadata"]["name"] for one in maps]
+
+
+def test_an_older_server_gets_only_what_it_knows(cluster: Any) -> None:
+    """Kubernetes 1.20: held back by parallelism 0, no podFailurePolicy, and no several nodes."""
+    cluster.version = "20+"
+    handle = start()
+    assert "podFailurePolicy" not in job_of(cluster)["spec"]
+    assert job_of(cluster)["spec"]["parallelism"] == 1
+    LAUNCHER.stop(handle)
+    with pytest.raises(PlaceFailed, match=r"1\.20 has no Indexed Jobs"):
+        start(word="team/2x8xh100")

@@ -1,0 +1,155 @@
+"""Services on a cluster: their manifests against the schemas of Kubernetes 1.37, applied to a fake of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadSetting, PlaceFailed
+from stoker.launching.kubernetes_service import Deployment, deploy, service_objects
+from stoker.launching.launcher import LaunchTarget
+from tests.optional import optional
+from tests.places.kubernetes.cluster import kubeconfig
+
+optional("kubernetes")
+optional("kubernetes_validate")
+optional("kubeflow_trainer_api")
+fake = optional("tests.places.kubernetes.fake")
+
+TEAM = LaunchTarget(text="k8s:team", kind="k8s", address="/team")
+EVERYTHING = frozenset({"keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1"})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster with KEDA, and a kubeconfig that names it."""
+    server = fake.FakeCluster()
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(kubeconfig(server.url, {"test": "token"})))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    yield server
+    server.close()
+
+
+def objects(groups: frozenset[str] = EVERYTHING, **changes: Any) -> dict[str, Any]:
+    """A service's objects by kind."""
+    fields: dict[str, Any] = {"name": "digits", "models": ("models/digits",), "image": "python:3.11"}
+    return {thing["kind"]: thing for thing in service_objects(Deployment(**(fields | changes)), TEAM, groups)}
+
+
+@pytest.mark.parametrize("scale", [(1, 1), (3, 3), (1, 8)])
+@pytest.mark.parametrize("claim", ["", "models"])
+def test_objects_are_what_the_current_schemas_accept(scale: tuple[int, int], claim: str) -> None:
+    """Strictly: a field that 1.37 does not know fails."""
+    options = {"claim": claim} if claim else {}
+    for thing in objects(groups=frozenset(), low=scale[0], high=scale[1], options=options).values():
+        fake.validate(thing)
+
+
+def test_probes_are_pages_of_the_server_that_need_no_key() -> None:
+    """`stoker serve` answers each path of a probe, whoever asks."""
+    from stoker.serving.http.application import _PAGES, WITHOUT_KEY
+
+    container = objects()["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        path = container[probe]["httpGet"]["path"]
+        assert _PAGES[tuple(path.strip("/").split("/"))] in WITHOUT_KEY
+
+
+def test_the_pod_s_command_is_one_of_the_command_line() -> None:
+    """Every option in the manifest is an option of `stoker serve`."""
+    import typer
+
+    from stoker.cli.main import app
+
+    options = {name for p in typer.main.get_command(app).commands["serve"].params for name in p.opts}  # type: ignore[attr-defined]
+    container = objects(overrides=("threads=2",))["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"][:4] == ["python3", "-m", "stoker", "serve"]
+    assert {word for word in container["command"] if word.startswith("--")} <= options
+
+
+def test_a_key_of_the_metrics_is_one_that_the_server_reads(tmp_path: Path) -> None:
+    """The Secret's file is a file of `--admin-keys`, and its token is accepted by it."""
+    from stoker.serving.security import KeyFile
+
+    secret = objects()["Secret"]["stringData"]
+    file = tmp_path / "admin"
+    file.write_text(secret["admin"])
+    assert KeyFile(file).authorize({"authorization": f"Bearer {secret['token']}"}) == "metrics"
+
+
+def test_replicas_follow_the_rows_that_wait() -> None:
+    """KEDA with Prometheus; the custom metrics API without; processor time where there is neither."""
+    keda = objects(low=1, high=8, options={"prometheus": "http://prometheus:9090"})["ScaledObject"]["spec"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (1, 8)
+    assert "stoker_queue_rows" in keda["triggers"][0]["metadata"]["query"]
+    custom = objects(groups=frozenset({"custom.metrics.k8s.io/v1beta1"}), low=1, high=8)["HorizontalPodAutoscaler"]
+    assert custom["spec"]["metrics"][0]["pods"]["metric"] == {"name": "stoker_queue_rows"}
+    plain = objects(groups=frozenset(), low=1, high=8)["HorizontalPodAutoscaler"]
+    assert plain["spec"]["metrics"][0]["resource"]["name"] == "cpu"
+    fake.validate(custom)
+    assert "replicas" not in objects(low=1, high=8)["Deployment"]["spec"]
+
+
+def test_zero_replicas_need_something_that_wakes_them() -> None:
+    """The HTTP add-on holds requests meanwhile; without it the service would never start again."""
+    spec = objects(low=0, high=4)["HTTPScaledObject"]["spec"]
+    assert spec["replicas"] == {"min": 0, "max": 4}
+    assert spec["hosts"] == ["digits.team"]
+    with pytest.raises(PlaceFailed, match=r"nothing would wake the service.*\n--scale 1\.\.4"):
+        objects(groups=frozenset({"keda.sh/v1alpha1"}), low=0, high=4)
+
+
+@pytest.mark.parametrize("scale", ["4..1", "0", "-1", "1..", "many"])
+def test_a_scale_that_cannot_be_meant_is_refused(cluster: Any, scale: str) -> None:
+    """Before anything is asked of the cluster."""
+    with pytest.raises(BadSetting, match="wanted replicas"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11", scale=scale)
+    assert cluster.requests == 0
+
+
+def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
+    """The same call again keeps Deployment and key, and changes the bounds; one delete takes all."""
+
+    def go(scale: str) -> None:
+        deploy(["models/digits"], on="k8s:team", image="python:3.11", scale=scale)
+
+    go("1..4")
+    uid = cluster.objects["deployments", "digits"]["metadata"]["uid"]
+    token = base64.b64decode(cluster.objects["secrets", "digits"]["data"]["token"])
+    go("2..6")
+    assert cluster.objects["deployments", "digits"]["metadata"]["uid"] == uid
+    assert base64.b64decode(cluster.objects["secrets", "digits"]["data"]["token"]) == token
+    assert cluster.objects["horizontalpodautoscalers", "digits"]["spec"]["maxReplicas"] == 6
+    cluster.answer("DELETE", "/apis/apps/v1/namespaces/team/deployments/digits", {}, None)
+    assert cluster.names() == set()
+
+
+def test_a_dry_run_changes_nothing_and_shows_no_key(cluster: Any) -> None:
+    """What would be applied is returned, but for the key."""
+    shown = deploy(["models/digits"], on="k8s:team", image="python:3.11", dry_run=True)
+    assert cluster.names() == set()
+    assert [thing["kind"] for thing in shown] == ["Deployment", "Secret", "Service"]
+    assert shown[1]["stringData"] == {"admin": "(a key)", "token": "(a key)"}
+
+
+def test_a_first_start_that_fails_leaves_nothing(cluster: Any) -> None:
+    """The Service is refused: the Deployment and the Secret go again."""
+    cluster.forbidden.add(("patch", "services"))
+    with pytest.raises(PlaceFailed, match="cannot patch"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11")
+    cluster.settle()
+    assert cluster.names() == set()
+
+
+def test_a_deployment_of_somebody_else_is_left_alone(cluster: Any) -> None:
+    """Its name is taken: one sentence, with the option that names another."""
+    cluster.add("deployments", "digits", spec={})
+    with pytest.raises(PlaceFailed, match=r"not made by Stoker.*\n.*name=NAME"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11")
+    assert cluster.names() == {"deployments/digits"}
