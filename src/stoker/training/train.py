@@ -31,7 +31,6 @@ from stoker.store import RunDirectory, find_run, runs_root
 from stoker.tracking.base import parse_tracker
 from stoker.tracking.run_tracking import tracked
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
-from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Hook, Hooks
 from stoker.training.plan_in_force import PlanInForce, saving_every
@@ -46,6 +45,7 @@ from stoker.training.run_setup import (
 )
 from stoker.training.session import TrainingSession
 from stoker.training.signals import stop_on_signals
+from stoker.training.slices import Slice
 from stoker.training.supervised_run import require_file, train_supervised
 from stoker.training.telemetry import Sink, emit_event
 from stoker.training.watchdog import patience_s
@@ -76,6 +76,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     sink: Sink | None = None,
     hooks: Sequence[Hook] = (),
     track: Sequence[str] = (),
+    slice: Duration | float | str | Slice | None = None,  # noqa: A002 - the field's word, as on the command line
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
 
@@ -102,6 +103,9 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             run on rank 0 only.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
             `csv`; see docs/reports.md.
+        slice: for places that end jobs: the time this process may take, from its start on (in a process that had a
+            slice before, from this call on); `stoker.seconds(3000)`, or `50min`. The state is saved before it is over,
+            the run is left `unfinished` with `stopped_by` `slice over`, and the same call goes on.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -114,6 +118,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
     require_mtbf(device_mtbf_h)
+    slice_ = None if slice is None else Slice.begin(slice)
     targets = [parse_tracker(text) for text in track]
     for target in targets:
         target.require_writable()
@@ -121,7 +126,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     member = ElasticWorker.from_environment()
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
-        return _train_other_rank(prepared, _device(on, member), member, meeting)
+        return _train_other_rank(prepared, _device(on, member), member, meeting, slice_)
     device, place = _device(on, member), _place(on, meeting)
 
     def warn_of_hook(message: str) -> None:
@@ -151,6 +156,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             )
             others_share = decision.others_share
             decision = saving_every(checkpoint_every, device_mtbf_h, decision)
+            decision = decision if slice_ is None else slice_.announced(decision)
             emit_event(
                 [early.append, *shown], "planned", run=directory.name, plan=records.to_json(decision.chosen.plan),
                 took_s=decision.took_s, forecast=records.to_json(decision.chosen.forecast),
@@ -177,12 +183,13 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             emit_event(sinks, "warned", message=text)
         with _failure_recorded(directory, sinks), _exit_if_retired():
             if place is not None and member is None:
-                return train_supervised(prepared, directory, plans.decision, sinks)
+                return train_supervised(prepared, directory, plans.decision, sinks, slice_)
             if member is not None:
                 member.store.set(_RUN_DIRECTORY_KEY, str(directory.path.resolve()))
             process = RunProcess(
                 prepared, directory, device, plans, sinks, member, profile=profile,
                 others_share=others_share, on_update=listening.updated if listening.see_updates else None,
+                slice=slice_,
             )  # fmt: skip
             run = run_to_end(process, meeting)
             if member is not None:
@@ -225,8 +232,10 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
             meeting = process.rejoin()
 
 
-def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
+def take_part_in(directory: Path, job: Job, entry: Entry, slice_: str | None = None) -> int:
     """Train the run in `directory` as a process that `train_supervised` started; the exit code [0, or why it ended].
+
+    `slice_` is the supervisor's slice, as text.
 
     Raises:
         RunFailed: training could not go on; what was saved is intact.
@@ -243,20 +252,23 @@ def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
     sinks: list[Sink] = [where.append_event, lambda event: member.event(records.dumps(event, indent=None))]
     device = resolve_place(name, attached_devices())
     try:
-        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks))
+        slice_of_all = None if slice_ is None else Slice.parse(slice_)
+        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks, slice_of_all))
     except WorkerRetired as retired:
         return retired.exit_code
-    return 0 if run.status == "finished" else INTERRUPTED
+    return run.exit_code
 
 
-def _train_other_rank(prepared: ResolvedJob, device: Device, member: ElasticWorker, meeting: Rendezvous) -> Run:
+def _train_other_rank(
+    prepared: ResolvedJob, device: Device, member: ElasticWorker, meeting: Rendezvous, slice_: Slice | None
+) -> Run:
     """Train the run that rank 0 of a launcher's processes has chosen."""
     with _exit_if_retired():
         directory = RunDirectory(Path(member.store.get(_RUN_DIRECTORY_KEY).decode()))
-        run_to_end(RunProcess.of_rank(prepared, directory, device, member, []), meeting)
+        run = run_to_end(RunProcess.of_rank(prepared, directory, device, member, [], slice_), meeting)
         with suppress(DistError):  # rank 0 is gone, and with it the store: it has ended the run
             member.store.wait([_RUN_ENDED_KEY])
-        return Run(directory, prepared.job)
+        return Run(directory, prepared.job, stopped_by=run.stopped_by)
 
 
 @contextmanager
