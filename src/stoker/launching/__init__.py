@@ -1,4 +1,78 @@
 """Runs executed elsewhere: hosts, Slurm, Kubernetes, Ray, clouds; one seam, one file for each kind of place.
 
-A file with an object `LAUNCHER` is a kind of place; the folder is listed, nothing else names them.
+A file with an object `LAUNCHER` is a kind of place; the folder is listed, nothing else names them. The kind is the word
+in `kind = "…"` of the file, read from its text, so that the command line tells a place from a device without importing
+any launcher.
 """
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import NoDevice, nearest
+
+if TYPE_CHECKING:
+    from stoker.launching.launcher import Launcher, LaunchTarget
+
+_OBJECT = "\nLAUNCHER = "
+_KIND = re.compile(r'^    kind = "([a-z0-9]+)"', re.MULTILINE)
+
+
+def kinds() -> dict[str, str]:
+    """Kinds of places and the module that knows each, by name; imports none of them."""
+    return dict(_kinds_in(tuple(__path__)))
+
+
+@functools.cache
+def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    found = {}
+    for file in sorted(file for path in paths for file in Path(path).glob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if _OBJECT in text and (kind := _KIND.search(text)):
+            found[kind[1]] = f"{__name__}.{file.stem}"
+    return tuple(found.items())
+
+
+def is_elsewhere(word: str) -> bool:
+    """Whether a word of `--on` names a place elsewhere: `ssh:box` does; `here`, `cuda:0` and `2xcpu` do not.
+
+    A word with a colon whose kind is unknown counts as one, so that `launcher_of` can name the nearest.
+
+    >>> is_elsewhere("ssh:box"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
+    (True, False, False)
+    """
+    kind, colon, _ = word.strip().partition(":")
+    return bool(colon) and re.fullmatch(r"(\d+x)*(cuda|mps|xpu|cpu)", kind) is None
+
+
+def launcher_of(kind: str) -> Launcher:
+    """The launcher of a kind of place.
+
+    Raises:
+        NoDevice: there is no such kind; the nearest is named.
+    """
+    modules = kinds()
+    if kind not in modules:
+        raise NoDevice(f"--on {kind}:… names no kind of place.",
+                       remedy=f"{nearest(kind, modules)} Devices here have no colon but for cuda:N.")  # fmt: skip
+    launcher: Launcher = importlib.import_module(modules[kind]).LAUNCHER
+    return launcher
+
+
+def parse_target(word: str) -> LaunchTarget:
+    """The target of a whole word of `--on`, such as `ssh:me@box/2xcpu`.
+
+    Raises:
+        NoDevice: the kind is unknown, or the rest cannot be read.
+    """
+    kind, _, rest = word.strip().partition(":")
+    return launcher_of(kind.lower()).parse(rest)
+
+
+def all_launchers() -> tuple[Launcher, ...]:
+    """Every kind of place, imported now, by name."""
+    return tuple(launcher_of(kind) for kind in sorted(kinds()))

@@ -4,30 +4,36 @@ A kind of place is one file of this package with `LAUNCHER = SomeLauncher()`. It
 tested by `stoker.testing.LauncherConformance`. Everything that all kinds share stands outside of it: what travels
 (`bundle.py`, `environment_lock.py`), the stream of events and the way home (`follow.py`), money (`meter.py`).
 
-What runs at the place is always the same command,
+What runs at the place is always the same program, once on each host,
 
-    STOKER_LAUNCHED=KIND python -m stoker train JOB --run-dir DIR --json …
+    python -m stoker.launching.at_place run DIR
 
-so that a run there is a run as here: same records, same log, same exit codes (0 finished, 75 slice over, 130 stopped
-after a save, others failed). A launcher restarts it after 75, 130 by preemption, and a lost host; never for another
-exit code, and never because a question had no answer.
+which starts this host's ranks, each `STOKER_LAUNCHED=KIND python -m stoker train JOB --run-dir DIR --json …`: a run
+there is a run as here, with the same records, log and exit codes (0 finished, 75 slice over, 130 stopped after a save,
+others failed). It is restarted after 75, 130 by preemption, and a lost host; never for another exit code, and never
+because a question had no answer.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.records.launch import LaunchState
+
+if TYPE_CHECKING:
+    from stoker.launching.bundle import Bundle
+    from stoker.launching.environment_lock import EnvironmentLock
 
 Handle = dict[str, Any]
 """What finds a started run again, as JSON: a job id, a host and a directory; never a secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class LaunchTarget:
     """What a word of `--on` means.
 
     Attributes:
@@ -60,10 +66,15 @@ class Probe:
     `missing` are sentences: what the run needs and the place lacks, with the remedy; empty if it can start. `facts` are
     shown: Python, driver, devices and their memory, free disk, ports, whether all nodes see the run's directory, the
     clock's difference.
+
+    `device` is the model of each device as the place names it, "" if that is unknown; `cores` those of a host's CPU, 0 if
+    unknown: what a forecast is made for.
     """
 
     facts: dict[str, str]
     missing: tuple[str, ...] = ()
+    device: str = ""
+    cores: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +110,13 @@ class Request:
         target: where, and in which shape.
         time_limit_s: longest time of the run [s], from the upper bound of its forecast and a save; None: unknown.
         disk_bytes: of code, data, environment and checkpoints.
+        options: of `--place-option`.
     """
 
-    target: Target
+    target: LaunchTarget
     time_limit_s: float | None = None
     disk_bytes: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,31 +126,67 @@ class Submission:
     Attributes:
         run: the run's name, and the name of the job at the platform.
         target: where.
-        code: folder here with the files to send, relative paths as the job expects them.
-        code_digest: SHA-256 of their contents; names the folder at the place, so that nothing is sent twice.
+        code: the job file, what it imports, and links to its data, as a folder; its digest names it at the place, so
+            that nothing is sent twice. Commands run in that folder.
+        stoker: this Stoker, a folder for PYTHONPATH, so that both ends write the same records.
+        data: files and folders that `code` links to, each by its digest.
         job_file: the job file, relative to `code`.
         arguments: of `stoker train` after the job file, without `--run-dir`, `--json` and `--on`.
-        environment: how Python is had there (see `environment_lock.py`).
+        environment: the lock to install there; or the Python to use there, a path or a name (`--env theirs`: `python3`).
         image: container image; "" for none.
         variables: environment variables to set there; names and values.
-        secrets: names of environment variables whose values are read here at the start and sent apart from everything
-            that is stored.
-        data: digests of data sets and where they are here.
-        time_limit_s: the job may take this long [s]; None: the place's default.
+        secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent apart
+            from everything that is stored.
+        time_limit_s: the job may take this long [s], from the upper bound of the forecast and a save; None: the place's
+            default.
+        save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
+        owner: machine and directory of the run here, by which a run there of the same name is told from another's.
+        options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
+            (default: `.stoker` in the home directory there).
     """
 
     run: str
-    target: Target
-    code: Path
-    code_digest: str
+    target: LaunchTarget
+    code: Bundle
+    stoker: Bundle
+    data: tuple[Bundle, ...] = ()
     job_file: str
     arguments: tuple[str, ...] = ()
-    environment: dict[str, Any] = field(default_factory=dict)
+    environment: EnvironmentLock | str = "python3"
     image: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    data: dict[str, Path] = field(default_factory=dict)
     time_limit_s: float | None = None
+    save_s: float = 30.0
+    owner: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def root(self) -> str:
+        """Folder for everything of Stoker at the place; relative to the home directory there, unless absolute."""
+        return self.options.get("root", ROOT)
+
+
+ROOT = ".stoker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRanks:
+    """Which ranks this host starts: as many on each host, numbered host after host.
+
+    Attributes:
+        host: number of this host, from 0.
+        num_hosts: hosts of the run.
+        master: name or address of host 0, by which the others reach it; unused with one host.
+        port: free port of host 0 in which ranks meet; 0 with one host.
+        attempt: distinguishes restarts of all ranks by the scheduler.
+    """
+
+    host: int = 0
+    num_hosts: int = 1
+    master: str = ""
+    port: int = 0
+    attempt: str = "0"
 
 
 class Launcher(abc.ABC):
@@ -153,7 +202,7 @@ class Launcher(abc.ABC):
     """Form of the words, for messages: `ssh:user@host[,host…][/4xa100]`."""
 
     @abc.abstractmethod
-    def parse(self, text: str) -> Target:
+    def parse(self, text: str) -> LaunchTarget:
         """The target of a word of `--on`, without its kind and colon.
 
         Raises:
@@ -161,7 +210,7 @@ class Launcher(abc.ABC):
         """
 
     @abc.abstractmethod
-    def probe(self, target: Target) -> Probe:
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is there, and what is missing; changes nothing at the place."""
 
     @abc.abstractmethod
@@ -173,8 +222,21 @@ class Launcher(abc.ABC):
         """What `start` would submit, as people read and keep it: a batch script, a manifest, commands."""
 
     @abc.abstractmethod
-    def start(self, submission: Submission) -> Handle:
-        """Send what is missing there and start the run; a submission that fails leaves nothing behind."""
+    def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
+        """Send what is missing there and start the run; a submission that fails leaves nothing behind.
+
+        `tell` receives a line of text about each step that takes time.
+
+        A run of that name and owner that is going there already is not started twice: its handle is returned.
+        """
+
+    @abc.abstractmethod
+    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
+        """At the place: which ranks this host starts, from the scheduler's variables.
+
+        Called by `at_place` alone, which our own script started: nothing is guessed from variables elsewhere. Imports
+        neither torch nor the launcher's client library.
+        """
 
     @abc.abstractmethod
     def state(self, handle: Handle) -> LaunchState:

@@ -47,6 +47,7 @@ class Launch:
         place: the word of `--on`.
         kind: of launcher: `ssh`, `slurm`, `k8s`, `ray`, `sky`.
         handle: what the launcher needs to find the run again; JSON.
+        identity: SHA-256 of the job file's executed code and its settings: the same command finds the run by it.
         code_digest: SHA-256 of the files that were sent.
         environment_digest: SHA-256 of the lock of installed versions; "" where the place's own environment is used.
         arguments: of `stoker train` after the job file, at the place.
@@ -54,6 +55,8 @@ class Launch:
         commit, has_changes: of the job file's repository, where there is one.
         forecast_s: forecast total time of the run there [s]; low and high at 80 %. None: not forecast.
         price_per_h, currency, price_source: of all devices together; None: unknown.
+        secrets: names of the environment variables whose values were sent.
+        sent_bytes: what had to be sent [bytes].
         max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
     """
 
@@ -63,6 +66,7 @@ class Launch:
     place: str
     kind: str
     handle: dict[str, Any]
+    identity: str
     code_digest: str
     environment_digest: str
     arguments: tuple[str, ...]
@@ -76,4 +80,6 @@ class Launch:
     currency: str = "USD"
     price_source: str = ""
     max_cost: float | None = None
+    secrets: tuple[str, ...] = ()
+    sent_bytes: int = 0
     states: tuple[LaunchState, ...] = field(default=())

@@ -18,6 +18,8 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     ranks/             where the time of updates went: a RankTimes of each process, for each time that they met
     profile/           what `--profile` saw: kernels.json (KernelTable) and the files it names
     report.html
+    launch.json        Launch: of a run executed elsewhere, here; not at the place
+    launch/            of a run executed elsewhere: what was ordered, states, output; see launching/at_place.py
     lock               see RunLock
 ```
 Training and trackers add `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
@@ -42,6 +44,7 @@ from stoker.records import (
     Event,
     JobSpec,
     KernelTable,
+    Launch,
     Plan,
     PlanSwitch,
     RankTimes,
@@ -77,7 +80,9 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
 _CHANGED_PLAN, _SWITCHES, _DUMPS = "changed_plan.json", "plans.jsonl", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS, _KEPT = "ranks", "weights"
-_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE, TAKING_FILE})
+_LAUNCH, _LAUNCHING = "launch.json", "launch"
+_STAYING = frozenset({LOCK_FILE, HELD_FILE, TAKING_FILE, _LAUNCH, _LAUNCHING})
+_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, *_STAYING})
 
 
 @dataclass(frozen=True)
@@ -311,6 +316,19 @@ class RunDirectory:
         """Replace the profiled operations; `profile_path` must be there; raises as `write_run`."""
         self._write(_KERNELS, kernels)
 
+    @property
+    def launching(self) -> Path:
+        """The directory of what was ordered of a place elsewhere, and what it says; see launching/at_place.py."""
+        return self.path / _LAUNCHING
+
+    def read_launch(self) -> Launch | None:
+        """Where the run is executed, None if here; raises as `read_run`."""
+        return self._read_if_there(_LAUNCH, Launch)
+
+    def write_launch(self, launch: Launch) -> None:
+        """Replace where the run is executed; the directory must be there; raises as `write_run`."""
+        self._write(_LAUNCH, launch)
+
     def read_rank_times(self) -> tuple[RankTimes, ...]:
         """What each process noted of its time, in the order in which they met and of ranks; raises as `read_run`."""
         folder = self.path / _RANKS
@@ -395,7 +413,7 @@ class RunDirectory:
         Of a folder first its name: a tracker's thread may still write into it.
         """
         with disk_errors(self.path, "the run's directory", error=BadRun):
-            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE, TAKING_FILE}
+            names = {entry.name for entry in self.path.iterdir()} - _STAYING
             for name in sorted(names, key=lambda n: (n == _RUN or n in _BEFORE_A_RUN_IS, n in _BEFORE_A_RUN_IS)):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink() and not is_aside(path):

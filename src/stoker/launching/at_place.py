@@ -1,0 +1,575 @@
+"""What runs at a place: starts this host's ranks of a run, watches them, restarts them, and says how it goes.
+
+`launch/` in the run's directory is all that it reads and writes:
+
+```
+order.json        LaunchOrder: what to run
+host-0.json       HostState of host 0: its process, phase with reason and evidence, last sign of life; one for each host
+output-0.log      standard error of its ranks: what the job prints, and errors
+stop              there once the run was asked to stop: nothing is restarted after that
+```
+
+`python -m stoker.launching.at_place COMMAND DIR`:
+
+- `run`: start the ranks and wait for their end; the exit code is theirs. Secrets come as a JSON object, in a file named by
+  `STOKER_SECRETS_FILE` that is deleted when it is read, or with `--secrets` on standard input.
+- `start`: the same in the background, cut off from the line; prints the process's number.
+- `state`: print a LaunchState.
+- `stop`: ask the run to save and leave.
+
+Only the standard library is needed, and torch is not imported: a place answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
+
+from stoker.errors import PlaceFailed, StokerError
+from stoker.launching import launcher_of
+from stoker.launching.launcher import HostRanks
+from stoker.records.codec import dumps, loads, to_json
+from stoker.records.launch import ENDED, LaunchPhase, LaunchState
+
+FINISHED, SLICE_OVER, STOPPED, RUN_FAILED = 0, 75, 130, 4
+"""Exit codes of `stoker train`."""
+
+MOST_WITHOUT_PROGRESS = 3
+"""After so many restarts without a sample more than before, the run is not started again."""
+
+HEARTBEAT_S = 5.0
+STALE_S = 60.0
+"""A process without a sign of life for so long, on a host that cannot be asked, is taken for lost [s]."""
+
+SECRETS_FILE_VARIABLE = "STOKER_SECRETS_FILE"
+LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
+"""Set to the kind of launcher for every process that Stoker's own script started."""
+
+_LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
+_TAIL_BYTES = 64 * 1024
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOrder:
+    """What a place is to run.
+
+    Attributes:
+        run: name.
+        kind: of launcher.
+        code: folder to run in, absolute.
+        job_file: relative to `code`.
+        arguments: of `stoker train` after the job file.
+        device: `here`, or `cpu`.
+        num_hosts, ranks_each: shape.
+        variables: environment variables of the ranks.
+        pythonpath: folder of this Stoker.
+        is_requeued: the scheduler starts the run again after 75 and preemption; else `run` itself does after 75, and
+            after lost ranks.
+        submitted_at: distinguishes orders: restarts are counted from here on. ISO 8601 in UTC.
+        owner: machine and directory of the run where it was sent from.
+    """
+
+    schema: ClassVar[int] = 1
+
+    run: str
+    kind: str
+    code: str
+    job_file: str
+    arguments: tuple[str, ...] = ()
+    device: str = "here"
+    num_hosts: int = 1
+    ranks_each: int = 1
+    variables: dict[str, str] = field(default_factory=dict)
+    pythonpath: str = ""
+    is_requeued: bool = False
+    submitted_at: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """How the ranks of one host are, and the process that watches them.
+
+    Attributes:
+        host: number.
+        hostname, pid, began, boot: the watching process: `began` is its start in clock ticks since the boot.
+        at: last sign of life, ISO 8601 in UTC.
+        samples: newest position in the run's log [samples].
+        restarts: starts after the first, of this order.
+        without_progress: the last of them in a row after which `samples` had not grown.
+        submitted_at: of the order.
+    """
+
+    schema: ClassVar[int] = 1
+
+    host: int
+    hostname: str
+    pid: int
+    began: int
+    boot: str
+    phase: LaunchPhase
+    why: str
+    evidence: str = ""
+    exit_code: int | None = None
+    at: str = ""
+    samples: int = 0
+    restarts: int = 0
+    without_progress: int = 0
+    submitted_at: str = ""
+
+
+def read_order(directory: Path) -> LaunchOrder:
+    """The order in a run's directory.
+
+    Raises:
+        PlaceFailed: there is none, or it is of another version.
+    """
+    path = directory / _LAUNCH / _ORDER
+    try:
+        return loads(path.read_bytes(), LaunchOrder)
+    except (OSError, ValueError) as error:
+        raise PlaceFailed(f"{path} cannot be read: {error}") from error
+
+
+def rank_environments(
+    order: LaunchOrder, ranks: HostRanks, base: Mapping[str, str], secrets: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Environment variables of each process to start on this host.
+
+    One host with several devices has one process: `stoker train --on 4xhere` starts the ranks, and restarts a lost one
+    without ending the others.
+    """
+    common = {name: value for name, value in base.items() if name != SECRETS_FILE_VARIABLE}
+    common |= {**order.variables, **secrets, LAUNCHED_VARIABLE: order.kind}
+    common["PYTHONPATH"] = order.pythonpath
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        common.pop(name, None)
+    if ranks.num_hosts == 1:
+        return [common]
+    first, size = ranks.host * order.ranks_each, ranks.num_hosts * order.ranks_each
+    return [
+        {
+            **common, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size),
+            "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
+        }
+        for local in range(order.ranks_each)
+    ]  # fmt: skip
+
+
+def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[str]:
+    """The command of each process of this host."""
+    several = num_hosts == 1 and order.ranks_each > 1
+    place = f"{order.ranks_each}x{order.device}" if several else order.device
+    return [sys.executable, "-m", "stoker", "train", order.job_file, *order.arguments, "--on", place,
+            "--run-dir", str(directory), "--json"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """What follows from how the ranks ended: a phase, and whether they are started again here."""
+
+    phase: LaunchPhase
+    why: str
+    exit_code: int
+    is_again: bool = False
+
+
+def judge(
+    codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
+) -> RankOutcome:
+    """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
+
+    Args:
+        codes: exit codes.
+        is_stopped: the user asked the run to stop.
+        is_signalled: this host's watching process was asked to end, as before a preemption or a shutdown.
+        order: says whether a scheduler starts the run again.
+        num_hosts: of the run.
+    """
+    here = not order.is_requeued
+    killed = [-code for code in codes if code < 0]
+    worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
+    if all(code == FINISHED for code in codes):
+        return RankOutcome("finished", "trained to its end", FINISHED)
+    asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
+    killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
+    if is_stopped and not killed:
+        return RankOutcome("stopped", "saved and left, as asked", STOPPED)
+    if killed:
+        name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
+        return RankOutcome("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
+    if all(code in {FINISHED, SLICE_OVER} for code in codes):
+        return RankOutcome("requeued", "a slice is over", SLICE_OVER, is_again=here)
+    if all(code in {FINISHED, SLICE_OVER, STOPPED} or -code in asked for code in codes):
+        if is_signalled and order.is_requeued:
+            return RankOutcome("preempted", "saved and left, as the scheduler asked", STOPPED)
+        return RankOutcome("stopped", "saved and left after a signal", STOPPED)
+    if worst == RUN_FAILED and num_hosts > 1:
+        # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
+        return RankOutcome("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
+    return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
+
+
+class HostSupervisor:
+    """Runs this host's ranks of the run in `directory` until they need not be started again."""
+
+    def __init__(self, directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> None:
+        self._directory, self._ranks, self._secrets = directory, ranks, secrets
+        self._order = read_order(directory)
+        self._folder = directory / _LAUNCH
+        self._path = self._folder / f"host-{ranks.host}.json"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_signalled = False
+        self._log_bytes_before = 0
+        self._state = self._first_state()
+
+    def run(self) -> int:
+        """Start the ranks, and again where that is right; the exit code for whoever started this program."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
+        if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+            return self._end(self._given_up("the scheduler started it again"))
+        while True:
+            verdict = self._run_once()
+            if not verdict.is_again or self._is_signalled or self._is_stopped():
+                return self._end(verdict)
+            self._count_restart()
+            if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+                return self._end(self._given_up(verdict.why))
+            self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
+            if self._state.without_progress > 1:
+                self._pause(5.0 * self._state.without_progress)
+
+    def _run_once(self) -> RankOutcome:
+        order, self._log_bytes_before = self._order, self._log_bytes()
+        command = rank_command(order, self._directory, self._ranks.num_hosts)
+        environments = rank_environments(order, self._ranks, os.environ, self._secrets)
+        self._set("starting", f"{len(environments)} of {order.num_hosts * order.ranks_each} ranks start here"
+                  if order.num_hosts > 1 else "the run starts")  # fmt: skip
+        with (self._folder / f"output-{self._ranks.host}.log").open("ab") as output:
+            self._processes = [
+                subprocess.Popen(
+                    command, cwd=order.code, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=output, preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread, and prctl alone is called
+                )
+                for environment in environments
+            ]  # fmt: skip
+            if self._is_signalled:  # it came between the starts
+                self._forward(signal.SIGTERM)
+            codes = self._wait()
+        return judge(codes, is_stopped=self._is_stopped(), is_signalled=self._is_signalled, order=order,
+                     num_hosts=self._ranks.num_hosts)  # fmt: skip
+
+    def _wait(self) -> list[int]:
+        """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
+        beat_at = 0.0
+        while any(process.poll() is None for process in self._processes):
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + HEARTBEAT_S
+                self._beat()
+            with suppress(subprocess.TimeoutExpired):
+                next(process for process in self._processes if process.returncode is None).wait(0.2)
+        return [int(process.returncode) for process in self._processes]
+
+    def _beat(self) -> None:
+        samples = newest_samples(self._directory / "events.jsonl")
+        phase: LaunchPhase = self._state.phase
+        if phase == "starting" and self._log_bytes() > self._log_bytes_before:
+            phase = "running"
+        if self._is_signalled or self._is_stopped():
+            phase = "saving"
+        why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
+        self._write(replace(self._state, phase=phase, why=why, samples=max(samples, self._state.samples)))
+
+    def _log_bytes(self) -> int:
+        with suppress(OSError):
+            return (self._directory / "events.jsonl").stat().st_size
+        return 0
+
+    def _count_restart(self) -> None:
+        samples = newest_samples(self._directory / "events.jsonl")
+        grew = samples > self._state.samples
+        self._state = replace(
+            self._state, restarts=self._state.restarts + 1, samples=max(samples, self._state.samples),
+            without_progress=0 if grew else self._state.without_progress + 1,
+        )  # fmt: skip
+
+    def _given_up(self, why: str) -> RankOutcome:
+        count = self._state.without_progress
+        return RankOutcome("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
+
+    def _end(self, verdict: RankOutcome) -> int:
+        evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
+        self._set(verdict.phase, verdict.why, evidence=evidence, exit_code=verdict.exit_code)
+        return verdict.exit_code
+
+    def _pause(self, duration_s: float) -> None:
+        until = time.monotonic() + duration_s
+        while time.monotonic() < until and not self._is_signalled:
+            time.sleep(0.2)
+
+    def _is_stopped(self) -> bool:
+        return (self._folder / _STOP).exists()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._is_signalled = True
+        self._forward(signal.SIGTERM)
+
+    def _forward(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    def _first_state(self) -> HostState:
+        """This process's state, with the restarts that a scheduler made of the same order."""
+        samples = newest_samples(self._directory / "events.jsonl")
+        state = HostState(
+            host=self._ranks.host, hostname=platform.node(), pid=os.getpid(), began=_began(os.getpid()), boot=_boot(),
+            phase="starting", why="the run starts", samples=samples, submitted_at=self._order.submitted_at,
+        )  # fmt: skip
+        before = read_host_state(self._path)
+        if before is None or before.submitted_at != self._order.submitted_at:
+            return state
+        grew = samples > before.samples
+        return replace(state, restarts=before.restarts + 1, without_progress=0 if grew else before.without_progress + 1)
+
+    def _last_output(self) -> str:
+        return last_error(self._folder / f"output-{self._ranks.host}.log")
+
+    def _set(self, phase: LaunchPhase, why: str, *, evidence: str = "", exit_code: int | None = None) -> None:
+        self._write(replace(self._state, phase=phase, why=why, evidence=evidence, exit_code=exit_code))
+
+    def _write(self, state: HostState) -> None:
+        """Replace this host's state; a full disk does not end training."""
+        self._state = replace(state, at=_now())
+        aside = self._path.with_name(f".writing-{self._path.name}-{os.getpid()}")
+        with suppress(OSError):
+            aside.write_text(dumps(self._state))
+            aside.replace(self._path)
+
+
+def newest_samples(events: Path) -> int:
+    """The newest position in the end of a run's log [samples]; 0 where there is none."""
+    try:
+        with events.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with suppress(ValueError, AttributeError):  # torn, or not an object
+            event = json.loads(line)
+            if event.get("event") in {"progress", "checkpointed", "evaluated"} and isinstance(
+                event.get("samples"), int
+            ):
+                return int(event["samples"])
+    return 0
+
+
+def last_error(output: Path) -> str:
+    """The line of a log that says why the run ended: the last that begins with `error:`, else the last."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [""])[-1].removeprefix("error:").strip()
+
+
+def read_host_state(path: Path) -> HostState | None:
+    """The state of a host; None if there is none, or it is being made."""
+    try:
+        return loads(path.read_bytes(), HostState)
+    except (OSError, ValueError):
+        return None
+
+
+def state_of(directory: Path) -> LaunchState:
+    """The state of the run in `directory`, as this machine can tell.
+
+    A watching process of this machine that is gone without having said how it ended is `lost`.
+    """
+    states = [state for path in sorted((directory / _LAUNCH).glob("host-*.json")) if (state := read_host_state(path))]
+    order = read_order(directory)
+    states = [_with_evidence(state) for state in states if state.submitted_at == order.submitted_at]
+    if not states:
+        return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
+    return combined(states)
+
+
+def combined(states: Sequence[HostState]) -> LaunchState:
+    """One state of several hosts: what is wrong first, then what is going on; finished only where host 0 is."""
+    first = min(states, key=lambda state: state.host)
+    worst = next(
+        (state for phase in ("failed", "lost") for state in states if state.phase == phase),
+        first,
+    )
+    shown = first if first.phase == "finished" else worst
+    where = f"{shown.hostname}: " if len(states) > 1 else ""
+    return LaunchState(
+        phase=shown.phase, why=f"{where}{shown.why}", evidence=shown.evidence, exit_code=shown.exit_code,
+        restarts=max(state.restarts for state in states), at=shown.at,
+    )  # fmt: skip
+
+
+def _with_evidence(state: HostState) -> HostState:
+    """The state, or `lost` if its process is gone without a word."""
+    if state.phase in ENDED or state.phase == "preempted":
+        return state
+    if state.hostname == platform.node():
+        if state.boot != _boot():
+            evidence = "the machine was started anew since"
+        elif _began(state.pid) == state.began:
+            return state
+        else:
+            evidence = f"process {state.pid} on {state.hostname} is gone"
+    elif _age_s(state.at) > STALE_S:
+        evidence = f"{state.hostname} gave no sign of life for {_age_s(state.at):.0f} s"
+    else:
+        return state
+    return replace(state, phase="lost", why=f"was {state.phase} and is gone",
+                   evidence=f"{evidence}; last sign of life {state.at}")  # fmt: skip
+
+
+def ask_to_stop(directory: Path) -> None:
+    """Ask the run to save and leave: nothing is restarted from now on, and this machine's watching processes know."""
+    folder = directory / _LAUNCH
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _STOP).touch()
+    for path in sorted(folder.glob("host-*.json")):
+        state = read_host_state(path)
+        if state is not None and state.hostname == platform.node() and _began(state.pid) == state.began:
+            with suppress(ProcessLookupError):
+                os.kill(state.pid, signal.SIGTERM)
+
+
+def read_secrets(environ: Mapping[str, str], *, from_input: bool) -> dict[str, str]:
+    """Secrets from standard input, or from the file that the environment names, which is deleted.
+
+    Raises:
+        PlaceFailed: the file is not there, or is none.
+    """
+    try:
+        if from_input:
+            return _texts(json.loads(sys.stdin.buffer.read() or b"{}"))
+        if name := environ.get(SECRETS_FILE_VARIABLE):
+            path = Path(name)
+            try:
+                return _texts(json.loads(path.read_bytes()))
+            finally:
+                path.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise PlaceFailed(f"the secrets cannot be read: {error}") from error
+    return {}
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise ValueError("not an object of texts")
+    return {str(name): item for name, item in value.items()}
+
+
+def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> int:
+    """Run the host's ranks in a session of its own, which outlives the line; the process's number."""
+    supervisor_log = directory / _LAUNCH / f"supervisor-{ranks.host}.log"
+    pid = os.fork()
+    if pid:
+        return pid
+    code = RUN_FAILED
+    try:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for number, descriptor in ((0, null), (1, log), (2, log)):
+            os.dup2(descriptor, number)
+        code = HostSupervisor(directory, ranks, secrets).run()
+    except BaseException as error:  # noqa: BLE001 - the last words of a process that nobody waits for
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+    finally:
+        os._exit(code)
+
+
+def _end_with_parent() -> None:
+    """In a rank before it begins: ask the kernel for SIGTERM when the watching process ends, so that the rank saves."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _seconds_of(at: str) -> float:
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _age_s(at: str) -> float:
+    return time.time() - _seconds_of(at)
+
+
+def _began(pid: int) -> int:
+    """When a process of this machine was started [clock ticks since the boot]; -1 if there is none.
+
+    Source: proc(5), /proc/pid/stat: field 22.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return -1
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line at the place."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.launching.at_place")
+    parser.add_argument("command", choices=("run", "start", "state", "stop"))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--secrets", action="store_true", help="a JSON object of secrets comes on standard input")
+    options = parser.parse_args(arguments)
+    directory: Path = options.directory.absolute()
+    try:
+        if options.command == "state":
+            print(json.dumps(to_json(state_of(directory))))  # noqa: T201 - the answer to the other end of the line
+        elif options.command == "stop":
+            ask_to_stop(directory)
+        else:
+            secrets = read_secrets(os.environ, from_input=options.secrets)
+            ranks = launcher_of(read_order(directory).kind).ranks(os.environ)
+            if options.command == "run":
+                return HostSupervisor(directory, ranks, secrets).run()
+            print(start_in_background(directory, ranks, secrets))  # noqa: T201 - likewise
+    except StokerError as error:
+        print(error.message, file=sys.stderr)  # noqa: T201 - likewise
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""What travels to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
+
+What: the job file with what it imports from its folder, uncommitted changes included; links to its data; Stoker's own
+package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is there
+already is not sent, and what is there is whole, since a transfer is unpacked aside and renamed.
+Use when: a launcher starts a run. Costs: hashing; data files are hashed once until they change.
+Does not travel: other files that the job reads by itself, unless `--send FILE` names them; packages (see
+`environment_lock.py`); environment variables, but for those that are named.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import io
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from stoker.errors import BadJob, PlaceFailed
+from stoker.units import format_bytes
+
+MOST_BYTES = 10 * 2**30
+"""More than this is not sent unless a higher limit is given [bytes]."""
+
+_NOT_SENT = ("__pycache__", ".pyc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFile:
+    """A file, or a symbolic link, of a folder that is sent.
+
+    Attributes:
+        path: relative, with slashes.
+        num_bytes: size.
+        digest: SHA-256 of the content (hex); of a link "".
+        content: the bytes, or the file here that has them.
+        link: where a symbolic link points, relative to its own folder; "" for files.
+    """
+
+    path: str
+    num_bytes: int = 0
+    digest: str = ""
+    content: bytes | Path = field(default=b"", repr=False)
+    link: str = ""
+    is_executable: bool = False
+
+    @classmethod
+    def of_bytes(cls, path: str, content: bytes) -> TreeFile:
+        """A small file."""
+        return cls(path=path, num_bytes=len(content), digest=hashlib.sha256(content).hexdigest(), content=content)
+
+    @classmethod
+    def of_file(cls, path: str, source: Path) -> TreeFile:
+        """A file here, which is read when it is sent.
+
+        Raises:
+            BadJob: it cannot be read.
+        """
+        try:
+            with source.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                status = os.fstat(file.fileno())
+        except OSError as error:
+            raise BadJob(f"{source} cannot be read: {error.strerror}") from error
+        return cls(path=path, num_bytes=status.st_size, digest=digest, content=source,
+                   is_executable=bool(status.st_mode & 0o100))  # fmt: skip
+
+    def open(self) -> IO[bytes]:
+        """The content as a binary file."""
+        return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content.open("rb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A folder that is sent, as a list of files, sorted by path.
+
+    Attributes:
+        kind: `code`, `stoker` or `data`: the folder at the place in which its own folder lies.
+        name: what people know it as: the job file, a data file.
+        files: what is in it.
+    """
+
+    kind: str
+    name: str
+    files: tuple[TreeFile, ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of paths, contents, links and permissions to execute."""
+        return tree_digest(self.files)
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the place's root."""
+        return f"{self.kind}/{self.digest[:32]}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files [bytes]."""
+        return sum(file.num_bytes for file in self.files)
+
+    def write_to(self, folder: Path) -> None:
+        """Write it as a folder here; files that exist are replaced."""
+        for file in self.files:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            if file.link:
+                target.symlink_to(file.link)
+            else:
+                with file.open() as content:
+                    target.write_bytes(content.read())
+
+
+def tree_digest(files: Iterable[TreeFile]) -> str:
+    """SHA-256 (hex) of a folder's paths, contents, links and permissions to execute; the order does not matter."""
+    whole = hashlib.sha256()
+    for file in sorted(files, key=lambda one: one.path):
+        kind = "link" if file.link else "program" if file.is_executable else "file"
+        whole.update(f"{file.path}\0{kind}\0{file.link or file.digest}\n".encode(errors="surrogateescape"))
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A file or folder that the job reads: what it is here, and under which path the job's folder shows it there."""
+
+    path: str
+    bundle: Bundle
+
+
+def work_folder(job_file: Path, working: Path | None = None) -> Path:
+    """The folder whose layout is kept at the place: the working directory if the job file is below it, else the file's."""
+    here = (working or Path.cwd()).resolve()
+    job = job_file.resolve()
+    return here if job.is_relative_to(here) else job.parent
+
+
+def code_bundle(
+    job_file: Path, sources: Mapping[str, str], data: Sequence[Data] = (), send: Sequence[Path] = ()
+) -> Bundle:
+    """The job's folder at the place: its file and local imports, links to data, and files that were named.
+
+    Args:
+        job_file: the job file.
+        sources: texts by path relative to its folder, as `Entry.sources`.
+        data: what it reads.
+        send: further files and folders, below `work_folder(job_file)`.
+
+    Raises:
+        BadJob: a named file is not there, or outside of that folder.
+    """
+    root, job = work_folder(job_file), job_file.resolve()
+    below = job.parent.relative_to(root)
+    files = {
+        (below / name).as_posix(): TreeFile.of_file((below / name).as_posix(), job.parent / name) for name in sources
+    }
+    for one in data:
+        depth = one.path.count("/") + 2
+        inner = "" if len(one.bundle.files) != 1 or "/" in one.bundle.files[0].path else f"/{one.bundle.files[0].path}"
+        files[one.path] = TreeFile(path=one.path, link="../" * depth + one.bundle.folder + inner)
+    for path in send:
+        inside = path_below(path, root, "--send")
+        for file in files_of(path, inside):
+            files[file.path] = file
+    return Bundle(kind="code", name=job_file.name, files=tuple(sorted(files.values(), key=lambda file: file.path)))
+
+
+def data_of(path: Path, root: Path) -> Data:
+    """A file or folder of data, as the job's folder shows it at the place.
+
+    Raises:
+        BadJob: it is not there, or outside of `root`.
+    """
+    inside = path_below(path, root, "data")
+    name = Path(inside).name
+    if path.is_dir():
+        return Data(path=inside, bundle=Bundle(kind="data", name=name, files=tuple(files_of(path, ""))))
+    return Data(path=inside, bundle=Bundle(kind="data", name=name, files=(TreeFile.of_file(name, path),)))
+
+
+def path_below(path: Path, root: Path, what: str) -> str:
+    """`path` relative to `root`, with slashes; links in it are kept as they are.
+
+    Raises:
+        BadJob: it is not there, or outside.
+    """
+    if not path.exists():
+        raise BadJob(f"{what} {path} is not there")
+    whole = Path(os.path.normpath(path if path.is_absolute() else Path.cwd() / path))
+    for start in (root, root.resolve()):
+        if whole.is_relative_to(start):
+            return whole.relative_to(start).as_posix()
+    raise BadJob(
+        f"{what} {path} is outside of {root}, the folder that is rebuilt at the place",
+        remedy="Start from a folder that holds both the job file and its data, or put the data there yourself and give "
+        "the job its path by a setting.",
+    )
+
+
+def files_of(path: Path, inside: str) -> list[TreeFile]:
+    """The files of `path`, a file or a folder, under the relative path `inside`; bytecode is left out."""
+    if path.is_file():
+        return [TreeFile.of_file(inside, path)]
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if name not in _NOT_SENT)
+        for name in sorted(names):
+            source = Path(folder) / name
+            if source.is_file() and not name.endswith(_NOT_SENT):
+                below = source.relative_to(path).as_posix()
+                found.append(TreeFile.of_file(f"{inside}/{below}" if inside else below, source))
+    return found
+
+
+@functools.cache
+def stoker_bundle() -> Bundle:
+    """This Stoker as a folder for PYTHONPATH: its package, and the metadata by which Python knows its version."""
+    package = Path(__file__).resolve().parents[1]
+    version = importlib.metadata.version("stoker")
+    about = f"stoker-{version}.dist-info"
+    metadata = importlib.metadata.distribution("stoker").read_text("METADATA") or f"Name: stoker\nVersion: {version}\n"
+    files = [*files_of(package, "stoker"), TreeFile.of_bytes(f"{about}/METADATA", metadata.encode())]
+    return Bundle(kind="stoker", name=f"Stoker {version}", files=tuple(files))
+
+
+def largest(bundles: Iterable[Bundle], count: int = 10) -> list[tuple[str, int]]:
+    """The largest files of bundles, as names and bytes, the largest first."""
+    files = [(f"{bundle.name}: {file.path}", file.num_bytes) for bundle in bundles for file in bundle.files]
+    return sorted(files, key=lambda file: (-file[1], file[0]))[:count]
+
+
+def require_sendable(bundles: Sequence[Bundle], most_bytes: float = MOST_BYTES) -> None:
+    """Refuse to send more than a limit.
+
+    Raises:
+        BadJob: it is more; with the largest files.
+    """
+    total = sum(bundle.num_bytes for bundle in bundles)
+    if total > most_bytes:
+        named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest(bundles, 5))
+        raise BadJob(
+            f"{format_bytes(total)} would be sent, and the limit is {format_bytes(most_bytes)}; the largest: {named}",
+            remedy="Put the data at the place (STOKER_DATA there, or --place-option data=FOLDER), or raise --send-limit.",
+        )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What Git knows of the job file's folder: the commit, and changes that are not in it as a patch; "" without Git."""
+
+    name: str = ""
+    diff: str = ""
+
+
+def commit_of(folder: Path) -> Commit:
+    """The commit of a folder and its uncommitted changes; empty where there is no Git, or no repository."""
+    name = _git(folder, "rev-parse", "HEAD")
+    return Commit(name.strip(), _git(folder, "diff", "HEAD", "--", ".")) if name else Commit()
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The values of environment variables that are sent apart from all that is stored.
+
+    Raises:
+        PlaceFailed: one is not set here.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise PlaceFailed(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
+                          remedy=f"export {missing[0]}=…, then the same command.")  # fmt: skip
+    return {name: environ[name] for name in names}

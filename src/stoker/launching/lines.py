@@ -1,0 +1,403 @@
+"""Lines: how commands and files reach a machine that runs or keeps a run: this one, or one behind SSH.
+
+What: programs with arguments, bytes of files from an offset, and folders as a tar stream, over the user's own OpenSSH,
+so that `~/.ssh/config`, agents, jump hosts and hardware keys work as they do by hand.
+Use when: a launcher works on a machine with a shell. Needs there: a POSIX shell, GNU tar, find and coreutils.
+Costs: one connection for each host (multiplexed, kept for `PERSIST_S` after the last command), then a few milliseconds
+a command.
+Does not do: passwords (BatchMode): it never waits for a prompt that nobody sees.
+Source: ssh_config(5), OpenSSH 9.2: ControlMaster, ControlPersist, BatchMode, ServerAliveInterval; ssh(1) on exit code 255.
+"""
+
+from __future__ import annotations
+
+import abc
+import getpass
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.bundle import TreeFile
+from stoker.store.files import aside_path, is_aside
+from stoker.units import format_seconds
+
+CONFIG_VARIABLE = "STOKER_SSH_CONFIG"
+"""Environment variable: a configuration file for ssh instead of `~/.ssh/config`."""
+
+COMMAND_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10
+PERSIST_S = 60
+"""How long a connection is kept after the last command [s]."""
+
+ALIVE_INTERVAL_S, ALIVE_MOST = 5, 3
+"""A silent line is given up after 15 s."""
+
+_WHOLE = ".stoker-whole"
+"""Last entry of a tree that is sent: without it the stream was cut."""
+
+_SSH_FAILED = 255
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command gave: its exit code, standard output, and standard error as text."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Standard output as text, without blanks at its ends."""
+        return self.stdout.decode(errors="replace").strip()
+
+    def last_line(self) -> str:
+        """The last line of standard error, or of the output: what a failed command says."""
+        lines = self.stderr.strip().splitlines() or self.text.splitlines()
+        return lines[-1].strip() if lines else f"exit code {self.code}"
+
+
+class Line(abc.ABC):
+    """How commands and files reach one machine. Any method may raise:
+
+    Raises:
+        PlaceUnreachable: the machine does not answer, or not in time: nothing is known of what the command did.
+        PlaceFailed: it refuses the login, is unknown, or cannot do what is asked.
+    """
+
+    name: str
+    """The machine, for messages."""
+
+    @abc.abstractmethod
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The program and arguments to start here for `argv` to run there."""
+
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S, check: bool = True
+    ) -> Answer:
+        """Run a program there and wait for its end.
+
+        Args:
+            argv: program and arguments; no shell sees them.
+            stdin: bytes for its standard input: the place for secrets.
+            timeout_s: longest time [s].
+            check: raise PlaceFailed with its last line if the exit code is not 0.
+        """
+        try:
+            # A group of its own: Ctrl-C in the terminal is for Stoker, not for a transfer that it may want to finish.
+            ended = subprocess.run(
+                self.command(argv), input=stdin, capture_output=True, timeout=timeout_s, check=False, process_group=0
+            )
+        except subprocess.TimeoutExpired:
+            raise PlaceUnreachable(
+                f"{self.name} gave no answer to `{argv[0]}` in {format_seconds(timeout_s)}",
+                remedy="What runs there goes on; the same command asks again.",
+            ) from None
+        except FileNotFoundError as error:
+            raise PlaceFailed(f"{error.filename} is not installed on this machine") from error
+        answer = Answer(ended.returncode, ended.stdout, ended.stderr.decode(errors="replace"))
+        self.require_line(answer)
+        if check and answer.code != 0:
+            raise PlaceFailed(f"`{shlex.join(argv)[:120]}` failed on {self.name}: {answer.last_line()}")
+        return answer
+
+    def shell(self, script: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S, check: bool = True) -> Answer:
+        """Run a POSIX shell script there, with arguments `$1`, `$2`, …, which need no quoting."""
+        return self.run(["sh", "-c", script, "sh", *arguments], timeout_s=timeout_s, check=check)
+
+    def require_line(self, answer: Answer) -> None:
+        """Raise if an exit code says that the line itself failed."""
+
+    def home(self) -> str:
+        """Absolute path of the home directory there."""
+        return self.shell("cd && pwd").text
+
+    def absolute(self, path: str) -> str:
+        """`path` there, made absolute from the home directory."""
+        path = path.removeprefix("~/")
+        return path if path.startswith("/") else f"{self.home()}/{path}"
+
+    def read(self, path: str, offset: int = 0, most_bytes: int = 1 << 20) -> bytes:
+        """Bytes of a file there from `offset` on, at most `most_bytes`; b"" if it is shorter, or not there."""
+        script = '[ -e "$1" ] || exit 0; tail -c "+$2" -- "$1" | head -c "$3"'
+        return self.shell(script, path, str(offset + 1), str(most_bytes)).stdout
+
+    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Replace a file there at once; its folder is made."""
+        script = (
+            'umask 077; mkdir -p -- "$(dirname -- "$1")" && cat > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
+            '&& mv -f -- "$1.writing-$$" "$1" || { rm -f -- "$1.writing-$$"; exit 1; }'
+        )
+        self.run(["sh", "-c", script, "sh", path, f"{mode:o}"], stdin=content)
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there."""
+        return self.run(["test", "-e", path], check=False).code == 0
+
+    def send_tree(self, files: Iterable[TreeFile], into: str) -> None:
+        """Make the folder `into` there from files; it is there as a whole or not at all.
+
+        The stream is unpacked aside and renamed, so that a cut line or a full disk leaves nothing half. Nothing happens
+        to a folder of that name which is there already.
+        """
+        script = (
+            'set -e; mkdir -p -- "$(dirname -- "$1")"; aside="$1.writing-$$"; '
+            'trap \'rm -rf -- "$aside" || :\' EXIT; trap "exit 1" HUP INT TERM PIPE; '
+            'mkdir -- "$aside"; tar -xf - -C "$aside"; '
+            f'[ -e "$aside/{_WHOLE}" ] || {{ echo "the transfer was cut" >&2; exit 1; }}; rm -- "$aside/{_WHOLE}"; '
+            'mv -T -- "$aside" "$1" 2>/dev/null || [ -d "$1" ]'
+        )
+        process = subprocess.Popen(
+            self.command(["sh", "-c", script, "sh", into]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, process_group=0,
+        )  # fmt: skip
+        with process, _killed_on_error(process):
+            assert process.stdin is not None
+            assert process.stderr is not None
+            with suppress(BrokenPipeError):  # its exit code says why it ended
+                write_tar(files, process.stdin)
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            said = process.stderr.read().decode(errors="replace")
+        answer = Answer(process.returncode, b"", said)
+        self.require_line(answer)
+        if answer.code != 0:
+            raise PlaceFailed(f"{into} cannot be written on {self.name}: {answer.last_line()}",
+                              remedy="Nothing half was left there; free some space, or give another --place-option "
+                              "root=FOLDER.")  # fmt: skip
+
+    def fetch_tree(self, folder: str, into: Path, leave_out: Sequence[str] = ()) -> int:
+        """Copy the files below a folder there into `into`; returns the number of files copied [files].
+
+        A file of the same size and time of change is not copied again. Each is written aside and renamed. Only regular
+        files come, and only under names that the listing gave: what a machine elsewhere sends cannot leave `into`.
+
+        Args:
+            folder: absolute path there.
+            into: folder here; made if it is not there.
+            leave_out: names of files and of folders directly below `folder` that stay there.
+        """
+        listing = self.shell(
+            '[ -d "$1" ] || exit 0; cd -- "$1" && find . -type f -printf "%P\\0%s\\0%T@\\0"', folder
+        ).stdout
+        fields = listing.decode(errors="surrogateescape").split("\0")
+        there = {
+            name: (int(size), int(float(at)))
+            for name, size, at in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
+            if _is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
+        }
+        wanted = sorted(name for name, about in there.items() if _about(into / name) != about)
+        if not wanted:
+            return 0
+        with tempfile.TemporaryFile() as names:
+            names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
+            names.seek(0)
+            # A file that is removed or grows meanwhile makes tar's exit code 1 or 2: the next call brings it.
+            process = subprocess.Popen(
+                self.command(["tar", "-C", folder, "--no-recursion", "--null", "-cf", "-", "-T", "-"]), stdin=names,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
+            )  # fmt: skip
+        with process, _killed_on_error(process):
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                count = _extract(process.stdout, into, set(wanted))
+            except tarfile.ReadError:
+                process.kill()
+                count = -1
+            said = process.stderr.read().decode(errors="replace")
+        self.require_line(Answer(process.returncode, b"", said))
+        if count < 0:
+            raise PlaceUnreachable(f"the copy of {folder} from {self.name} was cut",
+                                   remedy="The same command goes on from the files that came.")  # fmt: skip
+        return count
+
+
+class LocalLine(Line):
+    """This machine: a scheduler's commands and a shared folder are here."""
+
+    name = "this machine"
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The command itself."""
+        return list(argv)
+
+
+class SshLine(Line):
+    """A machine behind the user's OpenSSH.
+
+    Args:
+        host: `host`, `user@host`, `user@host:port`, or a name of `~/.ssh/config`; an IPv6 address in brackets.
+
+    Raises:
+        PlaceFailed: the text names no host.
+    """
+
+    def __init__(self, host: str) -> None:
+        match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.%]+\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
+        if match is None:
+            raise PlaceFailed(f"{host!r} names no host", remedy="Write user@host or user@host:port.")
+        user, address, port = match.groups()
+        self.name = host
+        self.address = address.strip("[]")
+        self._to = ["-l", user] if user else []
+        self._to += ["-p", port] if port else []
+        config = os.environ.get(CONFIG_VARIABLE)
+        self._config = ["-F", config] if config else []
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """`ssh` with the command quoted for the shell there."""
+        return [*self._ssh(), self.address, shlex.join(argv)]
+
+    def close(self) -> None:
+        """End the kept connection, if there is one."""
+        subprocess.run([*self._ssh(), "-O", "exit", self.address], capture_output=True, check=False, timeout=10)
+
+    def require_line(self, answer: Answer) -> None:
+        """Raise for ssh's own exit code."""
+        if answer.code == _SSH_FAILED:
+            raise ssh_error(self.name, answer.stderr)
+        if answer.code < 0:
+            raise PlaceUnreachable(f"ssh to {self.name} was ended by {signal.Signals(-answer.code).name}")
+
+    def _ssh(self) -> list[str]:
+        stated = {
+            "BatchMode": "yes", "ConnectTimeout": str(CONNECT_TIMEOUT_S), "ServerAliveInterval": str(ALIVE_INTERVAL_S),
+            "ServerAliveCountMax": str(ALIVE_MOST), "ControlMaster": "auto", "ControlPersist": str(PERSIST_S),
+            "ControlPath": f"{_control_folder()}/%C", "ForwardX11": "no", "LogLevel": "ERROR",
+        }  # fmt: skip
+        options = [word for name, value in stated.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", "-T", *self._config, *options, *self._to]
+
+
+def line_to(host: str) -> Line:
+    """The line to a host: `""` and `localhost` without a user or port are this machine."""
+    return LocalLine() if host in {"", "localhost"} else SshLine(host)
+
+
+_SSH_SENTENCES = (
+    ("permission denied", "{host} refuses the login: {line}",
+     "`ssh {host}` has to work without a password: put your key there with `ssh-copy-id {host}`, or start ssh-agent."),
+    ("host key verification failed", "the key of {host} is not known here, or has changed",
+     "Log in once by hand with `ssh {host}` and check its fingerprint."),
+    ("could not resolve hostname", "there is no host {host}: {line}", "Check the name, or add it to ~/.ssh/config."),
+    ("too many authentication failures", "{host} refuses the login: {line}",
+     "Set IdentityFile and IdentitiesOnly for it in ~/.ssh/config."),
+    ("bad configuration option", "~/.ssh/config cannot be used: {line}", "Mend that line."),
+)  # fmt: skip
+
+
+def ssh_error(host: str, stderr: str) -> PlaceFailed:
+    """The error for what ssh said before it ended with 255.
+
+    >>> type(ssh_error("box", "me@box: Permission denied (publickey).")).__name__
+    'PlaceFailed'
+    >>> type(ssh_error("box", "ssh: connect to host box port 22: Connection timed out")).__name__
+    'PlaceUnreachable'
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    for sign, message, remedy in _SSH_SENTENCES:
+        found = next((line for line in lines if sign in line.lower()), None)
+        if found is not None:
+            return PlaceFailed(message.format(host=host, line=found), remedy=remedy.format(host=host))
+    said = lines[-1] if lines else "the connection was lost"
+    return PlaceUnreachable(f"{host} cannot be reached: {said}",
+                            remedy="What runs there goes on; the same command asks again.")  # fmt: skip
+
+
+def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
+    """Write files as a tar stream whose last entry says that it is whole; times and owners are left out."""
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for file in files:
+            info = tarfile.TarInfo(file.path)
+            info.mode = 0o755 if file.is_executable else 0o644
+            if file.link:
+                info.type, info.linkname = tarfile.SYMTYPE, file.link
+                tar.addfile(info)
+                continue
+            with file.open() as content:
+                info.size = file.num_bytes
+                tar.addfile(info, content)
+        tar.addfile(tarfile.TarInfo(_WHOLE), BytesIO())
+
+
+def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
+    count = 0
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None or name not in wanted:
+                continue
+            target = into / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = aside_path(target)
+            try:
+                with aside.open("wb") as file:
+                    while block := content.read(1 << 20):
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.utime(aside, (member.mtime, member.mtime))
+                aside.replace(target)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
+            count += 1
+    return count
+
+
+def _about(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_size, int(status.st_mtime)
+    return None
+
+
+def _is_inside(name: str) -> bool:
+    return bool(name) and not name.startswith("/") and ".." not in Path(name).parts
+
+
+class _killed_on_error:  # noqa: N801 - reads as the statement it is
+    """Within the block, an error ends the process: the block of Popen would wait for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Kill it after an error."""
+        if kind is not None:
+            self._process.kill()
+
+
+def _control_folder() -> Path:
+    """The folder of control sockets, open to this user alone; a short path, as sockets need.
+
+    Raises:
+        PlaceFailed: a folder of that name is another user's.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "stoker-ssh" if runtime and len(runtime) < 40 and Path(runtime).is_dir() else (
+        Path("/tmp") / f"stoker-ssh-{getpass.getuser()}"  # noqa: S108 - owner and mode are checked below
+    )  # fmt: skip
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PlaceFailed(f"{folder} is not this user's alone", remedy="Remove it, or set XDG_RUNTIME_DIR.")
+    return folder

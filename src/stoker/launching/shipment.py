@@ -1,0 +1,208 @@
+"""A submission on its way over a line: what is missing there is sent, the environment made, the order written.
+
+Use when: the place has a machine with a shell and a disk: hosts by SSH, a login node of Slurm. Each step leaves either
+something whole, named by its digest, or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.errors import PlaceFailed
+from stoker.launching.at_place import LaunchOrder
+from stoker.launching.bundle import Bundle
+from stoker.launching.environment_lock import EnvironmentLock, base_python_script
+from stoker.launching.launcher import Submission
+from stoker.launching.lines import Line
+from stoker.records.codec import dumps, loads
+from stoker.units import format_bytes
+
+INSTALL_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """Where things are at the place, as absolute paths.
+
+    Attributes:
+        root: folder of everything of Stoker there.
+        directory: of the run.
+        code: the job's folder.
+        stoker: for PYTHONPATH.
+        python: of the environment.
+        sent_bytes: what had to be sent [bytes].
+    """
+
+    root: str
+    directory: str
+    code: str
+    stoker: str
+    python: str
+    sent_bytes: int = 0
+
+    def program(self, command: str, *options: str) -> list[str]:
+        """The command line of `at_place COMMAND DIR` there."""
+        return program_at(self.python, self.stoker, command, self.directory, *options)
+
+
+def program_at(python: str, stoker: str, command: str, directory: str, *options: str) -> list[str]:
+    """The command line of `at_place COMMAND DIR` at a place."""
+    return ["env", f"PYTHONPATH={stoker}", python, "-m", "stoker.launching.at_place", command, directory, *options]
+
+
+def ship(
+    line: Line, submission: Submission, *, tell: Callable[[str], None] = lambda text: None, is_requeued: bool = False,
+    submitted_at: str = "", owner: str = "",
+) -> Shipped:  # fmt: skip
+    """Send what is missing, make the environment, and write the order; nothing is started.
+
+    Args:
+        line: to the machine whose disk the run uses.
+        submission: what to run.
+        tell: receives a line of text about each step that takes time.
+        is_requeued: the place's scheduler starts the run again after a slice or a preemption.
+        submitted_at: of the order, ISO 8601 in UTC.
+        owner: the run's directory here, by which another one of the same name is told from it.
+
+    Raises:
+        PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that name
+            of somebody else).
+        PlaceUnreachable: the line was cut; what is whole there is not sent again.
+    """
+    root = line.absolute(submission.root)
+    directory = f"{root}/runs/{submission.run}"
+    _require_own(line, directory, owner)
+    bundles = [*submission.data, submission.stoker, submission.code]
+    sent = _send_missing(line, root, bundles, submission.options.get("data", ""), tell)
+    stoker = f"{root}/{submission.stoker.folder}"
+    shipped = Shipped(
+        root=root, directory=directory, code=f"{root}/{submission.code.folder}", stoker=stoker, sent_bytes=sent,
+        python=environment_at(line, root, stoker, submission.environment, tell),
+    )  # fmt: skip
+    order = order_of(submission, shipped, is_requeued=is_requeued, submitted_at=submitted_at, owner=owner)
+    line.write(f"{directory}/launch/order.json", dumps(order).encode())
+    return shipped
+
+
+def order_of(
+    submission: Submission, shipped: Shipped, *, is_requeued: bool, submitted_at: str, owner: str = ""
+) -> LaunchOrder:
+    """What the place is to run."""
+    target = submission.target
+    return LaunchOrder(
+        run=submission.run, kind=target.kind, code=shipped.code, job_file=submission.job_file,
+        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
+        num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
+        pythonpath=shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at, owner=owner,
+    )  # fmt: skip
+
+
+def _require_own(line: Line, directory: str, owner: str) -> None:
+    """Refuse a run of that name which belongs to somebody else, or is finished."""
+    text = line.read(f"{directory}/launch/order.json")
+    if text:
+        other = loads(text, LaunchOrder).owner
+        if other != owner:
+            raise PlaceFailed(
+                f"{line.name} has a run of that name already, in {directory}, sent from {other}",
+                remedy="Give this one another name: --run-dir runs/NAME.",
+            )
+    elif line.exists(f"{directory}/run.json"):
+        raise PlaceFailed(f"{line.name} has a run of that name already, in {directory}",
+                          remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+
+
+def _send_missing(line: Line, root: str, bundles: list[Bundle], data: str, tell: Callable[[str], None]) -> int:
+    """Send the bundles that are not there; the number of bytes sent [bytes]."""
+    folders = " ".join(shlex.quote(f"{root}/{bundle.folder}") for bundle in bundles)
+    script = f'for f in {folders}; do [ -d "$f" ] && echo 1 || echo 0; done; mkdir -p "$1" && df -Pk "$1" | tail -n 1'
+    *known, disk = line.shell(script, root).text.splitlines()
+    missing = [bundle for bundle, is_there in zip(bundles, known, strict=True) if is_there == "0"]
+    missing = [bundle for bundle in missing if not (bundle.kind == "data" and _found_there(line, root, bundle, data))]
+    total, free = sum(bundle.num_bytes for bundle in missing), int(disk.split()[3]) * 1024
+    if total > free:
+        raise PlaceFailed(
+            f"{format_bytes(total)} have to be sent, and {root} on {line.name} has {format_bytes(free)} free",
+            remedy="Free some space there, or give another --place-option root=FOLDER.",
+        )
+    for bundle in missing:
+        tell(f"sending {bundle.name}: {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}")
+        line.send_tree(bundle.files, f"{root}/{bundle.folder}")
+    return total
+
+
+_FIND_DATA = """
+set -e
+for home in "$3" "$STOKER_DATA"; do
+    [ -n "$home" ] && [ -d "$home" ] || continue
+    for place in "$home" "$home/$2"; do
+        ( cd -- "$place" 2>/dev/null && sha256sum --check --strict --status - ) < "$1.sums" || continue
+        mkdir -p -- "$(dirname -- "$1")"; ln -s -- "$place" "$1"; rm -f -- "$1.sums"; exit 0
+    done
+done
+rm -f -- "$1.sums"; exit 1
+"""
+
+
+def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
+    """Whether the place has the data already, in `data` or its `$STOKER_DATA`, with equal digests; then it is linked."""
+    if not line.shell('[ -n "$1" ] || [ -n "$STOKER_DATA" ]', data, check=False).code == 0:
+        return False
+    folder = f"{root}/{bundle.folder}"
+    sums = "".join(f"{file.digest}  {file.path}\n" for file in bundle.files if not file.link)
+    line.write(f"{folder}.sums", sums.encode(errors="surrogateescape"))
+    return line.shell(_FIND_DATA, folder, bundle.name, data, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
+
+
+def environment_at(
+    line: Line, root: str, stoker: str, environment: EnvironmentLock | str, tell: Callable[[str], None]
+) -> str:
+    """Absolute path of the Python there that has the environment, which is made if it is not there.
+
+    Raises:
+        PlaceFailed: there is no Python of at least 3.11, or a version cannot be installed.
+    """
+    if isinstance(environment, str):
+        return _their_python(line, environment)
+    ready = f"{root}/{environment.folder(environment.python)}"
+    if line.exists(f"{ready}/complete"):
+        return f"{ready}/bin/python"
+    base = line.shell(*base_python_script(environment), check=False)
+    if base.code != 0 or not base.text:
+        raise PlaceFailed(f"{line.name} has no Python of at least 3.11",
+                          remedy="Install one there, or name it: --env /path/to/python.")  # fmt: skip
+    tell(f"making the environment on {line.name}: {len(environment.requirements)} packages, once")
+    answer = line.run(
+        ["env", f"PYTHONPATH={stoker}", base.text, "-m", "stoker.launching.environment_lock", root],
+        stdin=dumps(environment).encode(), timeout_s=INSTALL_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    if answer.code != 0:
+        raise PlaceFailed(f"{line.name}: {answer.last_line()}",
+                          remedy="Change the version here, put a wheel where the place's pip finds it (PIP_FIND_LINKS "
+                          "there), or use --env theirs.")  # fmt: skip
+    return answer.text.splitlines()[-1]
+
+
+def _their_python(line: Line, python: str) -> str:
+    script = (
+        'p=$(command -v "$1") || { echo "there is no $1" >&2; exit 3; }; '
+        "\"$p\" -c \"import sys, importlib.util as u; m = [n for n in ('torch', 'numpy', 'safetensors', 'typer', "
+        "'rich', 'plotly', 'jinja2') if u.find_spec(n) is None]; "
+        "print('%s has no %s' % (sys.executable, ', '.join(m)), file=sys.stderr) if m else None; "
+        'sys.exit(3 if m else 4 if sys.version_info < (3, 11) else 0)" || exit; printf %s "$p"'
+    )
+    answer = line.shell(script, python, check=False)
+    if answer.code == 0:
+        return answer.text
+    problem = f"its {python} is older than 3.11" if answer.code == 4 else answer.last_line()
+    raise PlaceFailed(f"{line.name} cannot run Stoker in its own environment: {problem}",
+                      remedy="Install what is missing there, or leave --env out: the versions here are installed there "
+                      "once.")  # fmt: skip
+
+
+def secrets_input(values: dict[str, str]) -> bytes:
+    """Secrets as `at_place --secrets` reads them on standard input."""
+    return json.dumps(values).encode()

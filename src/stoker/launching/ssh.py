@@ -1,0 +1,334 @@
+"""Hosts by SSH: `ssh:me@box`, `ssh:box1,box2/2xcpu`, `ssh:me@box:2222/4xa100`.
+
+What: one process on each host watches that host's ranks (`at_place.py`), in a session of its own that outlives the
+line; there is no daemon to install and no port to open on one host.
+Use when: machines that can be logged into, with a GNU userland. Costs: nothing between commands.
+Several hosts see one folder for runs (NFS or its like, `--place-option root=/shared/stoker`), and reach each other on a
+port that host 0 chooses.
+Does not do: queueing. Who comes first runs; the probe shows the load.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching.bundle import secret_values
+from stoker.launching.environment_lock import EnvironmentLock
+from stoker.launching.launcher import (
+    ROOT,
+    Handle,
+    HostRanks,
+    Launcher,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+    LaunchTarget,
+)
+from stoker.launching.lines import Line, line_to
+from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
+from stoker.records.codec import from_json
+from stoker.records.launch import ENDED, LaunchState
+from stoker.units import format_bytes, format_seconds
+
+R = TypeVar("R")
+
+_SYNTAX = "ssh:[user@]host[:port][,host2…][/[N×]cpu|here|DEVICE]"
+_MOST_CLOCK_S = 600.0
+_LEAST_FREE_BYTES = 1 << 30
+
+_PROBE = r"""
+export LC_ALL=C
+echo "time $(date +%s.%N)"
+echo "host $(hostname)"
+for p in python3.11 python3.12 python3.13 python3.14 python3; do
+    command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
+done
+echo "cores $(nproc)"
+echo "load $(cut -d' ' -f1-3 /proc/loadavg)"
+echo "memory $(awk '/MemAvailable/ {print $2}' /proc/meminfo)"
+echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
+cd && f=$1; while [ ! -d "$f" ]; do f=$(dirname -- "$f"); done
+echo "disk $(df -Pk -- "$f" | awk 'END {print $4}')"
+[ -w "$f" ] || echo "readonly $f"
+echo "address ${SSH_CONNECTION:-}"
+command -v nvidia-smi >/dev/null 2>&1 &&
+    nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv,noheader,nounits 2>/dev/null |
+    sed 's/^/gpu /'
+exit 0
+"""
+
+
+class SshLauncher(Launcher):
+    """Hosts that the user can log into."""
+
+    kind = "ssh"
+    syntax = _SYNTAX
+
+    def parse(self, text: str) -> LaunchTarget:
+        """The hosts, and the devices to use on each."""
+        address, slash, shape = text.strip().partition("/")
+        hosts = [host.strip() for host in address.split(",")]
+        match = re.fullmatch(r"(?:(\d+)[x×])?([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
+        if not all(hosts) or (slash and match is None):
+            raise NoDevice(f"--on ssh:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ssh:me@box/2xcpu.")
+        count, device = (match[1], match[2].lower()) if match else (None, "")
+        if count is not None and int(count) == 0:
+            raise NoDevice(f"--on ssh:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
+        if len(set(hosts)) < len(hosts):
+            raise NoDevice(
+                f"--on ssh:{text} names a host twice.", remedy=f"One host with two devices is {hosts[0]}/2xcpu."
+            )
+        try:
+            for host in hosts:
+                line_to(host)
+        except PlaceFailed as error:
+            raise NoDevice(f"--on ssh:{text}: {error.message}.", remedy=f"The form is {_SYNTAX}.") from error
+        return LaunchTarget(
+            text=f"ssh:{text}", kind=self.kind, address=",".join(hosts), num_nodes=len(hosts),
+            devices_each=int(count or 1), device="" if device == "here" else device,
+        )  # fmt: skip
+
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
+        """What each host has, asked of all at once."""
+        root = options.get("root", ROOT)
+        lines = _lines(target.address)
+        answers = _on_each(lines, lambda line: _ask(line, root))
+        facts: dict[str, str] = {}
+        missing: list[str] = []
+        for line, (about, clock_s) in zip(lines, answers, strict=True):
+            facts |= {f"{line.name}: {name}": text for name, text in _facts(about, clock_s).items()}
+            missing += _missing(line.name, about, clock_s, target, options)
+        if len(lines) > 1 and not missing:
+            missing += _unshared(lines, root)
+        gpus = answers[0][0].get("gpu", [])
+        device = gpus[0].split(",")[0].strip() if gpus else answers[0][0].get("cpu", [""])[0]
+        return Probe(
+            facts=facts, missing=tuple(missing), device=device, cores=int(answers[0][0].get("cores", ["0"])[0])
+        )
+
+    def offers(self, request: Request) -> tuple[Offer, ...]:
+        """The hosts as they are: there is no queue, and no price that Stoker knows."""
+        target = request.target
+        return (
+            Offer(
+                text=target.text, num_nodes=target.num_nodes, devices_each=target.devices_each, device=target.device,
+                starts_in_s=0.0, price_per_h=0.0, price_source="a host of one's own: no price is known",
+                why="hosts by SSH have no queue",
+            ),
+        )  # fmt: skip
+
+    def script(self, submission: Submission) -> str:
+        """The commands of `start`, in order."""
+        root, hosts = submission.root, submission.target.address.split(",")
+        directory, environment = f"{root}/runs/{submission.run}", submission.environment
+        python = (
+            environment
+            if isinstance(environment, str)
+            else f"{root}/{environment.folder(environment.python)}/bin/python"
+        )
+        lines = [f"# on {hosts[0]}, below {root} (relative to the home directory unless absolute)"]
+        lines += [
+            f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent unless "
+            "it is there"
+            for bundle in (*submission.data, submission.stoker, submission.code)
+        ]  # fmt: skip
+        if isinstance(environment, EnvironmentLock):
+            lines.append(f"# {environment.folder(environment.python)}: pip install, once, of")
+            lines += [f"#   {requirement}" for requirement in environment.requirements]
+        names = [*submission.secrets, "STOKER_SECRET"]
+        lines.append(f"# secrets, on standard input: {', '.join(names)}")
+        lines += [
+            f"ssh {host} env PYTHONPATH={root}/{submission.stoker.folder} {python} -m stoker.launching.at_place start "
+            f"{directory} --secrets"
+            for host in hosts
+        ]  # fmt: skip
+        train = " ".join(["stoker train", submission.job_file, *submission.arguments, "--run-dir", directory, "--json"])
+        lines.append(f"# which starts in {root}/{submission.code.folder}:\n#   {train}")
+        return "\n".join(lines) + "\n"
+
+    def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
+        """Send, make the environment, and start one watching process on each host."""
+        lines = _lines(submission.target.address)
+        shipped = ship(lines[0], submission, tell=tell, submitted_at=_now(), owner=submission.owner)
+        handle: Handle = {
+            "hosts": [line.name for line in lines], "directory": shipped.directory, "python": shipped.python,
+            "stoker": shipped.stoker, "sent_bytes": shipped.sent_bytes,
+        }  # fmt: skip
+        values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
+        variables = self._meeting(lines, shipped)
+        lines[0].run(["rm", "-f", "--", f"{shipped.directory}/launch/stop"])
+        started: list[Line] = []
+        try:
+            for host, line in enumerate(lines):
+                line.run(
+                    ["env", f"STOKER_HOST={host}", *variables, *shipped.program("start", "--secrets")[1:]],
+                    stdin=secrets_input(values),
+                )  # fmt: skip
+                started.append(line)
+        except StokerError:
+            for line in started:
+                line.run(shipped.program("stop"), check=False)
+            raise
+        return handle
+
+    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
+        """From the variables that `start` set."""
+        return HostRanks(
+            host=int(environ["STOKER_HOST"]), num_hosts=int(environ["STOKER_HOSTS"]),
+            master=environ.get("STOKER_MASTER", ""), port=int(environ.get("STOKER_PORT", "0")),
+        )  # fmt: skip
+
+    def state(self, handle: Handle) -> LaunchState:
+        """What the hosts say; one that does not answer counts only if another one misses it as well."""
+
+        def ask(line: Line) -> LaunchState | PlaceUnreachable:
+            try:
+                text = line.run(_program(handle, "state"), timeout_s=20.0).stdout
+                return from_json(json.loads(text), LaunchState)
+            except PlaceUnreachable as error:
+                return error
+            except ValueError as error:
+                return PlaceUnreachable(f"{line.name} gave an answer that cannot be read: {error}")
+
+        answers = _on_each(_lines(",".join(handle["hosts"])), ask)
+        states = [answer for answer in answers if isinstance(answer, LaunchState)]
+        silent = [answer for answer in answers if isinstance(answer, PlaceUnreachable)]
+        ended = next((state for state in states if state.phase in ENDED), None)
+        if ended is not None:
+            return ended
+        if silent:
+            return LaunchState(phase="unknown", why="a host does not answer", evidence=silent[0].message, at=_now())
+        return states[0]
+
+    def events(self, handle: Handle, offset: int) -> bytes:
+        """The run's log on host 0, from `offset` on."""
+        return _first_line(handle).read(f"{handle['directory']}/events.jsonl", offset)
+
+    def stop(self, handle: Handle) -> None:
+        """Ask the watching process of each host."""
+        _on_each(_lines(",".join(handle["hosts"])), lambda line: line.run(_program(handle, "stop")))
+
+    def fetch(self, handle: Handle, into: Path) -> None:
+        """The run's directory on host 0, but for locks and what says where it was started there."""
+        _first_line(handle).fetch_tree(handle["directory"], into, leave_out=("lock", "lock.held", "started.json"))
+
+    def _meeting(self, lines: Sequence[Line], shipped: Shipped) -> list[str]:
+        """Variables by which the hosts find each other."""
+        variables = [f"STOKER_HOSTS={len(lines)}"]
+        if len(lines) == 1:
+            return variables
+        script = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1])"
+        port = lines[0].run([shipped.python, "-c", script]).text
+        address = lines[0].shell('set -- $SSH_CONNECTION; printf %s "$3"').text
+        return [*variables, f"STOKER_MASTER={address or '127.0.0.1'}", f"STOKER_PORT={port}"]
+
+
+def _ask(line: Line, root: str) -> tuple[dict[str, list[str]], float]:
+    """What a host says of itself, by word, and by how much its clock is ahead [s]."""
+    before = time.time()
+    text = line.shell(_PROBE, root).text
+    after = time.time()
+    about: dict[str, list[str]] = {}
+    for row in text.splitlines():
+        word, _, rest = row.partition(" ")
+        about.setdefault(word, []).append(rest.strip())
+    there = float(about.get("time", ["nan"])[0])
+    # Within the question's time the clocks may differ by all of it.
+    clock_s = there - after if there > after else min(0.0, there - before)
+    return about, clock_s
+
+
+def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
+    def first(word: str, default: str = "unknown") -> str:
+        return about.get(word, [default])[0] or default
+
+    gpus = [gpu.split(",") for gpu in about.get("gpu", [])]
+    devices = ", ".join(f"{gpu[0].strip()} ({int(gpu[1]) / 1024:.0f} GiB)" for gpu in gpus) or "no GPU"
+    return {
+        "Python": ", ".join(dict.fromkeys(about.get("python", []))) or "none",
+        "devices": f"{devices}; {first('cores')} cores, {first('cpu')}",
+        **({"driver": gpus[0][3].strip()} if gpus and len(gpus[0]) > 3 else {}),
+        "load": first("load"),
+        "memory": f"{format_bytes(int(first('memory', '0')) * 1024)} available",
+        "disk": f"{format_bytes(int(first('disk', '0')) * 1024)} free",
+        "clock": "as here"
+        if abs(clock_s) < 1
+        else f"{format_seconds(abs(clock_s))} {'ahead' if clock_s > 0 else 'behind'}",
+    }
+
+
+def _missing(
+    host: str, about: Mapping[str, list[str]], clock_s: float, target: LaunchTarget, options: Mapping[str, str]
+) -> list[str]:
+    """What the run needs and a host lacks, as sentences with the remedy."""
+    missing = []
+    versions = [tuple(map(int, re.findall(r"\d+", text)[:2])) for text in about.get("python", [])]
+    if not any(version >= (3, 11) for version in versions) and "python" not in options:
+        missing.append(
+            f"{host} has no Python of at least 3.11: install one there, or name it with --env /path/to/python"
+        )
+    if target.device not in {"", "cpu"} and len(about.get("gpu", [])) < target.devices_each:
+        missing.append(f"{host} has {len(about.get('gpu', []))} GPUs, and {target.devices_each} are asked for")
+    free = int(about.get("disk", ["0"])[0] or 0) * 1024
+    if free < _LEAST_FREE_BYTES and "root" not in options:
+        missing.append(f"{host} has {format_bytes(free)} of disk free: free some, or give --place-option root=FOLDER")
+    if "readonly" in about:
+        missing.append(f"{host}: {about['readonly'][0]} cannot be written: give --place-option root=FOLDER")
+    if abs(clock_s) > _MOST_CLOCK_S and options.get("clock") != "any":
+        way = "ahead" if clock_s > 0 else "behind"
+        missing.append(
+            f"the clock of {host} is {format_seconds(abs(clock_s))} {way}: set it (timedatectl set-ntp true), or accept "
+            "wrong times in the log with --place-option clock=any"
+        )
+    return missing
+
+
+def _unshared(lines: Sequence[Line], root: str) -> list[str]:
+    """Hosts that do not see the first one's folder of runs."""
+    token = f"{lines[0].absolute(root)}/runs/.seen-{secrets.token_hex(8)}"
+    lines[0].write(token, b"")
+    try:
+        return [
+            f"{line.name} does not see {root} of {lines[0].name}: put it on a shared disk, --place-option root=/shared/stoker"
+            for line, is_seen in zip(lines[1:], _on_each(lines[1:], lambda line: line.exists(token)), strict=True)
+            if not is_seen
+        ]
+    finally:
+        lines[0].run(["rm", "-f", "--", token])
+
+
+def _lines(address: str) -> list[Line]:
+    return [line_to(host) for host in address.split(",")]
+
+
+def _first_line(handle: Handle) -> Line:
+    return line_to(handle["hosts"][0])
+
+
+def _program(handle: Handle, command: str) -> list[str]:
+    return program_at(handle["python"], handle["stoker"], command, handle["directory"])
+
+
+def _on_each(lines: Sequence[Line], action: Callable[[Line], R]) -> list[R]:
+    """The action's results over all hosts at once, in their order."""
+    if len(lines) <= 1:
+        return [action(line) for line in lines]
+    with ThreadPoolExecutor(len(lines)) as pool:
+        return list(pool.map(action, lines))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+LAUNCHER = SshLauncher()
