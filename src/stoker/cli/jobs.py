@@ -119,6 +119,12 @@ def train(
             "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
         ),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep", metavar="URL", help="Mirror the run there, such as s3://bucket/runs, and go on from it."
+        ),
+    ] = None,
     slice_length: Annotated[
         str | None,
         typer.Option("--slice", metavar="TIME", help="Save and exit with 75 before this is over, such as 50min."),
@@ -142,7 +148,7 @@ def train(
                 run = api.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
                     checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
-                    entry=entry, sink=display, track=track or (), slice=slice_length,
+                    entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
                 )  # fmt: skip
         if run.exit_code:
             raise typer.Exit(run.exit_code)

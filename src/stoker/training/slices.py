@@ -28,6 +28,8 @@ SLICE_OVER_EXIT = 75
 """Exit code of a slice that was over before the run: go on with the same command. EX_TEMPFAIL of sysexits.h."""
 
 _IMPORTED_AT = time.monotonic()
+_MOST_UPLOAD_S = 120.0
+"""Time for an upload that was not measured yet: a twentieth of the slice, at most this [s]; a judgement."""
 _MOST_USELESS = 0.5
 """From this share of a slice on that was not training, its end says that a longer one would waste less."""
 
@@ -53,6 +55,8 @@ class Slice:
     save_s: float = 0.0
     upload_s: Callable[[], float] = lambda: 0.0
     clock: Callable[[], float] = time.monotonic
+    sends: bool = field(default=False, init=False)
+    """Whether checkpoints are sent away."""
     began_samples: int | None = field(default=None, init=False)
     """Position at the first update of this slice [samples]."""
     _trained_from: float = field(default=math.nan, init=False)
@@ -78,6 +82,11 @@ class Slice:
         """The slice that another process of this machine has begun, as `str` wrote it."""
         length, _, end = text.partition("@")
         return cls(float(length), float(end))
+
+    def for_workers(self) -> Slice:
+        """The slice of workers of this process: where it sends checkpoints away, that has time left after them."""
+        upload_s = max(self.upload_s(), min(0.05 * self.length_s, _MOST_UPLOAD_S)) if self.sends else 0.0
+        return Slice(self.length_s, self.ends_at - upload_s)
 
     def __str__(self) -> str:
         """For processes of this machine: length and end."""

@@ -49,7 +49,7 @@ def train_supervised(
     settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
     command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
     if slice_ is not None:
-        command += ["--slice", str(slice_)]
+        command += ["--slice", str(slice_.for_workers())]
 
     listener, output = WorkerListener(sinks), _HeldOutput()
     patience = WatchdogPatience.of(slowest_s(prepared.job, decision))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -28,7 +28,9 @@ from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
 from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
-from stoker.tracking.base import parse_tracker
+from stoker.store.mirror import Mirror
+from stoker.store.remote_runs import RemoteRuns
+from stoker.tracking.base import TrackerTarget, parse_tracker
 from stoker.tracking.run_tracking import tracked
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
 from stoker.training.elastic.worker import ElasticWorker
@@ -38,6 +40,7 @@ from stoker.training.run import RunProcess
 from stoker.training.run_completion import record_failure
 from stoker.training.run_handle import Run, keep_sources
 from stoker.training.run_setup import (
+    bring_kept_runs,
     choose_run_directory,
     create_run,
     device_of,
@@ -76,6 +79,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     sink: Sink | None = None,
     hooks: Sequence[Hook] = (),
     track: Sequence[str] = (),
+    keep: str | None = None,
     slice: Duration | float | str | Slice | None = None,  # noqa: A002 - the field's word, as on the command line
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
@@ -103,6 +107,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             run on rank 0 only.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
             `csv`; see docs/reports.md.
+        keep: a URL that fsspec reaches, such as `s3://bucket/runs`: records and checkpoints are sent there in the
+            background, and a run that is further there is fetched first, so that any machine goes on with it.
         slice: for places that end jobs: the time this process may take, from its start on (in a process that had a
             slice before, from this call on); `stoker.seconds(3000)`, or `50min`. The state is saved before it is over,
             the run is left `unfinished` with `stopped_by` `slice over`, and the same call goes on.
@@ -134,13 +140,15 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
 
     listening = Hooks(hooks, warn_of_hook)
     _require_possible(entry, place, member, listening, profile=profile)
+    remote = None if keep is None else RemoteRuns.open(keep)
+    brought = [] if remote is None else bring_kept_runs(remote, prepared, run_dir, (resume, fork))
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose_run_directory(prepared, run_dir, resume, parent, new=new)
     given, others_share = given_plan(plan), 0.0
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(choose_display()) if sink is None else sink, listening]
-        if because is not None:
-            emit_event(shown, "warned", message=because)
+        for text in (*brought, *([] if because is None else [because])):
+            emit_event(shown, "warned", message=text)
         if not directory.is_run:
             early: list[Event] = []
             decision, coupling = _decide(
@@ -174,8 +182,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             device = device_of(directory, device, _device_name(on))
             keep_sources(directory, entry)  # a kill may have come before they were there
         logged: list[Sink] = [directory.append_event, *shown]
-        followers = tracked(directory, targets, lambda text: emit_event(logged, "warned", message=text))
-        sinks = [*logged, *stack.enter_context(followers)]
+        sinks = [*logged, *stack.enter_context(_followers(directory, targets, remote, logged, slice_))]
         plans = PlanInForce.of(directory)
         plans.save_every(checkpoint_every, device_mtbf_h)
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
@@ -280,6 +287,29 @@ def _exit_if_retired() -> Iterator[None]:
         if retired.why:
             print(retired.why, file=sys.stderr, flush=True)  # noqa: T201 - each process of a launcher has its own log
         raise SystemExit(retired.exit_code) from None
+
+
+@contextmanager
+def _followers(
+    directory: RunDirectory,
+    targets: Sequence[TrackerTarget],
+    remote: RemoteRuns | None,
+    logged: Sequence[Sink],
+    slice_: Slice | None,
+) -> Iterator[list[Sink]]:
+    """Trackers and the mirror, which follow the run in threads; at the end of the block they have all of it."""
+
+    def tell(kind: records.EventKind) -> Callable[[str], None]:
+        return lambda text: emit_event(logged, kind, message=text)
+
+    with ExitStack() as stack:
+        sinks: list[Sink] = [*stack.enter_context(tracked(directory, targets, tell("warned")))]
+        if remote is not None:
+            mirror = Mirror(directory, remote, tell("warned"), tell("noted"))
+            if slice_ is not None:
+                mirror.most_s, slice_.upload_s, slice_.sends = (lambda: slice_.left_s), (lambda: mirror.longest_s), True
+            sinks.append(stack.enter_context(mirror))
+        yield sinks
 
 
 def _warnings(prepared: ResolvedJob, decision: Decision) -> tuple[str, ...]:
