@@ -78,6 +78,16 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
     from stoker.jobs import load_job as load_job
+    from stoker.launching.follow import Follower as Follower
+    from stoker.launching.known_places import ask_places as ask_places
+    from stoker.launching.known_places import fetch_run as fetch_run
+    from stoker.launching.known_places import find_launched as find_launched
+    from stoker.launching.known_places import find_launched_or_run as find_launched_or_run
+    from stoker.launching.known_places import launcher_of_run as launcher_of_run
+    from stoker.launching.known_places import place_kinds as place_kinds
+    from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
+    from stoker.launching.meter import spent_of as spent_of
+    from stoker.launching.meter import spent_words as spent_words
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve

@@ -15,6 +15,7 @@ from stoker.cli import (
     bench_serve,
     compressions,
     data_check,
+    elsewhere,
     exports,
     jobs,
     machines,
@@ -24,7 +25,7 @@ from stoker.cli import (
     tune,
 )
 
-BEFORE, TRAINING, AFTER = "Before training", "Training", "After training"
+BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
 """What commands are for: the parts of `stoker --help`."""
 
 app = typer.Typer(
@@ -61,6 +62,11 @@ app.command("take-part", hidden=True)(jobs.take_part)
 app.command(rich_help_panel=TRAINING)(jobs.verify)
 app.command(rich_help_panel=TRAINING)(tune.tune)
 app.command(rich_help_panel=TRAINING)(run_commands.report)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.places)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.logs)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.attach)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.stop)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.fetch)
 app.command(rich_help_panel=AFTER)(exports.export)
 app.command(rich_help_panel=AFTER)(compressions.compress)
 app.command(rich_help_panel=AFTER)(serve.serve)

@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 
 from stoker import api, cli
+from stoker.cli.elsewhere import launched_document, render_launched
 from stoker.cli.terminal import AsJson, Debug, RunWord, print_document, reported
 from stoker.records import to_json
+from stoker.store import runs_root
 
 
 def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
@@ -46,11 +48,18 @@ def runs(
     with reported(debug=debug):
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         chosen, num_readable, damaged = cli.runs.select_runs(where=where, sort=sort, names=shown, limit=limit)
+        elsewhere = [] if where else api.runs_elsewhere(runs_root())
         if as_json:
             unreadable = [{"path": str(path), "problem": reason.message} for path, reason in damaged]
-            print_document(cli.runs.runs_document(chosen) | ({"unreadable": unreadable} if unreadable else {}))
+            print_document(
+                cli.runs.runs_document(chosen)
+                | ({"elsewhere": [launched_document(directory) for directory in elsewhere]} if elsewhere else {})
+                | ({"unreadable": unreadable} if unreadable else {})
+            )
             return
-        if num_readable or not damaged:
+        if elsewhere:
+            render_launched(elsewhere, Console())
+        if num_readable or not (damaged or elsewhere):
             cli.runs.render_runs(chosen, Console(), shown, known=num_readable)
         for _, reason in damaged:
             Console().print(f"not listed: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)

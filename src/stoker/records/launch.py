@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 LaunchPhase = Literal[
@@ -38,6 +39,11 @@ class LaunchState:
     restarts: int = 0
     at: str = ""
 
+    @property
+    def at_s(self) -> float | None:
+        """When this was seen [s since 1970]; None if that is not known, or no time."""
+        return _seconds_of(self.at)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -57,6 +63,7 @@ class Launch:
         price_per_h, currency, price_source: of all devices together; None: unknown.
         secrets: names of the environment variables whose values were sent.
         sent_bytes: what had to be sent [bytes].
+        spent: cost until the run ended, or was last followed, in `currency`; None: unknown.
         max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
     """
 
@@ -82,4 +89,27 @@ class Launch:
     max_cost: float | None = None
     secrets: tuple[str, ...] = ()
     sent_bytes: int = 0
+    spent: float | None = None
     states: tuple[LaunchState, ...] = field(default=())
+
+    @property
+    def submitted_s(self) -> float | None:
+        """When it was submitted [s since 1970]; None if that is no time."""
+        return _seconds_of(self.submitted_at)
+
+    @property
+    def state(self) -> LaunchState:
+        """The newest state that was seen."""
+        return self.states[-1] if self.states else LaunchState(phase="unknown", why="not asked yet")
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the place may hold something for the run, as far as is known here."""
+        return self.state.phase not in ENDED
+
+
+def _seconds_of(at: str) -> float | None:
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -58,7 +58,8 @@ class RunSnapshot:
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
     best evaluation so far; `split_s` sums what this process spent; before training `at` is when the current stage began
     (0 if unknown); `verdict` is what held the run back, in lines; `processes` train together; `trying` is the plan in
-    force while plans are tried, and there is no `forecast` until then.
+    force while plans are tried, and there is no `forecast` until then; `waiting` is where a run elsewhere is, in words,
+    while nothing trains.
     """
 
     phase: str = "planning"
@@ -92,6 +93,7 @@ class RunSnapshot:
     verdict: tuple[str, ...] = ()
     processes: int = 1
     trying: str = ""
+    waiting: str = ""
 
     @property
     def fraction(self) -> float:
@@ -115,6 +117,7 @@ def _planned(_: RunSnapshot, event: Event) -> dict[str, Any]:
     lines = event.fields.get("explanation")
     return {
         "at": event.at,
+        "waiting": "",
         "run": text(event, "run") or None,
         "plan": plan.in_words() if plan else text(event, "plan"),
         "device": text(event, "device") or (plan.device if plan else None),
@@ -208,6 +211,18 @@ def _unchanged(_: RunSnapshot, __: Event) -> dict[str, Any]:
     return {}
 
 
+def _noted(_: RunSnapshot, event: Event) -> dict[str, Any]:
+    """Of a run elsewhere, notes tell its phase there."""
+    phase = text(event, "phase")
+    if phase not in _WAITING:
+        return {}
+    return {"phase": "planning", "waiting": text(event, "message"), "at": event.at}
+
+
+_WAITING = ("queued", "starting", "preempted", "requeued")
+"""Phases of a run elsewhere in which it does not train."""
+
+
 def _stopped(_: RunSnapshot, event: Event) -> dict[str, Any]:
     return {"phase": "stopped", "samples": number(event, "samples") or None, "reason": stop_reason(event)}
 
@@ -241,7 +256,7 @@ _CHANGES = {
     "progress": _progress,
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
-    "noted": _unchanged,
+    "noted": _noted,
     "warned": _unchanged,
     "replanned": _replanned,
     "settled": _settled,
@@ -299,6 +314,7 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
         body = [Text.assemble(("trying plans: ", EMBER), (trying_words(now), "dim"))]
     if now.phase == "planning":
         doing = "preparing the first batch" if now.plan else "planning: measuring what this job needs here"
+        doing = now.waiting or doing
         since = f", {_whole_seconds(clock_s - now.at)}" if now.at else ""
         body.append(Spinner("dots", text=Text(f"{doing}{since}"), style=EMBER))
     else:

@@ -1,0 +1,418 @@
+"""The way home of a run elsewhere: its events as they come, its state, and at the end its directory.
+
+What: `EventStream` brings `events.jsonl` here byte for byte, by offset. `Follower` shows it, asks for the state,
+watches silence and money, and fetches the run's directory once the run has ended; from then on it is a run as any here.
+Costs: one request a second while events come, one every five seconds for the state.
+Never acts on ignorance: a place that does not answer is `unknown`; the follower then waits longer between questions,
+and nothing is ended, restarted or taken for lost. It ends a run only where the user or `--max-cost` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
+from stoker.launching.launcher import Launcher
+from stoker.launching.meter import Meter
+from stoker.launching.place_history import remember_run
+from stoker.records import ENDED, Event, Launch, LaunchState, from_json
+from stoker.records.plan import Forecast
+from stoker.records.progress import read_event
+from stoker.reporting.event_text import describe_event
+from stoker.store import RunDirectory, RunLock, disk_errors
+from stoker.store.files import LocksUnsupported, disk, make_directories, wait_lock
+from stoker.units import format_seconds
+
+POLL_S, STATE_EVERY_S = 1.0, 5.0
+"""Time between requests for events, and for the state [s]."""
+
+LONGEST_PAUSE_S = 30.0
+"""Time between requests at most while a place does not answer [s]: it doubles from `POLL_S` on."""
+
+MOST_TRIES = 10
+"""Requests for the run's directory of a run that ended, before it is left to `stoker fetch`."""
+
+STALLED_UPDATES, LEAST_SILENCE_S = 3, 60.0
+"""A run is said to be stalled after the forecast time of so many updates without an event, and at least so long [s]."""
+
+Sink = Callable[[Event], None]
+Answer = Literal["detach", "stop"]
+
+
+class EventStream:
+    """The log of a run elsewhere, brought into the run's directory here.
+
+    The file here is the state: its size is the offset to ask for, so a client that was killed goes on where it was.
+    Only whole lines are kept. The place drops a last line that was cut off before it writes the next one, so bytes
+    behind the last line break may still change.
+    """
+
+    def __init__(self, path: Path, read: Callable[[int], bytes]) -> None:
+        self._path, self._read = path, read
+        self._shown = 0
+
+    def pull(self) -> int:
+        """Ask once; the number of bytes that were added here [bytes].
+
+        Raises:
+            BadRun: the log cannot be written here.
+            PlaceFailed: the place refuses, or (PlaceUnreachable) does not answer.
+        """
+        offset = self._path.stat().st_size if self._path.exists() else 0
+        # With the line break before it, which says that the log there is still the one that is here.
+        data = self._read(max(0, offset - 1))
+        if offset and data[:1] not in (b"", b"\n"):
+            self._set_aside()
+            return self.pull()
+        data = data[1:] if offset else data
+        whole = data[: data.rfind(b"\n") + 1]
+        return self._append(offset, whole) if whole else 0
+
+    def new_events(self) -> list[Event]:
+        """Events of the file here that were not returned before; a line that cannot be read is a `warned` event."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._shown)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        events: list[Event] = []
+        start = self._shown
+        self._shown += len(whole)
+        for line in whole.splitlines():
+            try:
+                events.append(read_event(line))
+            except ValueError as problem:
+                message = f"a line of the log, {start} bytes from its beginning, cannot be read: {problem}"
+                events.append(Event(kind="warned", at=events[-1].at if events else 0.0, fields={"message": message}))
+            start += len(line) + 1
+        return events
+
+    def _append(self, offset: int, data: bytes) -> int:
+        with disk_errors(self._path, "the run's events", needed_bytes=len(data), error=BadRun):
+            make_directories(self._path.parent)
+            descriptor = disk().open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            try:
+                with suppress(LocksUnsupported):
+                    wait_lock(descriptor)
+                if os.lseek(descriptor, 0, os.SEEK_END) != offset:  # another client was faster
+                    return 0
+                rest = memoryview(data)
+                try:
+                    while rest:
+                        rest = rest[disk().write(descriptor, rest) :]
+                except BaseException:
+                    with suppress(OSError):
+                        disk().truncate(descriptor, offset)
+                    raise
+            finally:
+                os.close(descriptor)
+        return len(data)
+
+    def _set_aside(self) -> None:
+        """Keep the log here under another name: the one there was replaced, as on a host that lost its disk."""
+        number = next(n for n in range(1, 10_000) if not self._path.with_name(f"events-{n}.jsonl").exists())
+        with disk_errors(self._path, "the run's events", error=BadRun):
+            disk().rename(self._path, self._path.with_name(f"events-{number}.jsonl"))
+        self._shown = 0
+
+
+@dataclass
+class Pulse:
+    """Signs of life of a run: how long it has been silent, against what its forecast lets expect.
+
+    Silence counts only while the place answers: events that a cut line holds back are no silence of the run.
+
+    Attributes:
+        silent_s: time without an event [s].
+        update_s: forecast, or measured, time of an update, evaluation or checkpoint, whichever is longest [s].
+    """
+
+    silent_s: float = 0.0
+    update_s: float = 0.0
+    is_training: bool = False
+    is_told: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """Silence from which on the run counts as stalled [s]."""
+        return max(LEAST_SILENCE_S, STALLED_UPDATES * self.update_s)
+
+    def heard(self, event: Event) -> None:
+        """Take in an event."""
+        self.silent_s, self.is_told = 0.0, False
+        self.is_training = event.kind not in ("planned", "stopped", "finished")
+        fields = event.fields
+        if isinstance(fields.get("forecast"), dict):
+            forecast = from_json(fields["forecast"], Forecast)
+            self.update_s = max(forecast.step_s.high, forecast.evaluate_s.high, forecast.checkpoint_s.high)
+        for name in ("took_s", "write_s"):
+            if event.kind in ("evaluated", "checkpointed") and isinstance(value := fields.get(name), int | float):
+                self.update_s = max(self.update_s, float(value))
+
+    def waited(self, duration_s: float) -> str | None:
+        """Let time pass; a sentence once the run has been silent for too long."""
+        self.silent_s += duration_s
+        if not self.is_training or self.is_told or self.silent_s < self.patience_s:
+            return None
+        self.is_told = True
+        expected = format_seconds(self.update_s) if self.update_s else "an unknown time"
+        return (
+            f"stalled? No event for {format_seconds(self.silent_s)}, while its slowest step takes {expected}. Nothing "
+            "is done about it here; its own watchdog there writes down what each thread does"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """How following a run ended.
+
+    Attributes:
+        directory: of the run here.
+        state: the newest state that is known.
+        is_detached: the run goes on there.
+        is_home: the run's directory was fetched after its end.
+        problem: why it was not, if it was not.
+    """
+
+    directory: RunDirectory
+    state: LaunchState
+    is_detached: bool = False
+    is_home: bool = False
+    problem: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that followed the run: 0 finished, 130 stopped or detached, else that of the run."""
+        if self.is_detached or self.state.phase == "stopped":
+            return 130
+        if self.state.phase == "finished":
+            return 0 if self.is_home else PlaceFailed.exit_code
+        return self.state.exit_code if self.state.exit_code in (2, 3, 4) else PlaceFailed.exit_code
+
+
+@dataclass
+class Follower:
+    """Follows the run in `directory` until it has ended, or the user turns away.
+
+    Attributes:
+        directory: of the run here, with its `launch.json`.
+        launcher: of its kind of place.
+        sink: receives the run's events, and changes of its state as `noted` and `warned` events, which are not stored.
+        shows_past: whether events that are here already are given to `sink` too.
+        ask: called on Ctrl-C; a second Ctrl-C detaches.
+        holds_stops: a `stopped` event that others follow, as after a preemption, is given to `sink` as `noted`: a live
+            display ends with the first `stopped`.
+        clock, sleep: time [s], and waiting.
+        is_watching: False: give what is there, once, and return.
+    """
+
+    directory: RunDirectory
+    launcher: Launcher
+    sink: Sink
+    shows_past: bool = True
+    ask: Callable[[], Answer] = lambda: "detach"
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    holds_stops: bool = True
+    is_watching: bool = True
+
+    def __post_init__(self) -> None:
+        launch = self.directory.read_launch()
+        if launch is None:
+            raise BadRun(
+                f"{self.directory.name} is not executed elsewhere.", remedy="`stoker runs` lists what is here."
+            )
+        self.launch: Launch = launch
+        self.pulse, self.meter = Pulse(), Meter.of(launch)
+        self._stream = EventStream(
+            self.directory.events_path, lambda offset: self.launcher.events(self.launch.handle, offset)
+        )
+        self._state = launch.state
+        self._num_past = 0 if self.shows_past else len(self.directory.read_events())
+        self._held: Event | None = None
+        self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
+
+    def run(self) -> Followed:
+        """Follow until the end.
+
+        Raises:
+            BadRun: what comes cannot be written here.
+            PlaceFailed: the place refuses to answer, as after a login was taken away; the run there is not touched.
+        """
+        while True:
+            try:
+                return self._follow()
+            except KeyboardInterrupt:
+                if self._is_stopping or self.ask() == "detach":
+                    return self._detached()
+                self.stop("asked to stop: the run saves and leaves")
+
+    def stop(self, why: str) -> None:
+        """Ask the run to save and leave; following goes on until it has."""
+        self._is_stopping = True
+        self._tell("noted", why)
+        try:
+            self.launcher.stop(self.launch.handle)
+        except PlaceUnreachable as problem:
+            self._is_stopping = False
+            self._tell("warned", f"{problem.message}: the run was not asked to stop")
+
+    def _follow(self) -> Followed:
+        asked_at = float("-inf")
+        while True:
+            began = self.clock()
+            is_answered = self._pull()
+            if is_answered and self.clock() - asked_at >= STATE_EVERY_S:
+                is_answered = self._ask_state()
+                asked_at = self.clock()
+            if self._state.phase in ENDED and is_answered:
+                self._pull()
+                return self._ended()
+            if not self.is_watching:
+                return self._detached()
+            self._watch_money()
+            self._pause_s = POLL_S if is_answered else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            self.sleep(self._pause_s)
+            waited_s = self.clock() - began
+            if is_answered and (sentence := self.pulse.waited(waited_s)) is not None:
+                self._tell("warned", sentence)
+            self.meter.waited(waited_s)
+
+    def _pull(self) -> bool:
+        """Bring and show what is new; False if the place does not answer."""
+        try:
+            while self._stream.pull():
+                self._show_new()
+        except PlaceUnreachable as problem:
+            self._show_new()
+            self._unknown(problem.message)
+            return False
+        self._show_new()
+        return True
+
+    def _show_new(self) -> None:
+        for event in self._stream.new_events():
+            self.pulse.heard(event)
+            self.meter.heard(event)
+            self._num_past -= 1
+            if self._num_past >= 0:
+                continue
+            self._release(is_last=False)
+            if event.kind == "stopped" and self.holds_stops:
+                self._held = event
+            else:
+                self.sink(event)
+
+    def _release(self, *, is_last: bool) -> None:
+        """Show the `stopped` event that was held back: as what it is if nothing followed it."""
+        event, self._held = self._held, None
+        if event is not None:
+            message = describe_event(event)
+            self.sink(event if is_last else Event(kind="noted", at=event.at, fields={"message": message}))
+
+    def _ask_state(self) -> bool:
+        """Ask for the state and keep it; False if the place does not answer."""
+        try:
+            state = self.launcher.state(self.launch.handle)
+        except PlaceUnreachable as problem:
+            self._unknown(problem.message)
+            return False
+        if state.phase == "unknown":
+            self._unknown(state.evidence or state.why)
+            return False
+        self._keep(state)
+        return True
+
+    def _keep(self, state: LaunchState) -> None:
+        """Show a state that differs from the last one shown, and keep it in the run's record if it is another phase."""
+        state = state if state.at else replace(state, at=_now())
+        before, self._state = self._state, state
+        if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
+            self.launch = replace(self.launch, states=(*self.launch.states, state))
+            self.directory.write_launch(self.launch)
+        self.meter.saw(state)
+        words = describe_state(state, self.launch.place)
+        if words != self._shown_phase:
+            self._shown_phase = words
+            self._tell("warned" if state.phase in ("failed", "lost") else "noted", words, state)
+
+    def _unknown(self, evidence: str) -> None:
+        """Say once that the place does not answer; the last known phase stays in the record."""
+        if self._shown_phase != "unknown":
+            self._shown_phase = "unknown"
+            state = LaunchState(phase="unknown", why="the place does not answer", evidence=evidence, at=_now())
+            known = f", last seen {self._state.phase}" if self._state.phase != "unknown" else ""
+            self._tell("warned", f"{self.launch.place} does not answer{known} ({evidence}): asking again", state)
+
+    def _watch_money(self) -> None:
+        if self._is_stopping or (sentence := self.meter.over_limit()) is None:
+            return
+        self.stop(sentence)
+
+    def _ended(self) -> Followed:
+        self._release(is_last=True)
+        self.launch = replace(self.launch, spent=self.meter.spent)
+        self.directory.write_launch(self.launch)
+        for number in range(MOST_TRIES):
+            try:
+                bring_home(self.directory, self.launcher, self.launch)
+            except PlaceFailed as error:
+                problem = error.message
+                if not isinstance(error, PlaceUnreachable):
+                    break
+                self.sleep(min(LONGEST_PAUSE_S, POLL_S * 2**number))
+            else:
+                remember_run(self.directory, self.launch)
+                return Followed(directory=self.directory, state=self._state, is_home=True)
+        return Followed(directory=self.directory, state=self._state, problem=problem)
+
+    def _detached(self) -> Followed:
+        self._release(is_last=True)
+        return Followed(directory=self.directory, state=self._state, is_detached=True)
+
+    def _tell(self, kind: Literal["noted", "warned"], message: str, state: LaunchState | None = None) -> None:
+        fields = {"message": message}
+        if state is not None:
+            fields |= {"phase": state.phase, "place": self.launch.place, "why": state.why, "evidence": state.evidence}
+        self.sink(Event(kind=kind, at=time.time(), fields=dict(fields)))
+
+
+def describe_state(state: LaunchState, place: str) -> str:
+    """A state in one line: `queued at slurm:gpu: waiting for resources, starts in about 5 min`."""
+    words = f"{state.phase} at {place}: {state.why}"
+    if state.evidence and state.evidence != state.why:
+        words += f" ({state.evidence})"
+    if state.starts_in_s is not None and state.phase in ("queued", "requeued"):
+        words += f", starts in about {format_seconds(_rounded(state.starts_in_s))}"
+    if state.restarts:
+        words += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
+    return words
+
+
+def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:
+    """Fetch the run's directory into `directory`; a transfer that is cut leaves whole files only.
+
+    Raises:
+        BadRun: the directory here is in use by another process, or cannot be written.
+        PlaceFailed: the place refuses, or (PlaceUnreachable) does not answer.
+    """
+    with RunLock(directory.path), disk_errors(directory.path, "the run's directory", error=BadRun):
+        launcher.fetch(launch.handle, directory.path)
+
+
+def _rounded(duration_s: float) -> float:
+    """An estimate without figures that it does not have [s]."""
+    return round(duration_s / 10) * 10 if duration_s < 600 else round(duration_s / 60) * 60
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

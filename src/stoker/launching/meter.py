@@ -1,0 +1,151 @@
+"""What a run elsewhere costs: its price times the time in which it held devices, and the stop before `--max-cost`.
+
+What: time counts from the first sign that devices are held (`starting`, or the first event) until they are given back;
+time in a queue, before the start or after a preemption, does not. Moments are the place's, from events and states, so
+that a clock here or there that is off does not count as money.
+Limits: storage, egress and taxes are left out, as in `stoker prices`; a client that is detached watches nothing, so a
+launch with `--max-cost` also bounds the job's time at the place (`most_seconds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stoker.records import ENDED, Event, Launch, LaunchState, from_json
+from stoker.records.launch import LaunchPhase
+from stoker.records.plan import Forecast
+from stoker.units import format_money, format_seconds
+
+_HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
+_GIVEN_BACK: frozenset[LaunchPhase] = frozenset({"queued", "preempted", "requeued"}) | ENDED
+
+_ANOTHER_DAY_S = 600.0
+"""A process that starts so long after the last event of the one before was started by another launch [s]."""
+
+LEAST_RESERVE_S = 30.0
+"""Time to ask, save and leave for which money is kept back at least [s]."""
+
+
+def most_seconds(max_cost: float, price_per_h: float | None) -> float | None:
+    """The longest that devices may be held for a sum [s]; None where nothing is charged, or no price is known.
+
+    >>> most_seconds(5.0, 2.5)
+    7200.0
+    """
+    return 3600 * max_cost / price_per_h if price_per_h else None
+
+
+@dataclass
+class Meter:
+    """Counts the time in which a run holds devices, from its states and events in any order of arrival.
+
+    Attributes:
+        price_per_h: of all devices together; None: unknown.
+        max_cost: None: no limit.
+        save_s: time to save and leave, by forecast or as measured [s].
+    """
+
+    price_per_h: float | None = None
+    max_cost: float | None = None
+    save_s: float = 0.0
+    _held: dict[float, bool] = field(default_factory=dict)
+    _since_newest_s: float = 0.0
+    _newest_s: float = -math.inf
+    _newest_event_s: float = math.inf
+
+    @classmethod
+    def of(cls, launch: Launch) -> Meter:
+        """The meter of a launch, with the states that are kept of it."""
+        meter = cls(price_per_h=launch.price_per_h, max_cost=launch.max_cost)
+        for state in launch.states:
+            meter.saw(state)
+        return meter
+
+    def saw(self, state: LaunchState) -> None:
+        """Take in a state."""
+        if state.at_s is not None and state.phase in _HOLDS_DEVICES | _GIVEN_BACK:
+            self._mark(state.at_s, is_held=state.phase in _HOLDS_DEVICES)
+
+    def heard(self, event: Event) -> None:
+        """Take in an event of the run, which holds its devices then, until it has stopped or is finished."""
+        if event.kind == "started" and event.at - self._newest_event_s > _ANOTHER_DAY_S:
+            self._mark(self._newest_event_s, is_held=False)
+        self._newest_event_s, fields = event.at, event.fields
+        self._mark(event.at, is_held=event.kind not in ("stopped", "finished"))
+        if isinstance(fields.get("forecast"), dict):
+            self.save_s = max(self.save_s, from_json(fields["forecast"], Forecast).checkpoint_s.high)
+        took = [fields.get("blocked_s"), fields.get("write_s")] if event.kind == "checkpointed" else []
+        self.save_s = max(self.save_s, sum(float(part) for part in took if isinstance(part, int | float)))
+
+    def waited(self, duration_s: float) -> None:
+        """Let time pass here since the last sign of life."""
+        self._since_newest_s += duration_s
+
+    @property
+    def held_s(self) -> float:
+        """Time in which devices were held [s]."""
+        total, began, newest = 0.0, None, 0.0
+        for at, is_held in sorted(self._held.items()):
+            newest = at
+            if is_held and began is None:
+                began = at
+            elif not is_held and began is not None:
+                total, began = total + at - began, None
+        return total if began is None else total + newest - began + self._since_newest_s
+
+    @property
+    def spent(self) -> float | None:
+        """What that cost; None where no price is known."""
+        return None if self.price_per_h is None else self.price_per_h * self.held_s / 3600
+
+    @property
+    def reserve_s(self) -> float:
+        """Time that is kept back for saving and leaving [s]."""
+        return max(LEAST_RESERVE_S, 2 * self.save_s)
+
+    def over_limit(self) -> str | None:
+        """Why the run has to save and leave now; None while it is within `max_cost`."""
+        if self.max_cost is None or not self.price_per_h or self.spent is None:
+            return None
+        if self.spent + self.price_per_h * self.reserve_s / 3600 < self.max_cost:
+            return None
+        return (
+            f"{format_money(self.spent)} of {format_money(self.max_cost)} are spent, and saving may take "
+            f"{format_seconds(self.reserve_s)}: the run is asked to save and leave"
+        )
+
+    def _mark(self, at: float, *, is_held: bool) -> None:
+        if at >= self._newest_s:
+            self._newest_s, self._since_newest_s = at, 0.0
+        # Of a state and an event of one moment, the state knows better whether devices were given back.
+        self._held[at] = is_held and self._held.get(at, True)
+
+
+def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
+    """What a run elsewhere has cost as far as is known here; None where no price is known."""
+    if launch.spent is not None:
+        return launch.spent
+    meter = Meter.of(launch)
+    for event in events:
+        meter.heard(event)
+    return meter.spent
+
+
+def spent_words(launch: Launch, spent: float | None) -> str:
+    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
+
+    >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
+    ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)
+    >>> spent_words(launch, 1.5)
+    '$1.50, forecast $2.00, at most $5.00'
+    """
+    if spent is None or not launch.price_per_h:
+        return ""
+    words = [format_money(spent)]
+    if launch.forecast_s is not None:
+        words.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
+    if launch.max_cost is not None:
+        words.append(f"at most {format_money(launch.max_cost)}")
+    return ", ".join(words)

@@ -1,0 +1,137 @@
+"""What earlier runs showed of a place: how long they queued, and how far their forecasts were off.
+
+What: a line for each run that came home, in the cache. The next estimate for that place takes the median wait where the
+place itself cannot say when a job would start, and multiplies the forecast of the run by the median of measured over
+forecast. Costs: nothing. It may be deleted; the next estimate then knows less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import ClassVar
+
+from stoker.errors import StokerError
+from stoker.records import Event, Launch
+from stoker.store import RunDirectory, cache_root
+from stoker.store.record_caches import RecordLog
+
+NEWEST = 20
+"""Runs of a place that count: the newest."""
+
+FEWEST_RATIOS = 2
+"""One run alone may have met a bad day: forecasts are corrected from so many on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceRun:
+    """A run that came home, and what was expected of it.
+
+    Attributes:
+        place: kind and address, such as `slurm:gpu`.
+        word: the whole word of `--on`.
+        queue_s: from the submission to the first sign of the run's processes [s]; None: not seen.
+        first_update_s: from there to the first progress of training [s]; None: not seen.
+        forecast_s, measured_s: total time of training [s]; None: not forecast, or it did not finish.
+        spent: cost, in `currency`; None: unknown.
+        at: when it was submitted, ISO 8601 in UTC.
+    """
+
+    schema: ClassVar[int] = 1
+
+    place: str
+    word: str
+    run: str
+    at: str
+    sent_bytes: int = 0
+    queue_s: float | None = None
+    first_update_s: float | None = None
+    forecast_s: float | None = None
+    measured_s: float | None = None
+    spent: float | None = None
+    currency: str = "USD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceLessons:
+    """What the newest runs of a place say together.
+
+    Attributes:
+        num_runs: runs that count.
+        queue_s: median wait [s]; None: never seen.
+        first_update_s: median time from the start of processes to the first progress [s]; None: never seen.
+        ratio: by what to multiply a forecast [1]; 1 where too few runs compare.
+        num_ratios: runs that were compared with their forecast.
+        mean_error: mean distance of measured from forecast times, as a factor above 1; None: too few.
+    """
+
+    num_runs: int = 0
+    queue_s: float | None = None
+    first_update_s: float | None = None
+    ratio: float = 1.0
+    num_ratios: int = 0
+    mean_error: float | None = None
+
+
+def place_history() -> RecordLog[PlaceRun]:
+    """Runs at places elsewhere, oldest first."""
+    return RecordLog(cache_root() / "places" / "runs.jsonl", PlaceRun, what="what a place showed")
+
+
+def place_of(word: str) -> str:
+    """Kind and address of a word of `--on`, without the shape of the job.
+
+    >>> place_of("slurm:me@login:gpu/2x4xa100"), place_of("ssh:box")
+    ('slurm:me@login:gpu', 'ssh:box')
+    """
+    return word.partition("/")[0]
+
+
+def remember_run(directory: RunDirectory, launch: Launch) -> None:
+    """Add a run that came home; what cannot be read or written is left out: it is only for the next estimate."""
+    with suppress(StokerError):
+        events = directory.read_events() if directory.events_path.exists() else ()
+        finished = directory.read_run() if directory.is_run else None
+        is_whole = finished is not None and finished.status == "finished" and finished.ended_early is None
+        queue_s, first_update_s = waits(launch, events)
+        decision = directory.read_decision() if is_whole else None
+        forecast_s = launch.forecast_s
+        if forecast_s is None and decision is not None and decision.is_settled:
+            forecast_s = decision.chosen.forecast.total_s.value
+        place_history().append(PlaceRun(
+            place=place_of(launch.place), word=launch.place, run=launch.run, at=launch.submitted_at,
+            sent_bytes=launch.sent_bytes, queue_s=queue_s, first_update_s=first_update_s, forecast_s=forecast_s,
+            measured_s=finished.wall_s if finished is not None and is_whole else None, spent=launch.spent,
+            currency=launch.currency,
+        ))  # fmt: skip
+
+
+def waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
+    """Time in the queue, and from there to the first progress [s]; None for what was not seen."""
+    seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
+    moments = list(events)
+    starts = [at for at in (*seen[:1], *(event.at for event in moments[:1])) if at is not None]
+    if not starts or launch.submitted_s is None:
+        return None, None
+    start = min(starts)
+    progress = next((event.at for event in moments if event.kind == "progress"), None)
+    return max(0.0, start - launch.submitted_s), None if progress is None else max(0.0, progress - start)
+
+
+def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLessons:
+    """What the newest runs of a place (`place_of`) say; `runs` default to the history here."""
+    known = [run for run in (place_history().read() if runs is None else runs) if run.place == place][-NEWEST:]
+    queued = [run.queue_s for run in known if run.queue_s is not None]
+    first = [run.first_update_s for run in known if run.first_update_s is not None]
+    ratios = [run.measured_s / run.forecast_s for run in known if run.measured_s and run.forecast_s]
+    is_enough = len(ratios) >= FEWEST_RATIOS
+    return PlaceLessons(
+        num_runs=len(known),
+        queue_s=median(queued) if queued else None,
+        first_update_s=median(first) if first else None,
+        ratio=median(ratios) if is_enough else 1.0,
+        num_ratios=len(ratios),
+        mean_error=geometric_mean([max(ratio, 1 / ratio) for ratio in ratios]) if is_enough else None,
+    )

@@ -1,0 +1,256 @@
+"""Following a run elsewhere: what comes home, what is said of it, and that ignorance does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.follow import LONGEST_PAUSE_S, EventStream, Follower
+from stoker.launching.place_history import lessons_of
+from stoker.records import LaunchState
+from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
+
+__all__ = ["fake_place"]
+
+SILENT = PlaceUnreachable("fake cannot be reached: timed out")
+
+
+@pytest.fixture
+def run(place: Path, fake_place: Any) -> Elsewhere:
+    """A run that trains elsewhere."""
+    fake_place.answers = [RUNNING]
+    return Elsewhere.make(place, fake_place)
+
+
+def log_of(run: Elsewhere) -> bytes:
+    """The log here."""
+    return run.here.events_path.read_bytes()
+
+
+def test_events_come_byte_for_byte_and_the_directory_at_the_end(run: Elsewhere) -> None:
+    """The log here equals the log there, each event is shown once, and files of the run are here after its end."""
+    run.log("started", 0, samples=0, total_samples=100)
+    run.log("progress", 1, samples=50, total_samples=100)
+    run.launcher.answers = [RUNNING, FINISHED]
+    run.launcher.meanwhile = lambda: run.log("progress", 2, samples=60, total_samples=100)
+    (run.there / "model.safetensors").write_bytes(b"weights")
+    followed = run.follower().run()
+    assert (followed.exit_code, followed.is_home) == (0, True)
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
+    assert [event.fields["samples"] for event in run.shown if event.kind == "progress"] == [50, 60, 60]
+    assert (run.here.path / "model.safetensors").read_bytes() == b"weights"
+    launch = run.here.read_launch()
+    assert launch is not None
+    assert [state.phase for state in launch.states] == ["running", "finished"]
+
+
+def test_a_torn_line_is_asked_for_again(run: Elsewhere) -> None:
+    """Half a line is not kept here, since the place drops it before it writes the next one."""
+    run.log("progress", 1, samples=50)
+    path = run.there / "events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"record": "Eve')
+    follower = run.follower(is_watching=False)
+    follower.run()
+    assert log_of(run) == whole
+    path.write_bytes(whole)
+    run.log("progress", 2, samples=60)
+    follower.run()
+    assert log_of(run) == path.read_bytes()
+    assert [event.fields["samples"] for event in run.shown if event.kind == "progress"] == [50, 60]
+
+
+def test_a_client_that_was_killed_goes_on_at_its_offset(run: Elsewhere) -> None:
+    """The file here is the state: what is here already is not asked for again but for its last byte."""
+    run.log("progress", 1, samples=50)
+    run.follower(is_watching=False).run()
+    offset = len(log_of(run))
+    run.log("progress", 2, samples=60)
+    asked: list[int] = []
+
+    def read(at: int) -> bytes:
+        asked.append(at)
+        return (run.there / "events.jsonl").read_bytes()[at:]
+
+    assert EventStream(run.here.events_path, read).pull() == len((run.there / "events.jsonl").read_bytes()) - offset
+    assert asked == [offset - 1]
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
+
+
+def test_two_clients_do_not_write_twice(run: Elsewhere) -> None:
+    """A client whose answer comes after another one's adds nothing."""
+    run.log("progress", 1, samples=50)
+    content = (run.there / "events.jsonl").read_bytes()
+    other = EventStream(run.here.events_path, lambda at: content[at:])
+
+    def read_late(at: int) -> bytes:
+        other.pull()
+        return content[at:]
+
+    assert EventStream(run.here.events_path, read_late).pull() == 0
+    assert log_of(run) == content
+
+
+def test_a_log_that_was_replaced_there_is_kept_here_under_another_name(run: Elsewhere) -> None:
+    """As on a host that lost its disk: nothing here is overwritten, and the new log is read from its beginning."""
+    run.log("progress", 1, samples=50)
+    run.log("progress", 2, samples=60)
+    run.follower(is_watching=False).run()
+    before = log_of(run)
+    (run.there / "events.jsonl").unlink()
+    for number in range(9):
+        run.log("progress", number, samples=number, message="x" * 40)
+    run.follower(is_watching=False).run()
+    assert (run.here.path / "events-1.jsonl").read_bytes() == before
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
+
+
+def test_a_cut_line_is_waited_out_and_said_once(run: Elsewhere) -> None:
+    """Pauses double up to a bound; the run is followed again afterwards, to the same bytes."""
+    run.log("progress", 1, samples=50)
+    run.launcher.cut_for = 8
+    run.launcher.answers = [RUNNING, FINISHED]
+    followed = run.follower().run()
+    assert followed.exit_code == 0
+    assert sum("does not answer" in message for message in run.messages()) == 1
+    assert run.clock.now_s >= sum(min(LONGEST_PAUSE_S, 2.0**n) for n in range(1, 9))
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("answer", [SILENT, LaunchState(phase="unknown", why="squeue timed out")])
+def test_a_state_that_is_unknown_25_times_does_nothing(run: Elsewhere, answer: Any) -> None:
+    """A healthy run is neither stopped nor started again nor given up because questions had no answer."""
+    run.log("progress", 1, samples=50)
+    run.launcher.answers = [RUNNING, *[answer] * 25, RUNNING, FINISHED]
+    followed = run.follower().run()
+    assert followed.state.phase == "finished"
+    assert run.launcher.calls.count("state") == 28
+    assert {"start", "stop"}.isdisjoint(run.launcher.calls)
+    launch = run.here.read_launch()
+    assert launch is not None
+    assert [state.phase for state in launch.states] == ["running", "finished"]
+
+
+def test_a_silent_run_is_said_to_be_stalled_once_and_left_alone(run: Elsewhere) -> None:
+    """By its forecast's time of an update; an event ends the silence."""
+    run.log("started", 0, samples=0)
+    run.log("evaluated", 1, split="valid", took_s=40.0)
+    count = 0
+
+    def meanwhile() -> None:
+        nonlocal count
+        count += 1
+        if count == 60:
+            run.launcher.answers = [FINISHED]
+
+    run.launcher.meanwhile = meanwhile
+    run.follower().run()
+    said = [message for message in run.messages() if message.startswith("stalled?")]
+    assert len(said) == 1
+    assert "No event for 2 min" in said[0]
+    assert "40.0 s" in said[0]
+    assert "stop" not in run.launcher.calls
+
+
+def test_silence_of_a_cut_line_is_no_silence_of_the_run(run: Elsewhere) -> None:
+    """While the place does not answer, nothing is known of the run, so nothing is said of it."""
+    run.log("progress", 1, samples=50)
+    run.launcher.cut_for = 30
+    run.launcher.answers = [RUNNING, FINISHED]
+    run.follower().run()
+    assert run.clock.now_s > 300
+    assert not any(message.startswith("stalled?") for message in run.messages())
+
+
+def test_ctrl_c_detaches_or_stops(run: Elsewhere) -> None:
+    """Detached, the run goes on untouched; stopped, it is followed until it has saved and left, and comes home."""
+    presses = 0
+
+    def press() -> None:
+        nonlocal presses
+        presses += 1
+        if presses == 2:
+            raise KeyboardInterrupt
+
+    run.launcher.meanwhile = press
+    followed = run.follower(ask=lambda: "detach").run()
+    assert (followed.is_detached, followed.exit_code) == (True, 130)
+    assert "stop" not in run.launcher.calls
+    presses = 0
+    run.launcher.after_stop = [STOPPED]
+    followed = run.follower(ask=lambda: "stop").run()
+    assert (followed.is_detached, followed.exit_code, followed.is_home) == (False, 130, True)
+    assert run.launcher.calls.count("stop") == 1
+
+
+def test_a_preempted_run_is_shown_on_after_its_stop(run: Elsewhere) -> None:
+    """A live display ends with the first `stopped`, so one that others follow is a note; the last one is itself."""
+    run.log("stopped", 1, reason="SIGTERM", samples=50)
+    run.log("resumed", 9, samples=50)
+    run.log("stopped", 20, reason="SIGTERM", samples=70)
+    run.launcher.answers = [STOPPED]
+    run.follower().run()
+    kinds = [event.kind for event in run.shown if "place" not in event.fields]
+    assert kinds == ["noted", "resumed", "stopped"]
+    run.shown.clear()
+    run.follower(holds_stops=False).run()
+    assert [event.kind for event in run.shown if "place" not in event.fields] == ["stopped", "resumed", "stopped"]
+
+
+def test_a_run_that_cannot_be_fetched_is_left_there(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is told; a place that does not answer is asked several times first."""
+    run.launcher.answers = [FINISHED]
+    errors = [SILENT, SILENT, PlaceFailed("the run's directory is gone")]
+
+    def refuse(handle: Any, into: Path) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(run.launcher, "fetch", refuse)
+    followed = run.follower().run()
+    assert (followed.is_home, followed.problem, followed.exit_code) == (False, "the run's directory is gone", 4)
+
+
+def test_money_stops_a_run_before_its_limit(place: Path, fake_place: Any) -> None:
+    """With time for a save left, and once; the record has what was spent."""
+    run = Elsewhere.make(place, fake_place, price_per_h=36.0, max_cost=6.0)
+    fake_place.answers = [RUNNING]
+    fake_place.after_stop = [STOPPED]
+    run.log("started", 0, samples=0)
+    run.log("checkpointed", 10, samples=10, blocked_s=5.0, write_s=20.0)
+
+    def train() -> None:
+        run.log("progress", run.clock.now_s + 20, samples=20)
+
+    fake_place.meanwhile = train
+    followed = run.follower().run()
+    assert followed.state.phase == "stopped"
+    assert fake_place.calls.count("stop") == 1
+    # 36 USD an hour are a cent a second: 600 s in all, less twice 25 s for a save.
+    assert run.clock.now_s + 20 == pytest.approx(550, abs=8)
+    assert any("$5.5" in message and "of $6.00" in message for message in run.messages())
+    launch = run.here.read_launch()
+    assert launch is not None
+    assert launch.spent is not None
+    assert launch.spent < 6.0
+
+
+def test_a_run_that_came_home_teaches_the_next_estimate(run: Elsewhere) -> None:
+    """Its wait in the queue and its time to the first progress are remembered by place."""
+    run.launcher.answers = [RUNNING, FINISHED]
+    run.log("started", 12, samples=0)
+    run.log("progress", 30, samples=10)
+    run.follower().run()
+    lessons = lessons_of("fake:box")
+    assert (lessons.num_runs, lessons.queue_s, lessons.first_update_s) == (1, 70.0, 20.0)
+    assert lessons_of("fake:other").num_runs == 0
+
+
+def test_a_run_here_is_not_followed(place: Path, fake_place: Any) -> None:
+    """It has no launch record."""
+    run = Elsewhere.make(place, fake_place)
+    (run.here.path / "launch.json").unlink()
+    with pytest.raises(Exception, match="is not executed elsewhere"):
+        Follower(directory=run.here, launcher=fake_place, sink=run.shown.append)
