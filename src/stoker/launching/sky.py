@@ -6,8 +6,8 @@ have. A preempted machine is replaced by SkyPilot, and the run goes on from its 
 the disks of such machines go with them). Exit codes 75 and 130 mean "start again".
 Use when: SkyPilot is installed here and has credentials of a cloud. Costs: SkyPilot's controller, a small machine.
 Does not do: several nodes (their processes would need a shared disk).
-SkyPilot's command line is called, in JSON where it has it; its Python is not imported: it needs packages of its own, and
-a fixed API server of its version. Source: SkyPilot 0.14.1, sky/client/cli/command.py, sky/utils/schemas.py (a task's
+SkyPilot's command line is called, in JSON where it has it; its Python is not imported: it has many requirements, and
+an API server of its version. Source: SkyPilot 0.14.1, sky/client/cli/command.py, sky/utils/schemas.py (a task's
 YAML), sky/jobs/state.py (states), sky/catalog/common.py (where catalogues are).
 """
 
@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, nearest
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -52,7 +53,7 @@ STARTING_S = 300.0
 PREEMPTED_PER_H = 0.05
 """Preemptions of a spot machine an hour: an assumption, since no cloud states it; a twentieth, so one in 20 hours."""
 LOST_S = 900.0
-"""Loss by a preemption [s]: another machine (`STARTING_S`), and what was learned since the last checkpoint kept away."""
+"""Loss by a preemption [s]: another machine, and what was learned since the last kept checkpoint; a judgement."""
 _MOST_ALTERNATIVES = 8
 _TIMEOUT_S, _LAUNCH_TIMEOUT_S = 120.0, 1800.0
 
@@ -151,7 +152,7 @@ def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[C
     if not paths:
         asked = f" of {', '.join(clouds)}" if clouds else ""
         raise PlaceFailed(f"SkyPilot has no catalogue{asked} in {folder}",
-                          remedy="`sky gpus list` fetches them; `sky check` says which clouds are enabled.")  # fmt: skip
+                          remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.")  # fmt: skip
     found: list[CloudOffer] = []
     for path in paths:
         try:
@@ -181,12 +182,13 @@ def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
 
 
 def device_name(name: str) -> str:
-    """SkyPilot's name of a device as the catalogue here writes it.
+    """SkyPilot's name of a device as Stoker's catalogue writes it; one that is not in it in small letters.
 
-    >>> [device_name(name) for name in ("H100", "A100-80GB", "RTX4090")]
-    ['h100', 'a100-80g', 'rtx4090']
+    >>> [device_name(name) for name in ("H100", "A100-80GB", "A100", "RTX4090", "Trainium")]
+    ['h100', 'a100-80', 'a100-40', 'rtx-4090', 'trainium']
     """
-    return re.sub(r"(\d+)gb$", r"\1g", name.lower())
+    entries = catalogue().find("a100-40" if name.lower() == "a100" else name)
+    return entries[0].name if len(entries) == 1 else name.lower()
 
 
 class SkyLauncher(Launcher):
@@ -205,7 +207,7 @@ class SkyLauncher(Launcher):
             raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
         return LaunchTarget(
             text=f"sky:{text}", kind=self.kind, address=match[1], devices_each=int(match[2] or 1),
-            device=(match[3] or "").lower(), options=options,
+            device=device_name(match[3]) if match[3] else "", options=options,
         )  # fmt: skip
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
@@ -214,8 +216,8 @@ class SkyLauncher(Launcher):
         offers = self._fitting(target)
         facts = {"SkyPilot": version.rpartition(" ")[2]}
         if not offers:
-            return Probe(facts=facts, missing=(f"SkyPilot's catalogue has no machine for {target.text}: `sky gpus list` "
-                                               "shows what there is",))  # fmt: skip
+            lacking = f"SkyPilot's catalogue has no machine for {target.text}: `sky gpus list` shows what there is"
+            return Probe(facts=facts, missing=(lacking,))
         best = offers[0]
         facts["cheapest"] = f"{best.cloud} {best.region}, {best.instance}: {format_money(best.price_per_h)} an hour"
         return Probe(facts=facts, device=best.device)
@@ -300,7 +302,8 @@ class SkyLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory, from its mirror."""
         with tempfile.TemporaryDirectory(prefix="stoker-sky-") as folder:
-            bring_home(RemoteRuns.open(handle["keep"]), Path(folder) / into.name, lambda text: None, family=False)
+            said: list[str] = []
+            bring_home(RemoteRuns.open(handle["keep"]), Path(folder) / into.name, said.append, family=False)
             for path in sorted(file for file in Path(folder).rglob("*") if file.is_file()):
                 target = into / path.relative_to(Path(folder) / into.name)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -380,7 +383,7 @@ def _require_startable(submission: Submission) -> str:
     if "--keep" not in words[:-1]:
         raise PlaceFailed(
             "a machine of a cloud takes its disk with it, and this run would be lost with the first preemption",
-            remedy="Give --keep URL, such as s3://bucket/runs: checkpoints are sent there, and the run goes on from it.",
+            remedy="Give --keep URL, such as s3://bucket/runs: checkpoints go there, and the run goes on from it.",
         )
     return words[words.index("--keep") + 1]
 
