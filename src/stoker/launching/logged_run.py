@@ -95,6 +95,11 @@ def entrypoint(submission: Submission, python: str) -> str:
     return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run run {root}'
 
 
+def train_command(submission: Submission) -> str:
+    """What runs there, for people."""
+    return shlex.join(["stoker", "train", submission.job_file, *submission.arguments])
+
+
 def below_home(root: str) -> str:
     """A root at a place: a relative one is below the home directory there."""
     return root if root.startswith(("/", "~")) else f"~/{root}"

@@ -48,6 +48,7 @@ from stoker.launching.logged_run import (
     order_of,
     sent_files,
     state_in,
+    train_command,
     write_files,
 )
 from stoker.records.launch import ENDED, LaunchState
@@ -127,7 +128,7 @@ class RayLauncher(Launcher):
         files = sum(len(bundle.files) for bundle in bundles_of(submission))
         size = format_bytes(sum(bundle.num_bytes for bundle in bundles_of(submission)))
         return (
-            f"# working directory: {files} files, {size}; sent unless it is there\n"
+            f"# runs: {train_command(submission)}\n# working directory: {files} files, {size}; sent unless it is there\n"
             f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1), indent=2)}\n"
         )
 

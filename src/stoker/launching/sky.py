@@ -42,7 +42,7 @@ from stoker.launching.launcher import (
     Request,
     Submission,
 )
-from stoker.launching.logged_run import entrypoint, events_in, order_of, sent_files, state_in
+from stoker.launching.logged_run import entrypoint, events_in, order_of, sent_files, state_in, train_command
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.store.remote_runs import RemoteRuns, bring_home
 from stoker.units import format_money, format_seconds
@@ -242,7 +242,7 @@ class SkyLauncher(Launcher):
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""
         command = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")])
-        return f"# {command}\n{json.dumps(self._task(submission, Path('FOLDER')), indent=2)}\n"
+        return f"# {command}\n# runs: {train_command(submission)}\n{json.dumps(self._task(submission, Path('FOLDER')), indent=2)}\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Launch the managed job; one of that name that is going is found instead."""
