@@ -128,7 +128,8 @@ class RayLauncher(Launcher):
         files = sum(len(bundle.files) for bundle in bundles_of(submission))
         size = format_bytes(sum(bundle.num_bytes for bundle in bundles_of(submission)))
         return (
-            f"# runs: {train_command(submission)}\n# working directory: {files} files, {size}; sent unless it is there\n"
+            f"# runs: {train_command(submission)}\n"
+            f"# working directory: {files} files, {size}; sent unless it is there\n"
             f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1), indent=2)}\n"
         )
 

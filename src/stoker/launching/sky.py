@@ -242,7 +242,8 @@ class SkyLauncher(Launcher):
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""
         command = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")])
-        return f"# {command}\n# runs: {train_command(submission)}\n{json.dumps(self._task(submission, Path('FOLDER')), indent=2)}\n"
+        task = json.dumps(self._task(submission, Path("FOLDER")), indent=2)
+        return f"# {command}\n# runs: {train_command(submission)}\n{task}\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Launch the managed job; one of that name that is going is found instead."""
