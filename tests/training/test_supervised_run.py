@@ -70,7 +70,7 @@ def test_processes_are_waited_for_as_long_as_the_slowest_phase_asks(
             return 0
 
     monkeypatch.setattr("stoker.training.supervised_run.Supervisor", Noting)
-    monkeypatch.setattr(supervised_run, "Run", lambda *_: None)
+    monkeypatch.setattr(supervised_run, "Run", lambda *_, **__: None)
     planned = decision()
     slow = dataclasses.replace(planned.chosen.forecast, evaluate_s=estimate(evaluate_s, 0.1, "s"))
     planned = dataclasses.replace(planned, candidates=(dataclasses.replace(planned.chosen, forecast=slow),))

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from stoker import api, cli
 from stoker.cli.terminal import (
-    INTERRUPTED,
     AsJson,
     Debug,
     DeviceMtbf,
@@ -75,6 +74,9 @@ def plan(
     memory: Memory = None,
     threads: Threads = None,
     device_mtbf: DeviceMtbf = None,
+    slice_length: Annotated[
+        str | None, typer.Option("--slice", metavar="TIME", help="Say how many slices of this length it takes.")
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -96,6 +98,7 @@ def plan(
                 memory=memory,
                 threads=threads,
                 device_mtbf_h=device_mtbf,
+                slice=slice_length,
             )
         if as_json:
             print_document(to_json(decision))
@@ -138,6 +141,16 @@ def train(
             "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
         ),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep", metavar="URL", help="Mirror the run there, such as s3://bucket/runs, and go on from it."
+        ),
+    ] = None,
+    slice_length: Annotated[
+        str | None,
+        typer.Option("--slice", metavar="TIME", help="Save and exit with 75 before this is over, such as 50min."),
+    ] = None,
     env: Env = None,
     image: Image = None,
     secret: Secrets = None,
@@ -163,7 +176,7 @@ def train(
         if is_elsewhere(on):
             arguments = {
                 "--checkpoint-every": checkpoint_every, "--device-mtbf": device_mtbf, "--memory": memory,
-                "--threads": threads, "--profile": profile, "--track": track,
+                "--threads": threads, "--profile": profile, "--track": track, "--keep": keep, "--slice": slice_length,
             }  # fmt: skip
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
             if fork:
@@ -188,17 +201,23 @@ def train(
                 run = api.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
                     checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
-                    entry=entry, sink=display, track=track or (),
+                    entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
                 )  # fmt: skip
-        if run.status == "unfinished":
-            raise typer.Exit(INTERRUPTED)
+        if run.exit_code:
+            raise typer.Exit(run.exit_code)
 
 
-def take_part(directory: Path, job_file: JobFile, settings: Settings = None, debug: Debug = False) -> None:
+def take_part(
+    directory: Path,
+    job_file: JobFile,
+    settings: Settings = None,
+    slice_: Annotated[str | None, typer.Option("--slice")] = None,
+    debug: Debug = False,
+) -> None:
     """Train a run as one of the processes that `stoker train --on 2xhere` starts."""
     with reported(debug=debug):
         job, entry = load_job(job_file, settings)
-        raise typer.Exit(api.take_part_in(directory, job, entry))
+        raise typer.Exit(api.take_part_in(directory, job, entry, slice_))
 
 
 def verify(

@@ -23,6 +23,7 @@ from stoker.planning.model.memory import largest_that_fits
 from stoker.planning.model.objectives import ENOUGH_S, Objective, PlanLimits, advice, choose, rental_advice
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
+from stoker.planning.model.slices import length_in_s, sliced
 from stoker.planning.multi_device import on_many
 from stoker.planning.plan_history import keep_decision, kept_decision
 from stoker.planning.plan_ranking import SURE_ENOUGH, least_demanding
@@ -38,7 +39,7 @@ from stoker.planning.planner import (
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.planning.safe_start import safe_start
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
-from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
+from stoker.units import Duration, format_bytes, parse_duration, parse_memory, parse_money
 
 STARTING_S = 120.0
 """Time to rent and start a machine, with Python, data and device [s]: a judgement."""
@@ -61,6 +62,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
     memory: float | str | None = None,
     threads: int | None = None,
     device_mtbf_h: float | None = None,
+    slice: Duration | float | str | None = None,  # noqa: A002 - as of `train`
     entry: Entry | None = None,
 ) -> Decision:
     """Choose device and settings for `job`, and forecast what it needs there.
@@ -75,6 +77,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
         threads: the most threads on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
         device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.hardware`.
+        slice: the time that each process may take, at places that end jobs: also say how many slices the run takes.
         entry: the job file it came from.
 
     Raises:
@@ -86,6 +89,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
         max_cost_usd=parse_money(max_cost) if isinstance(max_cost, str) else max_cost,
         deadline_s=parse_duration(deadline) if isinstance(deadline, str) else deadline,
     )
+    slice_s = None if slice is None else length_in_s(slice)
     started = time.perf_counter()
     places, unplanned = _places(on)
     places = tuple(place.limited_to(memory_limit(memory), most_threads(threads)) for place in places)
@@ -104,6 +108,8 @@ def plan(  # noqa: PLR0913 - what the command line offers
         except BadJob as problem:  # it runs here, and cannot be traced for elsewhere
             text = f"What it would need elsewhere is unknown: {problem.message}."
         decision = dataclasses.replace(decision, advice=text)
+    if slice_s is not None:
+        decision = sliced(decision, slice_s)
     return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
 
 

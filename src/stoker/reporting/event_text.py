@@ -192,7 +192,13 @@ def _skipped(event: Event) -> str:
 def _stopped(event: Event) -> str:
     samples = number(event, "samples")
     where = f" at {format_samples(samples)} samples" if samples else ""
-    return f"stopped{where}: {text(event, 'reason', 'unknown')}"
+    return f"stopped{where}: {stop_reason(event)}"
+
+
+def stop_reason(event: Event) -> str:
+    """Why training stopped, and of a run in slices how many more it takes."""
+    left, reason = number(event, "slices_left"), text(event, "reason", "unknown")
+    return f"{reason}; about {left:.0f} more like it finish the run" if left else reason
 
 
 def _finished(event: Event) -> str:

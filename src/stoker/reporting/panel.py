@@ -20,7 +20,7 @@ from rich.text import Text
 
 from stoker.records import Event, Forecast, Plan, from_json
 from stoker.records.progress import is_validation
-from stoker.reporting.event_text import closing_lines, describe_event, plan_notes
+from stoker.reporting.event_text import closing_lines, describe_event, plan_notes, stop_reason
 from stoker.reporting.history import (
     as_number,
     evaluation_metrics,
@@ -224,7 +224,7 @@ _WAITING = ("queued", "starting", "preempted", "requeued")
 
 
 def _stopped(_: RunSnapshot, event: Event) -> dict[str, Any]:
-    return {"phase": "stopped", "samples": number(event, "samples") or None, "reason": text(event, "reason")}
+    return {"phase": "stopped", "samples": number(event, "samples") or None, "reason": stop_reason(event)}
 
 
 def _finished(_: RunSnapshot, event: Event) -> dict[str, Any]:

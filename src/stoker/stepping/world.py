@@ -29,9 +29,9 @@ Moment = Literal["computed", "summing", "agreed"]
 """A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
 gradients and losses are equal in all processes."""
 
-SIGNALS = ("stop", "save", "meet")
+SIGNALS = ("stop", "save", "meet", "slice")
 """Signals of a process to the others with each update: it was asked to stop, a checkpoint is due, a process waits to
-join."""
+join, its slice is over."""
 
 
 class Signals:

@@ -43,7 +43,7 @@ from stoker.store.files import (
 )
 
 MANIFEST = "manifest.json"
-_BEST = "best.json"
+BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
 _ONE_DIRECTORY = "All processes must see one directory of the run, on a file system where each sees what others wrote."
 _READABLE = (1, 2)
@@ -175,7 +175,7 @@ class CheckpointStore:
         """
         if name not in self.names():
             raise ValueError(f"no checkpoint {name!r} to mark as best; there are {', '.join(self.names()) or 'none'}")
-        write_atomic(self.directory / _BEST, json.dumps({"best": name}) + "\n", what="the mark of the best checkpoint")
+        write_atomic(self.directory / BEST, json.dumps({"best": name}) + "\n", what="the mark of the best checkpoint")
 
     def newest(self) -> tuple[Path, CheckpointManifest] | None:
         """The newest checkpoint whose manifest reads and whose files all have their size and SHA-256.
@@ -281,7 +281,7 @@ class CheckpointStore:
                 self.problems.append(f"checkpoint {name} could not be removed: {problem.strerror}")
 
     def _best_name(self) -> str | None:
-        path = self.directory / _BEST
+        path = self.directory / BEST
         try:
             name = json.loads(path.read_bytes())["best"]
         except FileNotFoundError:
@@ -299,6 +299,11 @@ class CheckpointStore:
                 manifest = manifest_from((self.directory / name / MANIFEST).read_bytes())
                 return sum(file.num_bytes for file in manifest.files)
         return None
+
+
+def order_of_name(name: str) -> tuple[int, int] | None:
+    """Samples and attempt of a checkpoint's name, by which checkpoints are ordered; None for other names."""
+    return _order(name) if _NAME.fullmatch(name) else None
 
 
 def _order(name: str) -> tuple[int, int]:

@@ -105,7 +105,7 @@ def choose_directory(
         BadRun: `run_dir` holds a run of another spec (what differs is listed), or something that is no run; or a run
             that might have to be continued cannot be read.
     """
-    base = run_dir if run_dir is not None else _default(root, job_name, spec)
+    base = run_dir if run_dir is not None else default_directory(root, job_name, spec)
     with read_errors(base):
         if run_dir is not None:
             _require_usable(RunDirectory(run_dir))
@@ -117,7 +117,7 @@ def choose_directory(
         return RunChoice(free, continues=False, because=None)
     if earlier is not None and run_dir is None:
         with read_errors(root):
-            before = _family(_default(root, job_name, earlier))
+            before = _family(default_directory(root, job_name, earlier))
         runs = [(directory, directory.read_run()) for directory in before.values() if directory.is_run] + runs
     digests = {spec.digest(), *([] if earlier is None else [earlier.digest()])}
     own = [pair for pair in runs if pair[1].spec_digest in digests and pair[1].forked_from == forked_from]
@@ -176,7 +176,8 @@ def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, Job
     return found
 
 
-def _default(root: Path, job_name: str, spec: JobSpec) -> Path:
+def default_directory(root: Path, job_name: str, spec: JobSpec) -> Path:
+    """The directory of a job's first run in `root`: `{job_name}-{first 6 of the digest}`."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip("-.")[:60] or "job"
     return root / f"{slug}-{spec.digest()[:6]}"
 

@@ -33,6 +33,7 @@ from stoker.training.plan_trials import PlanTrials
 from stoker.training.recovery import Recovery, Shortage
 from stoker.training.run_control import RunControl, metric_value
 from stoker.training.signals import StopRequest
+from stoker.training.slices import SLICE_OVER, Slice
 from stoker.training.telemetry import SpikeDetector, Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
@@ -95,6 +96,8 @@ class Loop:
     """Sees every update."""
     keep_every: Duration | None = None
     """How often weights are kept for good."""
+    slice: Slice | None = None
+    """The time that this process may take, at places that end jobs."""
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_compilation_reported: bool = field(default=False, init=False)
@@ -153,7 +156,10 @@ class Loop:
             is_last = position.updates == self.total_updates
             if is_last:
                 self.step.settle()
-            is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
+            is_slice_over = self._agreed("slice", mine=self._slice_is_over(before, position))
+            if is_slice_over and self.stop.reason is None:
+                self.stop.ask(SLICE_OVER)
+            is_stopping = self._agreed("stop", mine=self.stop.reason is not None) or is_slice_over
             is_best = self._evaluate_if_due(before, position, is_last=is_last)
             is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
@@ -255,6 +261,22 @@ class Loop:
     def is_complete(self, position: Position) -> bool:
         """Whether nothing is left to train: the run reached its end, or ended early."""
         return position.updates == self.total_updates or self.course.verdict is not None
+
+    def _slice_is_over(self, before: Position, position: Position) -> bool:
+        """Whether what comes before the next chance to save has no room left in this process's slice."""
+        if self.slice is None:
+            return False
+        self.slice.trained_from(before.samples)
+        # Among several processes a signal takes effect after the next update; replicas with updates of their own hear
+        # it at their next exchange.
+        sync, is_alone = self.step.job.sync, self.step.world.layout.world_size == 1
+        updates = 1 if is_alone else 2 if sync is None else 1 + sync.interval(self.step.job.batch_size)
+        after = self.extent.position(min(self.total_updates, position.updates + updates))
+        is_due = after.updates == self.total_updates or evaluation_is_due(
+            self.evaluate_every, self.extent, position, after
+        )
+        evaluate_s = self.telemetry.evaluate_s if self.held_out and is_due else 0.0
+        return self.slice.is_over(updates_s=updates * self.telemetry.next_update_s, evaluate_s=evaluate_s)
 
     def _ends_early(self) -> bool:
         """Whether the run ends here, early."""
@@ -381,6 +403,7 @@ class Loop:
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
             **({} if self.step.plan.device_mtbf_h is None else {"save_every_s": self.save_every_s}),
             **self.source.reader.kept(),
+            **({} if self.slice is None else {"save_s": self.slice.save_s}),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
         }
@@ -403,6 +426,8 @@ class Loop:
             mtbf_s = 3600 * plan.device_mtbf_h / plan.layout.world_size
             self.save_every_s = checkpoint_interval_s(self._least_blocked_s, self._least_write_s, mtbf_s)
         for checkpoint in written:
+            if self.slice is not None:
+                self.slice.saved(checkpoint.blocked_s + checkpoint.write_s)
             self.telemetry.emit(
                 "checkpointed", samples=checkpoint.position.samples, bytes=checkpoint.num_bytes,
                 blocked_s=checkpoint.blocked_s, write_s=checkpoint.write_s, path=str(checkpoint.path),

@@ -45,12 +45,14 @@ from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Update
 from stoker.training.loop import RendezvousRequested
 from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.rank_messages import gather_from_ranks
 from stoker.training.rank_times import RankClock, rank_clock
 from stoker.training.recovery import ReplanAllRanks, RollBack
 from stoker.training.run_completion import final_metrics, finish_run, leave_unfinished
 from stoker.training.run_handle import Run
 from stoker.training.session import TrainingSession, build_session, slowest_s
 from stoker.training.signals import StopRequest
+from stoker.training.slices import SLICE_OVER, Slice
 from stoker.training.telemetry import Sink, emit_event
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import WatchdogPatience
@@ -70,6 +72,7 @@ class RunProcess:
         profile: run a few updates under PyTorch's profiler.
         others_share: share of the CPU that other processes used while the plan was chosen [0 to 1].
         on_update: sees every update.
+        slice: the time that this process may take; None: as long as it likes.
     """
 
     prepared: ResolvedJob
@@ -81,6 +84,7 @@ class RunProcess:
     profile: bool = False
     others_share: float = 0.0
     on_update: Callable[[Update], None] | None = None
+    slice: Slice | None = None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     _carried: SurvivorState | None = field(default=None, init=False)
     """State that goes into the next session; None: the session starts from the last checkpoint."""
@@ -95,7 +99,13 @@ class RunProcess:
 
     @classmethod
     def of_rank(
-        cls, prepared: ResolvedJob, directory: RunDirectory, device: Device, member: ElasticWorker, sinks: list[Sink]
+        cls,
+        prepared: ResolvedJob,
+        directory: RunDirectory,
+        device: Device,
+        member: ElasticWorker,
+        sinks: list[Sink],
+        slice_: Slice | None = None,
     ) -> RunProcess:
         """One of several processes, with what rank 0 has written into the run's directory.
 
@@ -107,7 +117,7 @@ class RunProcess:
                 f"{directory.path} cannot be seen by every process, or has lost its plan",
                 remedy="Put the run's directory where all machines find it under the same path.",
             )
-        return cls(prepared, directory, device, PlanInForce.of(directory), sinks, member)
+        return cls(prepared, directory, device, PlanInForce.of(directory), sinks, member, slice=slice_)
 
     def emit(self, kind: records.EventKind, **fields: Any) -> None:
         """Send an event."""
@@ -131,6 +141,7 @@ class RunProcess:
         session = build_session(
             self.prepared, self.directory, self.device, plans=self.plans, sink=send,
             stop=self.stop, replanned=self._change, world=world, carried=self._carried, age_s=age_s,
+            slice_=self.slice,
         )  # fmt: skip
         self._carried = None
         if self.profile:
@@ -161,11 +172,27 @@ class RunProcess:
             session.loop.telemetry.emit("warned", message=clock.problem)
 
     def conclude(self, session: TrainingSession) -> None:
-        """Compute what needs every process before rank 0 finishes the run."""
-        if session.is_complete:
+        """Compute what needs every process before rank 0 finishes the run, if this slice has room for it."""
+        if session.is_complete and not self._leaves_the_end(session):
             session.metrics = final_metrics(session)
             if self.member is not None:
                 session.weights = session.step.whole_weights()
+
+    def _leaves_the_end(self, session: TrainingSession) -> bool:
+        """Whether the last evaluation is left to the next slice; all processes decide the same.
+
+        A slice that made no update does it in any case: another one would have no more room.
+        """
+        data, telemetry, mine = session.prepared.data, session.loop.telemetry, False
+        if self.slice is not None and self.slice.has_trained:
+            held_out = sum(map(len, data.held_out.values()))
+            whole = held_out + (0 if data.test is None else len(data.test))
+            each_s = telemetry.evaluate_s / held_out if held_out else telemetry.next_update_s
+            mine = self.slice.is_over(updates_s=0.0, evaluate_s=whole * each_s)
+        leaves = any(gather_from_ranks(session.step.world, mine)) if self.member is not None else mine
+        if leaves and self.stop.reason is None:
+            self.stop.ask(SLICE_OVER)
+        return leaves
 
     def recover(self, error: Exception, session: TrainingSession | None) -> None:
         """Keep what the next session goes on from, after `error` ended this one.
@@ -226,7 +253,8 @@ class RunProcess:
                 finish_run(session, session.metrics, peak_bytes)
         if self.member is not None and session.metrics is not None:
             self.member.finished()
-        return Run(self.directory, self.prepared.job)
+        stopped_by = (self.stop.reason or "asked") if session.metrics is None else None
+        return Run(self.directory, self.prepared.job, stopped_by=stopped_by)
 
     def _join(self, member: ElasticWorker, meeting: Rendezvous) -> World:
         """The world of the processes that met, under a plan that all of them share."""

@@ -26,6 +26,7 @@ from stoker.training.evaluation import evaluate, evaluation_batch
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, read_examples, write_examples
 from stoker.training.run_handle import WEIGHTS, Run
 from stoker.training.session import TrainingSession
+from stoker.training.slices import SLICE_OVER
 from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry, emit_event
 
@@ -188,7 +189,13 @@ def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> N
 def leave_unfinished(session: TrainingSession, reason: str) -> Run:
     """Leave the run to be continued."""
     directory, position, telemetry = session.directory, session.position, session.loop.telemetry
-    telemetry.emit("stopped", reason=reason, samples=position.samples)
+    more: dict[str, JSON] = {}
+    if session.loop.slice is not None and reason == SLICE_OVER:
+        left, advice = session.loop.slice.left_after(position.samples, telemetry.total_samples)
+        more = {"slices_left": left}
+        if advice:
+            telemetry.emit("warned", message=advice)
+    telemetry.emit("stopped", reason=reason, samples=position.samples, **more)
     run = directory.read_run()
     directory.write_run(
         dataclasses.replace(

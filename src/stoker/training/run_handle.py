@@ -32,8 +32,10 @@ from stoker.stepping.model import build_model
 from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
 from stoker.training.checkpoints import KEPT_AT
+from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.evaluation_examples import read_examples
 from stoker.training.pruned_network import rebuild_pruned
+from stoker.training.slices import SLICE_OVER, SLICE_OVER_EXIT
 from stoker.training.snapshots import load_weights
 from stoker.units import Duration
 
@@ -87,8 +89,10 @@ _ROUNDING = 1e-6
 class Run:
     """A run on disk: its record, its metrics, its model."""
 
-    def __init__(self, directory: RunDirectory, job: Job | None = None) -> None:
+    def __init__(self, directory: RunDirectory, job: Job | None = None, *, stopped_by: str | None = None) -> None:
         self.directory = directory
+        self.stopped_by = stopped_by
+        """Why `train` has left it unfinished: a signal's name, or `slice over`; None otherwise."""
         self.record = directory.read_run()
         self._job = job
 
@@ -106,6 +110,13 @@ class Run:
     def status(self) -> records.RunStatus:
         """`finished`, `unfinished` or `failed`."""
         return self.record.status
+
+    @property
+    def exit_code(self) -> int:
+        """What `stoker train` ends with: 0 finished, 75 its slice is over and the same command goes on, 130 stopped."""
+        if self.status == "finished":
+            return 0
+        return SLICE_OVER_EXIT if self.stopped_by == SLICE_OVER else INTERRUPTED
 
     @property
     def metrics(self) -> dict[str, float]:

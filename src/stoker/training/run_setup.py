@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from stoker.records import Coupling, Decision, Device, Environment, Plan, PlanSw
 from stoker.store import (
     RunDirectory,
     choose_directory,
+    default_directory,
     describe_changes,
     find_run,
     headway_of,
@@ -32,6 +33,7 @@ from stoker.store import (
     runs_root,
     unfinished_before,
 )
+from stoker.store.remote_runs import RemoteRuns, bring_home
 
 
 def choose_run_directory(
@@ -59,6 +61,29 @@ def choose_run_directory(
         raise BadRun(f"{run.name} is finished: there is nothing to resume",
                      remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
     return directory, f"{run.name} is continued, as asked."
+
+
+def bring_kept_runs(
+    remote: RemoteRuns, prepared: ResolvedJob, run_dir: str | Path | None, named: Iterable[str | None]
+) -> list[str]:
+    """Fetch the runs that this command may mean and that are further where they are kept; what people should know.
+
+    Args:
+        remote: where runs are kept.
+        prepared: the job.
+        run_dir: the run's directory, if it was given.
+        named: runs named by `--resume` and `--fork`.
+
+    Raises:
+        BadRun: a run there cannot be read or used.
+    """
+    said: list[str] = []
+    for name in named:
+        if name is not None and "/" not in name:
+            bring_home(remote, runs_root() / name, said.append, family=False)
+    base = default_directory(runs_root(), prepared.spec.name, prepared.spec) if run_dir is None else Path(run_dir)
+    bring_home(remote, base, said.append)
+    return said
 
 
 def _left_unfinished(prepared: ResolvedJob) -> str | None:

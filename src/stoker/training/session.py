@@ -53,6 +53,7 @@ from stoker.training.recovery import Recovery
 from stoker.training.run_control import RunControl
 from stoker.training.run_setup import environment
 from stoker.training.signals import StopRequest
+from stoker.training.slices import Slice
 from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.watchdog import Watchdog, patience_s, slowest_phase_s
@@ -125,12 +126,14 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     world: World = ALONE,
     carried: SurvivorState | None = None,
     age_s: float = 0.0,
+    slice_: Slice | None = None,
 ) -> TrainingSession:
     """The run in `directory` with its state restored; its lock must be held.
 
     Every process calls this. State carried over goes first: the furthest rank gives its state to the others; where no
     rank carries any, all start from the last checkpoint. `age_s` is how long this command has trained the run, lost
     processes included [s]: losses that come faster than checkpoints are due must not postpone them for ever.
+    `slice_` is the time that this process may take.
 
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
@@ -189,6 +192,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
+        slice=slice_ and slice_.with_saves_of(progress.get("save_s", decision.chosen.forecast.checkpoint_s.high)),
     )  # fmt: skip
     if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
         _try_plans(loop, prepared, device, plans)

@@ -16,12 +16,19 @@ from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.supervisor import INTERRUPTED, Supervisor
 from stoker.training.run_handle import Run
 from stoker.training.session import slowest_s
+from stoker.training.slices import SLICE_OVER, SLICE_OVER_EXIT, Slice
 from stoker.training.telemetry import Sink, emit_event
 from stoker.training.watchdog import PATIENCE_VARIABLE, WatchdogPatience
 from stoker.units import format_seconds
 
 
-def train_supervised(prepared: ResolvedJob, directory: RunDirectory, decision: Decision, sinks: Sequence[Sink]) -> Run:
+def train_supervised(
+    prepared: ResolvedJob,
+    directory: RunDirectory,
+    decision: Decision,
+    sinks: Sequence[Sink],
+    slice_: Slice | None = None,
+) -> Run:
     """Train the run in `directory`, whose lock is held, in processes of their own, one for each device of its plan.
 
     The job's file is what they start from. Their events are in the run's log already when they come here.
@@ -31,6 +38,7 @@ def train_supervised(prepared: ResolvedJob, directory: RunDirectory, decision: D
         directory: the run's.
         decision: what it begins under.
         sinks: receive every event, the run's own log first.
+        slice_: the time that this process and its workers may take.
 
     Raises:
         BadJob: the job has no file.
@@ -40,6 +48,8 @@ def train_supervised(prepared: ResolvedJob, directory: RunDirectory, decision: D
     entry = require_file(prepared.entry, plan.layout.world_size)
     settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
     command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
+    if slice_ is not None:
+        command += ["--slice", str(slice_.for_workers())]
 
     listener, output = WorkerListener(sinks), _HeldOutput()
     patience = WatchdogPatience.of(slowest_s(prepared.job, decision))
@@ -48,10 +58,10 @@ def train_supervised(prepared: ResolvedJob, directory: RunDirectory, decision: D
         environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
         show=output.show, silence_s=patience.others_s, answer_s=patience.answer_s,
     ).run()  # fmt: skip
-    if code not in (0, INTERRUPTED):
+    if code not in (0, INTERRUPTED, SLICE_OVER_EXIT):
         raise output.as_error(code)
     output.release()
-    return Run(directory, prepared.job)
+    return Run(directory, prepared.job, stopped_by=SLICE_OVER if code == SLICE_OVER_EXIT else listener.stopped_by)
 
 
 def require_file(entry: Entry | None, count: int) -> Entry:
@@ -75,11 +85,14 @@ class WorkerListener:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._log, self._shown = sinks[:1], sinks[1:]
         self._samples = 0
+        self.stopped_by: str | None = None
 
     def on_line(self, line: str) -> None:
         """An event that a process has written into the log already."""
         event = records.loads(line, Event)
         self._samples = event.fields.get("samples", self._samples)
+        if event.kind == "stopped":
+            self.stopped_by = str(event.fields.get("reason"))
         for sink in self._shown:
             sink(event)
 

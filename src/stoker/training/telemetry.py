@@ -71,7 +71,7 @@ class Telemetry:
         self._evaluate_s, self._evaluations_left = evaluate_s, evaluations_left
         self._started = clock() - wall_s
         self._mark = self._last_progress = clock()
-        self._update_s = 0.0
+        self._update_s = self._data_s = 0.0
         self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
         self.num_laps, self.longest_s = 0, 0.0
         self.samples_per_s = 0.0
@@ -96,6 +96,8 @@ class Telemetry:
         now = self._clock()
         took, self._mark = now - self._mark, now
         self._split[part] = self._split.get(part, 0.0) + took
+        if part == "data":
+            self._data_s = took
         self.num_laps += 1
         self.longest_s = max(self.longest_s, took)
         self.on_lap(part)
@@ -169,6 +171,16 @@ class Telemetry:
         self._recent_samples = self._recent_s = 0.0
         if self._evaluations_left:
             self._evaluate_s = evaluate_s
+
+    @property
+    def next_update_s(self) -> float:
+        """Time that the next update is expected to take, with waiting for its data [s]: as the last."""
+        return self._update_s + self._data_s
+
+    @property
+    def evaluate_s(self) -> float:
+        """Time that the next evaluation is expected to take [s]."""
+        return self._evaluate_s
 
     @property
     def has_news(self) -> bool:

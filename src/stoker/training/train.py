@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -29,10 +29,11 @@ from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
 from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
-from stoker.tracking.base import parse_tracker
+from stoker.store.mirror import Mirror
+from stoker.store.remote_runs import RemoteRuns
+from stoker.tracking.base import TrackerTarget, parse_tracker
 from stoker.tracking.run_tracking import tracked
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
-from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Hook, Hooks
 from stoker.training.plan_in_force import PlanInForce, saving_every
@@ -40,6 +41,7 @@ from stoker.training.run import RunProcess
 from stoker.training.run_completion import record_failure
 from stoker.training.run_handle import Run, keep_sources
 from stoker.training.run_setup import (
+    bring_kept_runs,
     choose_run_directory,
     create_run,
     device_of,
@@ -47,6 +49,7 @@ from stoker.training.run_setup import (
 )
 from stoker.training.session import TrainingSession
 from stoker.training.signals import stop_on_signals
+from stoker.training.slices import Slice
 from stoker.training.supervised_run import require_file, train_supervised
 from stoker.training.telemetry import Sink, emit_event
 from stoker.training.watchdog import patience_s
@@ -77,6 +80,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     sink: Sink | None = None,
     hooks: Sequence[Hook] = (),
     track: Sequence[str] = (),
+    keep: str | None = None,
+    slice: Duration | float | str | Slice | None = None,  # noqa: A002 - the field's word, as on the command line
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
 
@@ -103,6 +108,11 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             run on rank 0 only.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
             `csv`; see docs/reports.md.
+        keep: a URL that fsspec reaches, such as `s3://bucket/runs`: records and checkpoints are sent there in the
+            background, and a run that is further there is fetched first, so that any machine goes on with it.
+        slice: for places that end jobs: the time this process may take, from its start on (in a process that had a
+            slice before, from this call on); `stoker.seconds(3000)`, or `50min`. The state is saved before it is over,
+            the run is left `unfinished` with `stopped_by` `slice over`, and the same call goes on.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -116,6 +126,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
     require_mtbf(device_mtbf_h)
+    slice_ = None if slice is None else Slice.begin(slice)
     targets = [parse_tracker(text) for text in track]
     for target in targets:
         target.require_writable()
@@ -123,7 +134,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     member = ElasticWorker.from_environment()
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
-        return _train_other_rank(prepared, _device(on, member), member, meeting)
+        return _train_other_rank(prepared, _device(on, member), member, meeting, slice_)
     device, place = _device(on, member), _place(on, meeting)
 
     def warn_of_hook(message: str) -> None:
@@ -131,13 +142,15 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
 
     listening = Hooks(hooks, warn_of_hook)
     _require_possible(entry, place, member, listening, profile=profile)
+    remote = None if keep is None else RemoteRuns.open(keep)
+    brought = [] if remote is None else bring_kept_runs(remote, prepared, run_dir, (resume, fork))
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose_run_directory(prepared, run_dir, resume, parent, new=new)
     given, others_share = given_plan(plan), 0.0
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(choose_display()) if sink is None else sink, listening]
-        if because is not None:
-            emit_event(shown, "warned", message=because)
+        for text in (*brought, *([] if because is None else [because])):
+            emit_event(shown, "warned", message=text)
         if not directory.is_run:
             early: list[Event] = []
             decision, coupling = _decide(
@@ -153,6 +166,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             )
             others_share = decision.others_share
             decision = saving_every(checkpoint_every, device_mtbf_h, decision)
+            decision = decision if slice_ is None else slice_.announced(decision)
             emit_event(
                 [early.append, *shown], "planned", run=directory.name, plan=records.to_json(decision.chosen.plan),
                 took_s=decision.took_s, forecast=records.to_json(decision.chosen.forecast),
@@ -170,8 +184,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             device = device_of(directory, device, _device_name(on))
             keep_sources(directory, entry)  # a kill may have come before they were there
         logged: list[Sink] = [directory.append_event, *shown]
-        followers = tracked(directory, targets, lambda text: emit_event(logged, "warned", message=text))
-        sinks = [*logged, *stack.enter_context(followers)]
+        sinks = [*logged, *stack.enter_context(_followers(directory, targets, remote, logged, slice_))]
         plans = PlanInForce.of(directory)
         plans.save_every(checkpoint_every, device_mtbf_h)
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
@@ -179,12 +192,13 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             emit_event(sinks, "warned", message=text)
         with _failure_recorded(directory, sinks), _exit_if_retired():
             if place is not None and member is None:
-                return train_supervised(prepared, directory, plans.decision, sinks)
+                return train_supervised(prepared, directory, plans.decision, sinks, slice_)
             if member is not None:
                 member.store.set(_RUN_DIRECTORY_KEY, str(directory.path.resolve()))
             process = RunProcess(
                 prepared, directory, device, plans, sinks, member, profile=profile,
                 others_share=others_share, on_update=listening.updated if listening.see_updates else None,
+                slice=slice_,
             )  # fmt: skip
             run = run_to_end(process, meeting)
             if member is not None:
@@ -227,8 +241,10 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
             meeting = process.rejoin()
 
 
-def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
+def take_part_in(directory: Path, job: Job, entry: Entry, slice_: str | None = None) -> int:
     """Train the run in `directory` as a process that `train_supervised` started; the exit code [0, or why it ended].
+
+    `slice_` is the supervisor's slice, as text.
 
     Raises:
         RunFailed: training could not go on; what was saved is intact.
@@ -245,20 +261,23 @@ def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
     sinks: list[Sink] = [where.append_event, lambda event: member.event(records.dumps(event, indent=None))]
     device = resolve_place(name, attached_devices())
     try:
-        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks))
+        slice_of_all = None if slice_ is None else Slice.parse(slice_)
+        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks, slice_of_all))
     except WorkerRetired as retired:
         return retired.exit_code
-    return 0 if run.status == "finished" else INTERRUPTED
+    return run.exit_code
 
 
-def _train_other_rank(prepared: ResolvedJob, device: Device, member: ElasticWorker, meeting: Rendezvous) -> Run:
+def _train_other_rank(
+    prepared: ResolvedJob, device: Device, member: ElasticWorker, meeting: Rendezvous, slice_: Slice | None
+) -> Run:
     """Train the run that rank 0 of a launcher's processes has chosen."""
     with _exit_if_retired():
         directory = RunDirectory(Path(member.store.get(_RUN_DIRECTORY_KEY).decode()))
-        run_to_end(RunProcess.of_rank(prepared, directory, device, member, []), meeting)
+        run = run_to_end(RunProcess.of_rank(prepared, directory, device, member, [], slice_), meeting)
         with suppress(DistError):  # rank 0 is gone, and with it the store: it has ended the run
             member.store.wait([_RUN_ENDED_KEY])
-        return Run(directory, prepared.job)
+        return Run(directory, prepared.job, stopped_by=run.stopped_by)
 
 
 @contextmanager
@@ -270,6 +289,29 @@ def _exit_if_retired() -> Iterator[None]:
         if retired.why:
             print(retired.why, file=sys.stderr, flush=True)  # noqa: T201 - each process of a launcher has its own log
         raise SystemExit(retired.exit_code) from None
+
+
+@contextmanager
+def _followers(
+    directory: RunDirectory,
+    targets: Sequence[TrackerTarget],
+    remote: RemoteRuns | None,
+    logged: Sequence[Sink],
+    slice_: Slice | None,
+) -> Iterator[list[Sink]]:
+    """Trackers and the mirror, which follow the run in threads; at the end of the block they have all of it."""
+
+    def tell(kind: records.EventKind) -> Callable[[str], None]:
+        return lambda text: emit_event(logged, kind, message=text)
+
+    with ExitStack() as stack:
+        sinks: list[Sink] = [*stack.enter_context(tracked(directory, targets, tell("warned")))]
+        if remote is not None:
+            mirror = Mirror(directory, remote, tell("warned"), tell("noted"))
+            if slice_ is not None:
+                mirror.most_s, slice_.upload_s, slice_.sends = (lambda: slice_.left_s), (lambda: mirror.longest_s), True
+            sinks.append(stack.enter_context(mirror))
+        yield sinks
 
 
 def _warnings(prepared: ResolvedJob, decision: Decision) -> tuple[str, ...]:

@@ -27,13 +27,19 @@ from stoker.training.elastic.membership import (
 from stoker.training.elastic.rendezvous_store import LOOPBACK_INTERFACE, listen, serve
 from stoker.training.elastic.worker_pool import Message, OutputRelay, WorkerPool, in_words
 from stoker.training.signals import forward_signals
+from stoker.training.slices import SLICE_OVER_EXIT
 from stoker.units import format_seconds
 
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop, and can be continued."""
 
-FINAL_EXIT_CODES = frozenset({BadJob.exit_code, DoesNotFit.exit_code, RunFailed.exit_code, INTERRUPTED})
+FINAL_EXIT_CODES = frozenset(
+    {BadJob.exit_code, DoesNotFit.exit_code, RunFailed.exit_code, INTERRUPTED, SLICE_OVER_EXIT}
+)
 """Exit codes of workers that end the run: another process would end in the same way."""
+
+LEFT_UNFINISHED = frozenset({None, INTERRUPTED, SLICE_OVER_EXIT})
+"""Verdicts under which workers still end by themselves, and the first to report another end decides."""
 
 LEAVING_S = 30.0
 """Longest time for workers to end by themselves once the run is over [s]."""
@@ -185,7 +191,7 @@ class Supervisor:
             return
         self._last_words.append(last_words)
         self._membership.died(worker, returns=False)
-        if code in FINAL_EXIT_CODES and self._code in {None, INTERRUPTED}:
+        if code in FINAL_EXIT_CODES and self._code in LEFT_UNFINISHED:
             self._end(code)
 
     def _lose(self, worker: int, code: int, why: str) -> None:
@@ -210,12 +216,12 @@ class Supervisor:
         self._look_for_silence()
         if self._asked and self._code is None:
             self._end(INTERRUPTED)
-        if self._membership.is_done and self._code in {None, INTERRUPTED}:
+        if self._membership.is_done and self._code in LEFT_UNFINISHED:
             self._end(0)
         if self._code is None:
             self._restart()
             self._regroup()
-        elif self._code != INTERRUPTED and time.monotonic() - self._over_at > LEAVING_S:
+        elif self._code not in LEFT_UNFINISHED and time.monotonic() - self._over_at > LEAVING_S:
             for worker in self._pool.running:
                 self._pool.kill(worker, f"still there {format_seconds(LEAVING_S)} after the run was over")
 
@@ -264,7 +270,7 @@ class Supervisor:
             for worker in self._membership.those(MembershipState.STARTING):
                 self._pool.kill(worker, "the run is over")
         dismissed = self._membership.those(MembershipState.WAITING)
-        if code not in {0, INTERRUPTED}:
+        if code != 0 and code not in LEFT_UNFINISHED:
             dismissed += self._membership.those(MembershipState.MEMBER)
         for worker in dismissed:
             self._pool.send(worker, "dismissed", code=code)

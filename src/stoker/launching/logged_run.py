@@ -1,0 +1,265 @@
+"""Runs at places that give no shell and no files, but a job's log: Ray, SkyPilot's managed jobs.
+
+What: one folder is sent, with the job, this Stoker and an order. At the place `run` watches the run as on any host
+(`at_place.py`) and repeats the run's log and state on its standard output, line by line with a mark. The other end
+finds the marked lines in whatever the platform adds to them. Use when: there is no line to the machine.
+Costs: the platform keeps the run's log a second time, and each look reads all of it.
+Does not do: several hosts, secrets (such platforms show a job's variables).
+
+`python -m stoker.launching.logged_run COMMAND …`, in the folder that was sent:
+
+- `run ROOT`: run the order, below ROOT; the exit code is the run's.
+- `list DIR`, `send DIR FILE…`: print the files of a run with their digests, or their contents, as marked lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from stoker.errors import PlaceFailed, StokerError
+from stoker.launching import launcher_of
+from stoker.launching.at_place import HostSupervisor, LaunchOrder, state_of
+from stoker.launching.bundle import Bundle
+from stoker.launching.launcher import Submission
+from stoker.records.codec import dumps, loads, to_json
+from stoker.records.launch import LaunchState
+
+ORDER, LINKS = "order.json", "links.json"
+EVENT, STATE, FILE, DATA = b"STOKER event ", b"STOKER state ", b"STOKER file ", b"STOKER data "
+"""Marks of lines: an event of the run's log, its state, a file of its directory, a part of a file."""
+
+_LOOK_S = 0.5
+_CHUNK_BYTES = 48 * 1024
+_NOT_SENT = frozenset({"lock", "lock.held", "lock.taking", "started.json", "launch.json"})
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,5}")
+
+
+def order_of(submission: Submission, *, takes_secrets: bool = False) -> LaunchOrder:
+    """The order that is sent; its paths are relative to the folder that is sent.
+
+    `takes_secrets`: the platform has a way of its own for them.
+
+    Raises:
+        PlaceFailed: the platform cannot run it: several hosts, or secrets.
+    """
+    target = submission.target
+    if target.num_nodes > 1:
+        raise PlaceFailed(f"{target.kind}: a run has one node here, and {target.num_nodes} are asked for",
+                          remedy=f"Take several devices of one node: {target.kind}:{target.address}/"
+                          f"{target.num_devices}.")  # fmt: skip
+    if submission.secrets and not takes_secrets:
+        raise PlaceFailed(f"{target.kind} shows the variables of a job to everybody who can see it, so that "
+                          f"{', '.join(submission.secrets)} cannot be sent",
+                          remedy="Set them on the nodes of the place, and leave --secret out.")  # fmt: skip
+    return LaunchOrder(
+        run=submission.run, kind=target.kind, code=submission.code.folder, job_file=submission.job_file,
+        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
+        ranks_each=target.devices_each, variables=dict(submission.variables), pythonpath=submission.stoker.folder,
+        owner=submission.owner,
+    )  # fmt: skip
+
+
+def bundles_of(submission: Submission) -> tuple[Bundle, ...]:
+    """All that is sent."""
+    return (*submission.data, submission.stoker, submission.code)
+
+
+def sent_files(submission: Submission, *, takes_secrets: bool = False) -> Iterator[tuple[str, bytes | Path]]:
+    """Paths and contents of the folder that is sent; links are in a file of their own, since archives lose them."""
+    links = {}
+    for bundle in bundles_of(submission):
+        for file in bundle.files:
+            if file.link:
+                links[f"{bundle.folder}/{file.path}"] = file.link
+            else:
+                yield f"{bundle.folder}/{file.path}", file.content
+    yield LINKS, json.dumps(links).encode()
+    yield ORDER, dumps(order_of(submission, takes_secrets=takes_secrets)).encode()
+
+
+def entrypoint(submission: Submission, python: str) -> str:
+    """The shell command that runs the order, in the folder that was sent."""
+    root = shlex.quote(below_home(submission.root))
+    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run run {root}'
+
+
+def train_command(submission: Submission) -> str:
+    """What runs there, for people."""
+    return shlex.join(["stoker", "train", submission.job_file, *submission.arguments])
+
+
+def below_home(root: str) -> str:
+    """A root at a place: a relative one is below the home directory there."""
+    return root if root.startswith(("/", "~")) else f"~/{root}"
+
+
+def marked(log: bytes, mark: bytes) -> list[bytes]:
+    """What follows the mark in each line that has it, whatever the platform has put before it."""
+    lines = (line.partition(mark) for line in log.split(b"\n")[:-1])
+    return [rest.rstrip(b"\r") for _, found, rest in lines if found]
+
+
+def events_in(log: bytes, offset: int) -> bytes:
+    """Bytes of the run's log from `offset` on, out of a job's log."""
+    return b"".join(line + b"\n" for line in marked(log, EVENT))[offset:]
+
+
+def state_in(log: bytes) -> LaunchState | None:
+    """The last state that the run itself has printed; None if there is none."""
+    for line in reversed(marked(log, STATE)):
+        with suppress(ValueError):
+            return loads(line, LaunchState)
+    return None
+
+
+def run_order(sent: Path, root: Path) -> int:
+    """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
+
+    Raises:
+        PlaceFailed: the order cannot be read, or a run of that name of somebody else is there.
+    """
+    try:
+        order = loads((sent / ORDER).read_bytes(), LaunchOrder)
+        links: dict[str, str] = json.loads((sent / LINKS).read_bytes())
+    except (OSError, ValueError) as error:
+        raise PlaceFailed(f"what was sent cannot be read: {error}") from error
+    for path, target in links.items():
+        with suppress(FileExistsError):
+            (sent / path).parent.mkdir(parents=True, exist_ok=True)
+            (sent / path).symlink_to(target)
+    directory = root.expanduser().absolute() / "runs" / order.run
+    launch = directory / "launch"
+    before = launch / ORDER
+    if before.exists() and loads(before.read_bytes(), LaunchOrder).owner != order.owner:
+        raise PlaceFailed(f"there is a run of that name already, in {directory}, of somebody else",
+                          remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+    launch.mkdir(parents=True, exist_ok=True)
+    for left in ("stop", "host-0.json"):
+        (launch / left).unlink(missing_ok=True)
+    order = replace(order, code=str(sent / order.code), pythonpath=str(sent / order.pythonpath))
+    before.write_text(dumps(order))
+    with _repeated(directory):
+        return HostSupervisor(directory, launcher_of(order.kind).ranks(os.environ), {}).run()
+
+
+@contextmanager
+def _repeated(directory: Path) -> Iterator[None]:
+    """Within the block, and once more at its end, the run's log and state are repeated on standard output."""
+    done = threading.Event()
+    position, shown = 0, b""
+
+    def look() -> None:
+        nonlocal position, shown
+        with suppress(OSError), (directory / "events.jsonl").open("rb") as log:
+            log.seek(position)
+            whole = log.read()
+            whole = whole[: whole.rfind(b"\n") + 1]
+            position += len(whole)
+            _print(EVENT + line for line in whole.splitlines())
+        with suppress(PlaceFailed, OSError):
+            state = state_of(directory)
+            line = json.dumps(to_json(replace(state, at=""))).encode()
+            if line != shown:
+                shown = line
+                _print([STATE + json.dumps(to_json(state)).encode()])
+
+    def work() -> None:
+        while not done.wait(_LOOK_S):
+            look()
+
+    thread = threading.Thread(target=work, name="stoker-repeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        look()
+
+
+def _print(lines: Iterable[bytes]) -> None:
+    for line in lines:
+        sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def print_files(directory: Path, names: Sequence[str] | None) -> None:
+    """Print the files of a run with size and digest; or the contents of those in `names`."""
+    if names is None:
+        for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
+            name = path.relative_to(directory).as_posix()
+            if _SAFE.fullmatch(name) and name not in _NOT_SENT and not name.startswith("launch/"):
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    about = {"name": name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+                             "num_bytes": path.stat().st_size}  # fmt: skip
+                    _print([FILE + json.dumps(about).encode()])
+        return
+    for name in names:
+        with suppress(FileNotFoundError), (directory / name).open("rb") as file:
+            _print([FILE + json.dumps({"name": name}).encode()])
+            while part := file.read(_CHUNK_BYTES):
+                _print([DATA + base64.b64encode(part)])
+
+
+def files_in(log: bytes) -> dict[str, tuple[str, int]]:
+    """Digest and size [bytes] of the files that `list` printed, by name; names that leave the run are left out."""
+    found = {}
+    for line in marked(log, FILE):
+        about = json.loads(line)
+        if _SAFE.fullmatch(str(about["name"])):
+            found[str(about["name"])] = str(about["sha256"]), int(about["num_bytes"])
+    return found
+
+
+def write_files(log: bytes, into: Path, expected: Mapping[str, tuple[str, int]]) -> list[str]:
+    """Write the files that `send` printed into `into`, those whose content is as expected; the names of the others."""
+    contents: dict[str, list[bytes]] = {}
+    parts: list[bytes] = []
+    for line in log.split(b"\n"):
+        _, is_file, about = line.partition(FILE)
+        _, is_data, data = line.partition(DATA)
+        if is_file:
+            parts = contents.setdefault(str(json.loads(about)["name"]), [])
+        elif is_data:
+            parts.append(base64.b64decode(data))
+    missing = []
+    for name, (digest, _size) in expected.items():
+        content = b"".join(contents.get(name, []))
+        if hashlib.sha256(content).hexdigest() != digest:
+            missing.append(name)
+            continue
+        path = into / PurePosixPath(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+        aside.write_bytes(content)
+        shutil.move(aside, path)
+    return missing
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line at the place."""
+    command, folder, *rest = arguments
+    try:
+        if command == "run":
+            return run_order(Path.cwd(), Path(folder))
+        print_files(Path(folder).expanduser(), None if command == "list" else rest)
+    except StokerError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the job's log
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

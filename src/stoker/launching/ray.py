@@ -1,0 +1,382 @@
+"""Ray clusters that people have: `ray:head:8265/4`, `ray:https://head/2xa100`, by the API of Ray's jobs.
+
+What: a Ray job whose entry point is `logged_run`, placed by its resources on one node; the files travel as its working
+directory, by digest. Only the standard library is needed here: the API is HTTP and JSON (Ray's own client of it is 300
+MB, and has to be of the cluster's version). Use when: a cluster is there and its dashboard is reachable.
+Costs: seconds of Ray's scheduling; the log is kept by Ray too, and read whole at each look.
+Does not do: several nodes (their processes would need a shared disk); secrets. Ray keeps packages up to 500 MiB.
+After the end of a run its directory comes home through the log of another small job on the same node, up to 1 GiB;
+more than that, or from a node that is gone, through `--keep URL`.
+Source: Ray 2.60, python/ray/dashboard/modules/job/job_head.py: the routes, and the fields of their answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
+from stoker.launching.environment_lock import EnvironmentLock
+from stoker.launching.launcher import (
+    Handle,
+    HostRanks,
+    Launcher,
+    LaunchTarget,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+)
+from stoker.launching.logged_run import (
+    below_home,
+    bundles_of,
+    entrypoint,
+    events_in,
+    files_in,
+    order_of,
+    sent_files,
+    state_in,
+    train_command,
+    write_files,
+)
+from stoker.records.launch import ENDED, LaunchState
+from stoker.store.files import sha256_file
+from stoker.units import format_bytes
+
+_SYNTAX = "ray:[http[s]://]HEAD[:8265][/[N×]cpu|here|DEVICE]"
+_MOST_PACKAGE_BYTES = 500 * 2**20
+_MOST_FETCHED_BYTES = 2**30
+_TIMEOUT_S, _UPLOAD_TIMEOUT_S = 20.0, 600.0
+_LEAST_STOP_S = 60.0
+"""Ray kills a job so long after it was asked to stop [s], at least; its own default is 3."""
+
+
+class RayLauncher(Launcher):
+    """A Ray cluster, by the address of its dashboard."""
+
+    kind = "ray"
+    syntax = _SYNTAX
+
+    def parse(self, text: str) -> LaunchTarget:
+        """The dashboard's address, and the devices to use of one node."""
+        match = re.fullmatch(
+            r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/(?:(\d+)(?:[x×]|$))?([A-Za-z][\w.-]*)?)?",
+            text.strip(),
+        )
+        if match is None or match[4] == "0":
+            raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
+        scheme, host, port, count, device = match.groups()
+        port = port or ("" if scheme == "https" else "8265")
+        address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
+        device = (device or "").lower()
+        return LaunchTarget(
+            text=f"ray:{text}", kind=self.kind, address=address, devices_each=int(count or 1),
+            device="" if device == "here" else device,
+        )  # fmt: skip
+
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
+        """Version and nodes of the cluster, and whether one of them has the devices."""
+        version = _json(target.address, "/api/version")
+        nodes = _nodes(target.address)
+        facts = {"Ray": str(version.get("ray_version", "unknown"))}
+        for node in nodes:
+            resources: dict[str, float] = node.get("resources_total", {})
+            models = ", ".join(_models(node))
+            facts[str(node.get("node_ip", "node"))] = (
+                f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs {models}".rstrip() + ", "
+                f"{format_bytes(resources.get('memory', 0))} of memory"
+            )
+        missing = [] if any(_fits(node, target) for node in nodes) else [_lacking(nodes, target)]
+        best = next((node for node in nodes if _fits(node, target)), nodes[0] if nodes else {})
+        total = best.get("resources_total", {})
+        model = next(iter(_models(best)), "")
+        return Probe(facts=facts, missing=tuple(missing), device=model, cores=int(total.get("CPU", 0)))
+
+    def offers(self, request: Request) -> tuple[Offer, ...]:
+        """The cluster as it is; whether a node is free now is known where Ray's autoscaler reports it."""
+        target = request.target
+        if not any(_fits(node, target) for node in _nodes(target.address)):
+            return ()
+        status = _json(target.address, "/api/cluster_status").get("data", {}).get("clusterStatus") or {}
+        usage = (status.get("loadMetricsReport") or {}).get("usageByNode") or {}
+        name, needed = ("CPU", 1.0) if target.device == "cpu" else ("GPU", float(target.devices_each))
+        free = [used[name][1] - used[name][0] for used in usage.values() if name in used]
+        is_free = any(amount >= needed for amount in free)
+        why = "Ray's autoscaler reports a free node" if is_free else "Ray says nothing about when devices are free"
+        return (
+            Offer(
+                text=target.text, num_nodes=1, devices_each=target.devices_each, device=target.device,
+                starts_in_s=0.0 if is_free else None, price_per_h=0.0,
+                price_source="a cluster that is there: no price is known", why=why,
+            ),
+        )  # fmt: skip
+
+    def script(self, submission: Submission) -> str:
+        """The job as it is posted."""
+        files = sum(len(bundle.files) for bundle in bundles_of(submission))
+        size = format_bytes(sum(bundle.num_bytes for bundle in bundles_of(submission)))
+        return (
+            f"# runs: {train_command(submission)}\n"
+            f"# working directory: {files} files, {size}; sent unless it is there\n"
+            f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1), indent=2)}\n"
+        )
+
+    def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
+        """Send the working directory unless it is there, and post the job."""
+        order_of(submission)  # refuses what cannot be run before anything is sent
+        address = submission.target.address
+        jobs = [
+            job for job in _get(address, "/api/jobs/") if (job.get("metadata") or {}).get("stoker") == submission.run
+        ]
+        going = [job for job in jobs if job["status"] in {"PENDING", "RUNNING"}]
+        if any(job["metadata"].get("owner") != submission.owner for job in jobs):
+            raise PlaceFailed(f"the cluster at {address} has a run {submission.run} of somebody else",
+                              remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+        if going:
+            return _handle(submission, str(going[0]["submission_id"]), 0)
+        sent, path = 0, f"/api/packages/gcs/{_package(submission)}"
+        if _request(address, path, allow=(404,))[0] == 404:
+            num_bytes = sum(bundle.num_bytes for bundle in bundles_of(submission))
+            if num_bytes > _MOST_PACKAGE_BYTES:
+                raise PlaceFailed(
+                    f"Ray takes {format_bytes(_MOST_PACKAGE_BYTES)}, and {format_bytes(num_bytes)} would be sent",
+                    remedy="Put the data where the nodes find them, and let the job read them there.",
+                )
+            tell(f"sending the working directory: {format_bytes(num_bytes)}")
+            content = _zipped(submission)
+            sent = len(content)
+            _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
+        job = _job(submission, len(jobs) + 1)
+        tell(f"posting the job {job['submission_id']}")
+        _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
+        return _handle(submission, str(job["submission_id"]), sent)
+
+    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
+        """All of the run: it has one node."""
+        return HostRanks()
+
+    def state(self, handle: Handle) -> LaunchState:
+        """By Ray's status of the job, and in it by what the run prints of itself."""
+        try:
+            code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
+            if code == 404:
+                return _state("lost", "the cluster does not know the job any more: it was started anew", "404")
+            info = json.loads(body)
+            said = state_in(_log(handle)) if info["status"] != "PENDING" else None
+        except PlaceUnreachable as error:
+            return _state("unknown", "the cluster does not answer", error.message)
+        status, message = str(info["status"]), str(info.get("message") or "")
+        if status == "PENDING":
+            return _state("queued", "waits for free resources", message)
+        if status == "RUNNING":
+            return said or _state("starting", "Ray prepares the environment", message)
+        if said is not None and said.phase in ENDED:
+            return said
+        if status == "STOPPED":
+            return _state("stopped", "stopped before it said that it had saved", message)
+        if info.get("driver_exit_code") is None:
+            return _state("lost", "Ray lost the job's process", message or str(info.get("error_type")))
+        return _state("failed", "the job failed before the run began", message, int(info["driver_exit_code"]))
+
+    def events(self, handle: Handle, offset: int) -> bytes:
+        """The marked lines of the job's log."""
+        return events_in(_log(handle), offset)
+
+    def stop(self, handle: Handle) -> None:
+        """Ray sends SIGTERM, and waits as long as the job's variables say."""
+        _request(handle["url"], f"/api/jobs/{handle['job']}/stop", method="POST", allow=(404,))
+
+    def fetch(self, handle: Handle, into: Path) -> None:
+        """The run's directory, through the logs of jobs on the node where it ran."""
+        info = _json(handle["url"], f"/api/jobs/{handle['job']}")
+        agent = re.match(r"https?://(.+):\d+$", str(info.get("driver_agent_http_address") or ""))
+        node = agent[1] if agent else ""
+        there = files_in(_helper_log(handle, node, "list", handle["directory"]))
+        missing = {
+            name: about for name, about in there.items()
+            if not (into / name).is_file() or sha256_file(into / name) != about[0]
+        }  # fmt: skip
+        num_bytes = sum(size for _, size in missing.values())
+        if num_bytes > _MOST_FETCHED_BYTES:
+            most = format_bytes(_MOST_FETCHED_BYTES)
+            raise PlaceFailed(
+                f"{format_bytes(num_bytes)} would come through Ray's logs, which take {most}",
+                remedy=f"Run with --keep URL; or copy {handle['directory']} from node {node}.",
+            )
+        if missing and (
+            lost := write_files(_helper_log(handle, node, "send", handle["directory"], *missing), into, missing)
+        ):
+            raise PlaceFailed(f"{lost[0]} did not come as it is there", remedy="The same command fetches the rest.")
+
+
+def _models(node: Mapping[str, Any]) -> list[str]:
+    """Models of a node's devices, as Ray names them: `A100`."""
+    resources: dict[str, float] = node.get("resources_total", {})
+    return [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+
+
+def _fits(node: Mapping[str, Any], target: LaunchTarget) -> bool:
+    resources: dict[str, float] = node.get("resources_total", {})
+    if target.device == "cpu" or (not target.device and not resources.get("GPU")):
+        return resources.get("CPU", 0) >= 1
+    models = [name.lower() for name in _models(node)]
+    is_other = target.device and not any(re.match(rf"{re.escape(target.device)}(-|$)", name) for name in models)
+    return not is_other and resources.get("GPU", 0) >= target.devices_each
+
+
+def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
+    most = max((node.get("resources_total", {}).get("GPU", 0) for node in nodes), default=0)
+    return (
+        f"no node of {len(nodes)} has {target.devices_each} {target.device or 'GPU'} (the most GPUs on one: {most:g}): "
+        "ask for fewer, or add a node"
+    )
+
+
+def _job(submission: Submission, number: int) -> dict[str, Any]:
+    """The body of the request that posts the job."""
+    target, environment = submission.target, submission.environment
+    stop_s = max(_LEAST_STOP_S, 4 * submission.save_s)
+    runtime: dict[str, Any] = {
+        "working_dir": f"gcs://{_package(submission)}", "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{stop_s:.0f}"},
+    }  # fmt: skip
+    if isinstance(environment, EnvironmentLock):
+        runtime["pip"] = {"packages": list(environment.requirements), "pip_check": False}
+    job: dict[str, Any] = {
+        "submission_id": f"{submission.run}-{number}",
+        "entrypoint": entrypoint(submission, shlex.quote(environment) if isinstance(environment, str) else "python"),
+        "runtime_env": runtime,
+        "metadata": {"stoker": submission.run, "owner": submission.owner},
+    }
+    cpus = submission.options.get("cpus")
+    if target.device == "cpu" or (cpus and not target.device):
+        return job | {"entrypoint_num_cpus": float(cpus or target.devices_each)}
+    if target.device or target.devices_each > 1:
+        job["entrypoint_num_gpus"] = target.devices_each
+    if target.device:
+        job["entrypoint_resources"] = {f"accelerator_type:{target.device.upper()}": 0.001}
+    return job
+
+
+def _handle(submission: Submission, job: str, sent_bytes: int) -> Handle:
+    directory = f"{below_home(submission.root)}/runs/{submission.run}"
+    return {"url": submission.target.address, "job": job, "directory": directory, "sent_bytes": sent_bytes}
+
+
+def _package(submission: Submission) -> str:
+    """The package's name, by what is in it."""
+    order = json.dumps([submission.run, submission.arguments, submission.job_file, dict(submission.variables)])
+    digests = "\n".join([*(bundle.digest for bundle in bundles_of(submission)), order, submission.owner])
+    return f"_ray_pkg_{hashlib.sha256(digests.encode()).hexdigest()[:40]}.zip"
+
+
+def _zipped(submission: Submission) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in sent_files(submission):
+            archive.writestr(path, content if isinstance(content, bytes) else content.read_bytes())
+    return target.getvalue()
+
+
+def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
+    """The log of a small job on the node of the run, once it has ended."""
+    info = _json(handle["url"], f"/api/jobs/{handle['job']}")
+    python = re.search(r'^PYTHONPATH="\$PWD/(\S+)" (.+?) -m ', str(info["entrypoint"]))
+    if python is None:
+        raise PlaceFailed(f"the job {handle['job']} is none of Stoker's")
+    job = {
+        "entrypoint": f'PYTHONPATH="$PWD/{python[1]}" {python[2]} -m stoker.launching.logged_run '
+        + shlex.join(words),
+        "runtime_env": info["runtime_env"], "metadata": {"stoker_helper": handle["job"]},
+        **({"entrypoint_resources": {f"node:{node}": 0.001}} if node else {}),
+    }  # fmt: skip
+    made = json.loads(_request(handle["url"], "/api/jobs/", method="POST", body=json.dumps(job).encode())[1])
+    name, until = str(made["submission_id"]), time.monotonic() + _UPLOAD_TIMEOUT_S
+    while (info := _json(handle["url"], f"/api/jobs/{name}"))["status"] in {"PENDING", "RUNNING"}:
+        if time.monotonic() > until:
+            raise PlaceFailed(f"the node {node} does not answer", remedy="The same command tries again.")
+        time.sleep(0.3)
+    log = _log({"url": handle["url"], "job": name})
+    _request(handle["url"], f"/api/jobs/{name}", method="DELETE", allow=(404, 500))
+    if info["status"] != "SUCCEEDED":
+        raise PlaceFailed(f"the run's directory on {node} cannot be read: {info.get('message')}",
+                          remedy="If the node is gone, --keep URL would have had a copy.")  # fmt: skip
+    return log
+
+
+def _log(handle: Handle) -> bytes:
+    code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=(404, 500), timeout_s=60.0)
+    return str(json.loads(body).get("logs") or "").encode() if code == 200 else b""
+
+
+def _nodes(address: str) -> list[dict[str, Any]]:
+    answer = _json(address, "/api/v0/nodes?detail=1&limit=10000")
+    found: list[dict[str, Any]] = answer.get("data", {}).get("result", {}).get("result", [])
+    return [node for node in found if node.get("state") == "ALIVE"]
+
+
+def _json(address: str, path: str) -> dict[str, Any]:
+    value = _get(address, path)
+    if not isinstance(value, dict):
+        raise PlaceFailed(f"{address}{path} is not Ray's dashboard: it answers with something else")
+    return value
+
+
+def _get(address: str, path: str) -> Any:
+    body = _request(address, path)[1]
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise PlaceFailed(f"{address} is not Ray's dashboard: it answers {body[:60]!r}",
+                          remedy="Give the dashboard's address, as `ray start` prints it.") from error  # fmt: skip
+
+
+def _request(
+    address: str, path: str, *, method: str = "GET", body: bytes | None = None, allow: tuple[int, ...] = (),
+    timeout_s: float = _TIMEOUT_S,
+) -> tuple[int, bytes]:  # fmt: skip
+    """Status and body of an answer.
+
+    Raises:
+        PlaceFailed: the cluster refuses, with another status than those of `allow`.
+        PlaceUnreachable: it does not answer.
+    """
+    kind = "application/octet-stream" if method == "PUT" else "application/json"
+    headers = {"Content-Type": kind}
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(f"{address}{path}", data=body, headers=headers, method=method)  # noqa: S310 - http(s)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310 - likewise
+            return int(answer.status), answer.read()
+    except urllib.error.HTTPError as error:
+        content = error.read()
+        if error.code in allow:
+            return error.code, content
+        lines = content.decode(errors="replace").strip().splitlines()
+        if error.code in {401, 403}:
+            raise PlaceFailed(f"{address} refuses the login ({error.code})",
+                              remedy="Set RAY_AUTH_TOKEN to the cluster's token.") from error  # fmt: skip
+        raise PlaceFailed(f"{address} refuses {method} {path} ({error.code}): {lines[-1] if lines else ''}") from error
+    except (OSError, urllib.error.URLError) as error:
+        raise PlaceUnreachable(f"{address} does not answer: {first_line(error)}",
+                               remedy="Is it the dashboard's address, and can it be reached?") from error  # fmt: skip
+
+
+def _state(phase: Any, why: str, evidence: str = "", exit_code: int | None = None) -> LaunchState:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return LaunchState(phase=phase, why=why, evidence=evidence, exit_code=exit_code, at=now)
+
+
+LAUNCHER = RayLauncher()

@@ -1,0 +1,457 @@
+"""Clouds by SkyPilot: `sky:any/l4:spot`, `sky:aws/8xh100`, as managed jobs that SkyPilot provisions and recovers.
+
+What: the offers of SkyPilot's catalogue are ranked by the money or the time until the run is finished, by Stoker's
+forecast of it, with what preemptions cost; the best few go to SkyPilot in that order, which takes the first that it can
+have. A preempted machine is replaced by SkyPilot, and the run goes on from its mirror (`--keep URL`, which is required:
+the disks of such machines go with them). Exit codes 75 and 130 mean "start again".
+Use when: SkyPilot is installed here and has credentials of a cloud. Costs: SkyPilot's controller, a small machine.
+Does not do: several nodes (their processes would need a shared disk).
+SkyPilot's command line is called, in JSON where it has it; its Python is not imported: it has many requirements, and
+an API server of its version. Source: SkyPilot 0.14.1, sky/client/cli/command.py, sky/utils/schemas.py (a task's
+YAML), sky/jobs/state.py (states), sky/catalog/common.py (where catalogues are).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.devices import catalogue
+from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, nearest
+from stoker.launching.bundle import secret_values
+from stoker.launching.environment_lock import EnvironmentLock
+from stoker.launching.launcher import (
+    Handle,
+    HostRanks,
+    Launcher,
+    LaunchTarget,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+)
+from stoker.launching.logged_run import entrypoint, events_in, order_of, sent_files, state_in, train_command
+from stoker.records.launch import ENDED, LaunchPhase, LaunchState
+from stoker.store.remote_runs import RemoteRuns, bring_home
+from stoker.units import format_money, format_seconds
+
+_SYNTAX = "sky:CLOUD|any/[N×]DEVICE[:spot]"
+STARTING_S = 300.0
+"""Time from the request of a machine to the first update [s]: a judgement; a place's own history replaces it."""
+PREEMPTED_PER_H = 0.05
+"""Preemptions of a spot machine an hour: an assumption, since no cloud states it; a twentieth, so one in 20 hours."""
+LOST_S = 900.0
+"""Loss by a preemption [s]: another machine, and what was learned since the last kept checkpoint; a judgement."""
+_MOST_ALTERNATIVES = 8
+_TIMEOUT_S, _LAUNCH_TIMEOUT_S = 120.0, 1800.0
+
+Objective = Literal["money", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudOffer:
+    """A machine of SkyPilot's catalogue: `count` devices of a model.
+
+    Attributes:
+        price_per_h: of the machine [USD].
+        is_spot: it may be taken away at any time.
+    """
+
+    cloud: str
+    region: str
+    instance: str
+    device: str
+    count: int
+    price_per_h: float
+    is_spot: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOffer:
+    """An offer with the time [s] and money [USD] until the run is finished there, and why it stands where it does."""
+
+    offer: CloudOffer
+    finish_s: float
+    cost: float
+    why: str
+
+
+def rank(
+    offers: Iterable[CloudOffer],
+    run_s: Callable[[str, int], float | None],
+    *,
+    objective: Objective = "money",
+    max_cost: float | None = None,
+    preempted_per_h: float = PREEMPTED_PER_H,
+) -> tuple[tuple[RankedOffer, ...], tuple[str, ...]]:
+    """The offers by money, or time, until the run is finished, best first; and why others are left out.
+
+    A machine that costs less an hour may cost more in all: what counts is the forecast time of the run there, with the
+    start, and on spot machines with what preemptions are expected to cost.
+
+    Args:
+        offers: of the catalogue.
+        run_s: forecast time of the run on so many devices of a model [s]; None: no forecast, or it does not fit.
+        objective: what is least.
+        max_cost: the most it may cost [USD].
+        preempted_per_h: expected preemptions of a spot machine an hour.
+
+    Raises:
+        ValueError: a preempted machine would never come to an end.
+    """
+    if preempted_per_h * LOST_S >= 3600:
+        raise ValueError(f"{preempted_per_h:g} preemptions an hour, each of which costs {LOST_S:g} s, leave no time")
+    ranked, left_out = [], dict[str, None]()
+    for offer in offers:
+        name = f"{offer.count}x{offer.device}" if offer.count > 1 else offer.device
+        trained_s = run_s(offer.device, offer.count)
+        if trained_s is None:
+            left_out[f"{name}: no forecast, or the job does not fit"] = None
+            continue
+        # Preemptions come at a rate while it trains, each of which adds time in which further ones come.
+        lost_s = trained_s * preempted_per_h * LOST_S / (3600 - preempted_per_h * LOST_S) if offer.is_spot else 0.0
+        finish_s = STARTING_S + trained_s + lost_s
+        cost = offer.price_per_h * finish_s / 3600
+        if max_cost is not None and cost > max_cost:
+            left_out[f"{name} costs {format_money(cost)} and more, over {format_money(max_cost)}"] = None
+            continue
+        risk = f", {format_seconds(lost_s)} of it for preemptions" if lost_s else ""
+        kind = "spot" if offer.is_spot else "on demand"
+        why = (
+            f"{format_seconds(finish_s)} in all{risk}, at {format_money(offer.price_per_h)} an hour ({kind}): "
+            f"{format_money(cost)}"
+        )
+        ranked.append(RankedOffer(offer=offer, finish_s=finish_s, cost=cost, why=why))
+    order = (lambda r: (r.cost, r.finish_s)) if objective == "money" else (lambda r: (r.finish_s, r.cost))
+    return tuple(sorted(ranked, key=order)), tuple(left_out)
+
+
+def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[CloudOffer, ...], str]:
+    """The offers with accelerators of SkyPilot's catalogue files, and their age in words.
+
+    Args:
+        folder: with `CLOUD/vms.csv`, as SkyPilot keeps it: `~/.sky/catalogs/v8`.
+        clouds: only these; empty: all.
+
+    Raises:
+        PlaceFailed: there is no catalogue, or a file is none.
+    """
+    paths = sorted(path for path in folder.glob("*/vms.csv") if not clouds or path.parent.name in clouds)
+    if not paths:
+        asked = f" of {', '.join(clouds)}" if clouds else ""
+        raise PlaceFailed(f"SkyPilot has no catalogue{asked} in {folder}",
+                          remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.")  # fmt: skip
+    found: list[CloudOffer] = []
+    for path in paths:
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                found += [offer for row in csv.DictReader(file) for offer in _offers_of(path.parent.name, row)]
+        except (ValueError, KeyError, csv.Error) as problem:
+            raise PlaceFailed(f"{path} is no catalogue of SkyPilot: {problem}",
+                              remedy="Delete it; SkyPilot fetches it again.") from problem  # fmt: skip
+    oldest = min(path.stat().st_mtime for path in paths)
+    return tuple(found), f"SkyPilot's catalogue of {datetime.fromtimestamp(oldest, UTC):%Y-%m-%d}"
+
+
+def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
+    """On demand and spot, as far as the row has prices; none without an accelerator."""
+    count = float(row["AcceleratorCount"] or 0)
+    if not row["AcceleratorName"] or count < 1:
+        return []
+    found = []
+    for column, is_spot in (("Price", False), ("SpotPrice", True)):
+        price = float(row.get(column) or "nan")
+        if math.isfinite(price) and price > 0:
+            found.append(CloudOffer(
+                cloud=cloud, region=row.get("Region", ""), instance=row["InstanceType"],
+                device=device_name(row["AcceleratorName"]), count=int(count), price_per_h=price, is_spot=is_spot,
+            ))  # fmt: skip
+    return found
+
+
+def device_name(name: str) -> str:
+    """SkyPilot's name of a device as Stoker's catalogue writes it; one that is not in it in small letters.
+
+    >>> [device_name(name) for name in ("H100", "A100-80GB", "A100", "RTX4090", "Trainium")]
+    ['h100', 'a100-80', 'a100-40', 'rtx-4090', 'trainium']
+    """
+    entries = catalogue().find("a100-40" if name.lower() == "a100" else name)
+    return entries[0].name if len(entries) == 1 else name.lower()
+
+
+class SkyLauncher(Launcher):
+    """Clouds that SkyPilot has credentials of."""
+
+    kind = "sky"
+    syntax = _SYNTAX
+
+    def parse(self, text: str) -> LaunchTarget:
+        """The cloud, and the devices of one machine."""
+        match = re.fullmatch(r"([a-z]+)(?:/(?:(\d+)[x×])?([A-Za-z0-9][\w.-]*))?((?::[a-z]+)*)", text.strip())
+        options = frozenset(match[4].split(":")[1:]) if match else frozenset()
+        if match is None or match[2] == "0":
+            raise NoDevice(f"--on sky:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in sky:any/l4:spot.")
+        if unknown := sorted(options - {"spot"}):
+            raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
+        return LaunchTarget(
+            text=f"sky:{text}", kind=self.kind, address=match[1], devices_each=int(match[2] or 1),
+            device=device_name(match[3]) if match[3] else "", options=options,
+        )  # fmt: skip
+
+    def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
+        """SkyPilot's version, its enabled clouds, and the cheapest machine with the devices."""
+        version = _sky("--version").strip()
+        offers = self._fitting(target)
+        facts = {"SkyPilot": version.rpartition(" ")[2]}
+        if not offers:
+            lacking = f"SkyPilot's catalogue has no machine for {target.text}: `sky gpus list` shows what there is"
+            return Probe(facts=facts, missing=(lacking,))
+        best = offers[0]
+        facts["cheapest"] = f"{best.cloud} {best.region}, {best.instance}: {format_money(best.price_per_h)} an hour"
+        return Probe(facts=facts, device=best.device)
+
+    def offers(self, request: Request) -> tuple[Offer, ...]:
+        """The machines of the catalogue with the devices, the cheapest region of each kind, cheapest first."""
+        _, source = _catalogue(request.target)
+        kinds: dict[tuple[str, int, str, bool], CloudOffer] = {}
+        for offer in self._fitting(request.target):
+            kinds.setdefault((offer.device, offer.count, offer.cloud, offer.is_spot), offer)
+        return tuple(
+            Offer(
+                text=f"sky:{offer.cloud}/{offer.count}x{offer.device}{':spot' if offer.is_spot else ''}", num_nodes=1,
+                devices_each=offer.count, device=offer.device, starts_in_s=STARTING_S, price_per_h=offer.price_per_h,
+                price_source=f"{source}: {offer.instance} in {offer.region}",
+                preempted_per_h=PREEMPTED_PER_H if offer.is_spot else 0.0,
+                why=f"{format_seconds(STARTING_S)} for a machine is a judgement; whether there is one is not known",
+            )
+            for offer in kinds.values()
+        )  # fmt: skip
+
+    def script(self, submission: Submission) -> str:
+        """The task that SkyPilot gets: JSON, which is YAML."""
+        command = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")])
+        task = json.dumps(self._task(submission, Path("FOLDER")), indent=2)
+        return f"# {command}\n# runs: {train_command(submission)}\n{task}\n"
+
+    def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
+        """Launch the managed job; one of that name that is going is found instead."""
+        keep = _require_startable(submission)
+        record = _record(submission.run)
+        handle: Handle = {"job": submission.run, "keep": keep, "sent_bytes": 0}
+        if record is not None and record["status"] not in _OVER:
+            return handle
+        secrets = secret_values(submission.secrets)
+        with tempfile.TemporaryDirectory(prefix="stoker-sky-") as folder:
+            sent = Path(folder) / "sent"
+            for path, content in sent_files(submission, takes_secrets=True):
+                target = sent / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(content, bytes):
+                    target.write_bytes(content)
+                else:
+                    shutil.copyfile(content, target)
+            task = Path(folder) / "task.yaml"
+            task.write_text(json.dumps(self._task(submission, sent)))
+            handle["sent_bytes"] = sum(file.stat().st_size for file in sent.rglob("*") if file.is_file())
+            tell("SkyPilot looks for a machine")
+            _sky(*_launch_words(submission, str(task)), variables=secrets, timeout_s=_LAUNCH_TIMEOUT_S)
+        return handle
+
+    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
+        """All of the run: it has one node."""
+        return HostRanks()
+
+    def state(self, handle: Handle) -> LaunchState:
+        """By SkyPilot's state of the job, and while it runs by what the run prints of itself."""
+        try:
+            record = _record(handle["job"])
+            if record is None:
+                return _state("lost", "SkyPilot does not know the job", handle["job"])
+            status = str(record["status"])
+            said = state_in(_log(handle)) if status not in {"PENDING", "STARTING", "RECOVERING"} else None
+        except PlaceUnreachable as error:
+            return _state("unknown", "SkyPilot does not answer", error.message)
+        detail = str(record.get("failure_reason") or record.get("details") or "")
+        evidence, restarts = f"{status}: {detail}" if detail else status, int(record.get("recovery_count") or 0)
+        if status == "RUNNING" and said is not None and said.phase not in ENDED:
+            return LaunchState(phase=said.phase, why=said.why, evidence=said.evidence, restarts=restarts, at=said.at)
+        if status.startswith("FAILED") and said is not None and said.phase in ENDED:
+            return said
+        phase, why = _PHASES.get(status, ("failed", "the job failed"))
+        return _state(phase, why, evidence, restarts=restarts)
+
+    def events(self, handle: Handle, offset: int) -> bytes:
+        """The marked lines of the job's log; after a recovery it begins with what the mirror had."""
+        return events_in(_log(handle), offset)
+
+    def stop(self, handle: Handle) -> None:
+        """SkyPilot ends the job and its machine; the mirror has the last checkpoint."""
+        _sky("jobs", "cancel", "-y", "-n", handle["job"])
+
+    def fetch(self, handle: Handle, into: Path) -> None:
+        """The run's directory, from its mirror."""
+        with tempfile.TemporaryDirectory(prefix="stoker-sky-") as folder:
+            said: list[str] = []
+            bring_home(RemoteRuns.open(handle["keep"]), Path(folder) / into.name, said.append, family=False)
+            for path in sorted(file for file in Path(folder).rglob("*") if file.is_file()):
+                target = into / path.relative_to(Path(folder) / into.name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.exists() or target.read_bytes() != path.read_bytes():
+                    shutil.move(path, target)
+
+    def _fitting(self, target: LaunchTarget) -> list[CloudOffer]:
+        """The offers that a word allows, cheapest first."""
+        offers, _ = _catalogue(target)
+        is_spot = "spot" in target.options
+        fitting = [
+            offer for offer in offers
+            if offer.is_spot == is_spot and offer.count == target.devices_each
+            and target.device in {"", offer.device}
+        ]  # fmt: skip
+        return sorted(fitting, key=lambda offer: (offer.price_per_h, offer.cloud, offer.region, offer.instance))
+
+    def _task(self, submission: Submission, sent: Path) -> dict[str, Any]:
+        """The task: where to look for a machine, in order, what makes the environment, and what runs."""
+        target, environment = submission.target, submission.environment
+        offers = self._fitting(target)[:_MOST_ALTERNATIVES]
+        if not offers:
+            raise PlaceFailed(f"SkyPilot's catalogue has no machine for {target.text}",
+                              remedy="`sky gpus list` shows what there is.")  # fmt: skip
+        recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75, 130]}
+        machines = [
+            {"infra": f"{offer.cloud}/{offer.region}", "instance_type": offer.instance, "use_spot": offer.is_spot,
+             "job_recovery": recovery} for offer in offers
+        ]  # fmt: skip
+        python, setup = "python3", ""
+        if isinstance(environment, EnvironmentLock):
+            folder = f"$HOME/{environment.folder(environment.python)}"
+            python = f'"{folder}/bin/python"'
+            setup = (
+                f'set -e\n[ -e "{folder}/complete" ] && exit 0\npython3 -m venv "{folder}"\n{python} -m pip install -q '
+            )
+            setup += f'{shlex.join(environment.requirements)}\ntouch "{folder}/complete"\n'
+        elif environment:
+            python = shlex.quote(environment)
+        run = entrypoint(submission, python)
+        if submission.time_limit_s is not None:  # SIGTERM: the run saves; exit code 124 is not one to start again after
+            grace_s = max(60, round(4 * submission.save_s))
+            run = f"timeout --signal=TERM --kill-after={grace_s} {submission.time_limit_s:.0f} sh -c {shlex.quote(run)}"
+        return {
+            "name": submission.run, "workdir": str(sent), "resources": {"ordered": machines},
+            "envs": dict(submission.variables), "setup": setup, "run": run,
+        }  # fmt: skip
+
+
+_PHASES: dict[str, tuple[LaunchPhase, str]] = {
+    "PENDING": ("queued", "SkyPilot's controller has others before it"),
+    "STARTING": ("starting", "SkyPilot looks for a machine"),
+    "RUNNING": ("starting", "the machine is there; the run has not said anything yet"),
+    "RECOVERING": ("preempted", "the machine is gone, and SkyPilot looks for another"),
+    "WINDING_DOWN": ("saving", "SkyPilot gives the machine back"),
+    "CANCELLING": ("saving", "SkyPilot ends the job"),
+    "CANCELLED": ("stopped", "cancelled; the mirror has the last checkpoint"),
+    "SUCCEEDED": ("finished", "trained to its end"),
+    "FAILED_NO_RESOURCE": ("failed", "no cloud had such a machine"),
+    "FAILED_SETUP": ("failed", "the environment could not be made"),
+    "FAILED_PRECHECKS": ("failed", "SkyPilot refuses the task"),
+    "FAILED_CONTROLLER": ("lost", "SkyPilot's controller failed"),
+}
+"""What SkyPilot's states mean; others are failures."""
+
+_OVER = frozenset({"SUCCEEDED", "CANCELLED", "FAILED", *(status for status in _PHASES if status.startswith("FAILED_"))})
+
+
+def _require_startable(submission: Submission) -> str:
+    """The URL of the mirror.
+
+    Raises:
+        PlaceFailed: there is none, or the platform cannot run it.
+    """
+    order_of(submission, takes_secrets=True)
+    words = list(submission.arguments)
+    if "--keep" not in words[:-1]:
+        raise PlaceFailed(
+            "a machine of a cloud takes its disk with it, and this run would be lost with the first preemption",
+            remedy="Give --keep URL, such as s3://bucket/runs: checkpoints go there, and the run goes on from it.",
+        )
+    return words[words.index("--keep") + 1]
+
+
+def _launch_words(submission: Submission, task: str) -> list[str]:
+    secrets = [word for name in submission.secrets for word in ("--secret", name)]
+    return ["jobs", "launch", "-y", "-d", "-n", submission.run, *secrets, task]
+
+
+def _catalogue(target: LaunchTarget) -> tuple[tuple[CloudOffer, ...], str]:
+    home = Path(os.environ.get("SKY_RUNTIME_DIR") or Path.home()) / ".sky" / "catalogs"
+    versions = sorted(home.glob("v*"), key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
+    clouds = () if target.address == "any" else (target.address,)
+    return read_catalogue(versions[-1] if versions else home / "v8", clouds=clouds)
+
+
+def _record(name: str) -> dict[str, Any] | None:
+    """SkyPilot's newest managed job of that name; None if there is none."""
+    text = _sky("jobs", "queue", "--all", "--refresh", "--output", "json")
+    try:
+        found = json.loads(text[text.index("[") :]) if "[" in text else []
+        named = [record for record in found if record.get("job_name") == name]
+    except (ValueError, AttributeError) as error:
+        raise PlaceFailed(f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
+                          remedy="Stoker knows SkyPilot 0.14.") from error  # fmt: skip
+    return max(named, key=lambda record: int(record.get("job_id") or 0), default=None)
+
+
+def _log(handle: Handle) -> bytes:
+    try:
+        return _sky("jobs", "logs", "--no-follow", "-n", handle["job"]).encode()
+    except PlaceUnreachable:
+        raise
+    except PlaceFailed:  # no machine yet, or none any more
+        return b""
+
+
+def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S) -> str:
+    """What a command of SkyPilot prints.
+
+    Raises:
+        PlaceFailed: SkyPilot is missing, or refuses.
+        PlaceUnreachable: it does not end in time, or its server does not answer.
+    """
+    try:
+        done = subprocess.run(
+            ["sky", *words], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False,
+            env={**os.environ, **(variables or {})},
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise PlaceFailed("SkyPilot is not installed here: there is no command `sky`",
+                          remedy="pip install 'skypilot[aws]' (or gcp, azure, lambda, …) in an environment of its own, "
+                          "put its `sky` on the PATH, then `sky check`.") from error  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise PlaceUnreachable(f"`sky {words[0]} {words[1]}` did not end in {format_seconds(timeout_s)}") from error
+    if done.returncode == 0:
+        return done.stdout
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    last = re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]) if lines else f"exit code {done.returncode}"
+    if re.search(r"connect|API server|timed? ?out", last, re.IGNORECASE):
+        raise PlaceUnreachable(f"SkyPilot's server does not answer: {last}", remedy="`sky api info` says more.")
+    raise PlaceFailed(f"SkyPilot: {last}", remedy="`sky check` says which clouds are enabled, and why others are not.")
+
+
+def _state(phase: LaunchPhase, why: str, evidence: str = "", restarts: int = 0) -> LaunchState:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return LaunchState(phase=phase, why=why, evidence=evidence, restarts=restarts, at=now)
+
+
+LAUNCHER = SkyLauncher()

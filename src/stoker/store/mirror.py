@@ -1,0 +1,259 @@
+"""The mirror of a run: its records and checkpoints at a URL, sent in the background while it trains.
+
+What: a thread sends what is new after each checkpoint: first the checkpoint's files and then its manifest, so that a
+kill between parts leaves the one before; then records that changed, and the piece of the log that was added; then it
+deletes what the run itself does not keep any more. Use when: the machine may go away (`--keep URL`).
+Costs: the network, and a thread that mostly waits; figures in docs/training.md. Training never waits for it but at the
+end, for a bounded time. Errors are told once, and it is tried again, with longer pauses, for as long as the run lasts.
+Does not do: two machines that train one run at once; each would delete what the other keeps.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stoker.errors import BadRun, StokerError, first_line
+from stoker.records import CheckpointManifest, Event, Run, loads
+from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, order_of_name
+from stoker.store.remote_runs import EVENTS, RECORDS, RemoteRuns, event_pieces
+from stoker.store.run_directory import RunDirectory
+from stoker.units import format_count, format_seconds
+
+_WAKING = frozenset({"started", "checkpointed", "settled", "replanned", "stopped", "finished"})
+"""Events after which there is something to send."""
+_LOG_EVERY_S = 60.0
+"""The log is sent at least as often, while it grows [s]."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
+_MOST_PIECES = 64
+"""From so many pieces on, a log is sent again as one."""
+LEAST_WAIT_S = 60.0
+"""The end of a run waits for the last upload for so long [s], or for four times the longest one if that is more."""
+
+
+@dataclass
+class Mirror:
+    """Sends a run to a URL, in a thread; as a context manager it begins, and at the end sends the rest.
+
+    Args:
+        directory: the run's, locked by this process.
+        remote: where it is kept.
+        warn: receives what went wrong, and what it means.
+        note: receives what is good to know.
+        most_s: the longest wait at the end now [s]; None: no other limit than the mirror's own.
+    """
+
+    directory: RunDirectory
+    remote: RemoteRuns
+    warn: Callable[[str], None]
+    note: Callable[[str], None]
+    most_s: Callable[[], float | None] = lambda: None
+    sent_bytes: int = field(default=0, init=False)
+    longest_s: float = field(default=0.0, init=False)
+    """The longest upload of a checkpoint so far, of what had come together [s]."""
+    kept_samples: int | None = field(default=None, init=False)
+    """Position of the newest whole checkpoint there [samples]."""
+
+    def __post_init__(self) -> None:
+        self._name = self.directory.name
+        self._wake, self._closing, self._done = threading.Event(), threading.Event(), threading.Event()
+        self._there: dict[str, int] = {}
+        self._whole: set[str] = set()
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._is_log_known = False
+        self._thread = threading.Thread(target=self._work, name="stoker-mirror", daemon=True)
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event of the run; returns at once."""
+        if event.kind in _WAKING:
+            self._wake.set()
+
+    def __enter__(self) -> Self:
+        """Look at what is there, and begin.
+
+        Raises:
+            BadRun: another job's run of this name is there, or it cannot be read.
+        """
+        try:
+            self._there = self.remote.files(self._name)
+            theirs = loads(self.remote.read(self._name, "run.json"), Run) if "run.json" in self._there else None
+        except Exception as problem:
+            raise BadRun(f"{self.remote.url}/{self._name} cannot be read: {type(problem).__name__}: "
+                         f"{first_line(problem)}", remedy="The same command tries again.") from problem  # fmt: skip
+        if theirs is not None and theirs.spec_digest != self.directory.read_run().spec_digest:
+            raise BadRun(
+                f"{self.remote.url} has a run {self._name} of another job, which is not replaced.",
+                remedy="Choose another --run-dir, or another --keep.",
+            )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Send the rest, for a bounded time; the run itself is safe on the disk here."""
+        self._closing.set()
+        self._wake.set()
+        wait_s = max(LEAST_WAIT_S, 4 * self.longest_s)
+        if (limit := self.most_s()) is not None:
+            wait_s = max(1.0, min(wait_s, limit))
+        if not self._done.wait(min(2.0, wait_s)):
+            self.note(f"waiting for the last upload to {self.remote.url}, {format_seconds(wait_s)} at most")
+            self._done.wait(wait_s - 2.0)
+        kept = (
+            "nothing" if self.kept_samples is None else f"the checkpoint at {format_count(self.kept_samples)} samples"
+        )
+        if not self._done.is_set():
+            self.warn(
+                f"{self.remote.url} did not take all of {self._name} in {format_seconds(wait_s)}: it has {kept}; "
+                f"the rest is in {self.directory.path}, and the same command with --keep sends it"
+            )
+
+    def _work(self) -> None:
+        """Send what is new, again and again; an error is told once, and tried again after a pause."""
+        pause_s, failures = _LOG_EVERY_S, 0
+        while True:
+            self._wake.wait(pause_s)
+            is_last = self._closing.is_set()
+            self._wake.clear()
+            try:
+                self._send()
+            except Exception as problem:  # noqa: BLE001 - whatever a store does, the run goes on
+                failures += 1
+                self._there, self._whole, self._is_log_known = {}, set(), False
+                if failures == 1:
+                    self._say(self.warn, f"{self.remote.url} does not take the run: {type(problem).__name__}: "
+                              f"{first_line(problem)}. Training goes on, and sending is tried again")  # fmt: skip
+                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
+                pause_s = min(pause_s, 5.0) if is_last else pause_s
+                if is_last:
+                    time.sleep(pause_s)
+                else:
+                    self._closing.wait(pause_s)
+                self._wake.set()
+                continue
+            if failures:
+                self._say(self.note, f"{self.remote.url} takes the run again, after {failures} failed attempts")
+            pause_s, failures = _LOG_EVERY_S, 0
+            if is_last:
+                self._done.set()
+                return
+
+    def _say(self, tell: Callable[[str], None], text: str) -> None:
+        with suppress(StokerError):  # the log cannot be written: training says so
+            tell(text)
+
+    def _send(self) -> None:
+        """Send what is new, and delete what the run does not keep."""
+        if not self._there:
+            self._there = self.remote.files(self._name)
+        store = CheckpointStore(self.directory.checkpoints)
+        names = store.names()  # before the records: a checkpoint goes on under the plans in them
+        self._send_records()
+        self._send_log()
+        for name in reversed(names):
+            self._send_checkpoint(store, name)
+        self._send_changed(self.directory.checkpoints / BEST, f"checkpoints/{BEST}")
+        self._delete_old(set(store.names()))
+
+    def _send_records(self) -> None:
+        for pattern in RECORDS:
+            for path in sorted(self.directory.path.glob(pattern)):
+                self._send_changed(path, path.relative_to(self.directory.path).as_posix())
+
+    def _send_changed(self, path: Path, file: str) -> None:
+        """Send a record whose size or time of change differs from what was sent; kept weights are never changed."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return
+        stamp = status.st_size, status.st_mtime_ns
+        if self._sent.get(file) == stamp or (file.startswith("weights/") and self._there.get(file) == status.st_size):
+            return
+        self._put(file, path, status.st_size)
+        self._sent[file] = stamp
+
+    def _send_log(self) -> None:
+        """Send the whole lines that were added to the log, as a piece; of many pieces make one."""
+        path, pieces = self.directory.events_path, event_pieces(self._there)
+        end = pieces[-1][1] + pieces[-1][2] if pieces else 0
+        try:
+            with path.open("rb") as log:
+                if pieces and not self._is_log_known:  # by another process: is this log its continuation?
+                    last, offset, size = pieces[-1]
+                    log.seek(offset)
+                    if log.read(size) != self.remote.read(self._name, last):
+                        end, pieces = 0, []
+                end = 0 if len(pieces) >= _MOST_PIECES else end
+                log.seek(end)
+                content = log.read()
+        except FileNotFoundError:
+            return
+        self._is_log_known = True
+        content = content[: content.rfind(b"\n") + 1]
+        if not content:
+            return
+        file = f"events/{end:015d}.jsonl"
+        self._put(file, content, len(content))
+        if end == 0:
+            self._remove([other for other in self._there if EVENTS.fullmatch(other) and other != file])
+
+    def _send_checkpoint(self, store: CheckpointStore, name: str) -> None:
+        """Send a checkpoint that is not there as a whole; one that is removed here meanwhile is left out."""
+        if name in self._whole:
+            return
+        started, folder = time.monotonic(), f"checkpoints/{name}"
+        try:
+            path, manifest = store.named(name)
+            text = (path / MANIFEST).read_bytes()
+            if not self._is_there(folder, manifest, text):
+                self._remove([file for file in self._there if file == f"{folder}/{MANIFEST}"])
+                for entry in manifest.files:
+                    self._put(f"{folder}/{entry.name}", path / entry.name, entry.num_bytes)
+                self._put(f"{folder}/{MANIFEST}", text, len(text))
+                self.longest_s = max(self.longest_s, time.monotonic() - started)
+        except (BadRun, FileNotFoundError):
+            if name in store.names():
+                raise
+            return
+        self._whole.add(name)
+        self.kept_samples = max(self.kept_samples or 0, manifest.position.samples)
+
+    def _is_there(self, folder: str, manifest: CheckpointManifest, text: bytes) -> bool:
+        sizes = {f"{folder}/{entry.name}": entry.num_bytes for entry in manifest.files} | {
+            f"{folder}/{MANIFEST}": len(text)
+        }
+        if any(self._there.get(file) != size for file, size in sizes.items()):
+            return False
+        return self.remote.read(self._name, f"{folder}/{MANIFEST}") == text
+
+    def _delete_old(self, kept: set[str]) -> None:
+        """Delete checkpoints that the run does not keep, their manifests first; never the last one that is whole."""
+        if not kept & self._whole:
+            return
+        folders: dict[str, list[str]] = {}
+        for file in self._there:
+            match = re.fullmatch(r"checkpoints/([^/]+)/.+", file)
+            if match and match[1] not in kept and order_of_name(match[1]) is not None:
+                folders.setdefault(match[1], []).append(file)
+        for name, files in folders.items():
+            self._remove(sorted(files, key=lambda file: not file.endswith(f"/{MANIFEST}")))
+            self._whole.discard(name)
+
+    def _put(self, file: str, source: Path | bytes, num_bytes: int) -> None:
+        self.remote.put(self._name, file, source)
+        self._there[file] = num_bytes
+        self.sent_bytes += num_bytes
+
+    def _remove(self, files: list[str]) -> None:
+        self.remote.delete(self._name, files)
+        for file in files:
+            self._there.pop(file, None)

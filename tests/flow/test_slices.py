@@ -1,0 +1,102 @@
+"""Runs cut into slices, by the same command again and again, against runs that were not cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import stoker
+from stoker.records import Layout
+from stoker.training.slices import Slice
+from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
+from tests.flow.command import job_file, stoker_here, stoker_process
+from tests.flow.test_many_processes import TWO, plan_over
+
+
+class Ticking:
+    """A clock that moves on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time [s]."""
+        self.now_s += 1.0
+        return self.now_s
+
+
+def chain(job: stoker.Job, length_s: float, run_dir: str, **options: object) -> tuple[stoker.Run, list[Heard]]:
+    """The job trained in slices until it is finished; the run, and what each slice said."""
+    slices: list[Heard] = []
+    while True:
+        slices.append(Heard())
+        slice_ = Slice(length_s, length_s, clock=Ticking())
+        run = stoker.train(job, run_dir=run_dir, sink=slices[-1], slice=slice_, **options)
+        if run.status == "finished":
+            return run, slices
+        assert (run.stopped_by, run.exit_code) == ("slice over", 75)
+        assert len(slices) < 60
+
+
+def test_slices_end_at_the_bits_of_one_run() -> None:
+    """Dropout, momentum and evaluations; each slice begins where the one before saved."""
+    job = blobs_job(until=stoker.epochs(8))
+    whole = stoker.train(job, plan=PLAN, run_dir="whole", sink=Heard())
+    run, slices = chain(job, 7.5, "sliced", plan=PLAN)
+    assert len(slices) >= 6
+    assert_equal_weights(run, whole)
+    assert run.metrics == whole.metrics
+    stops = [heard.of("stopped")[0] for heard in slices[:-1]]
+    begins = [heard.of("resumed")[0]["samples"] for heard in slices[1:]]
+    assert [stop["samples"] for stop in stops] == begins
+    assert all(stop["reason"] == "slice over" and stop["slices_left"] > 0 for stop in stops[1:])
+    assert begins == sorted(set(begins))
+
+
+def test_a_slice_that_is_too_short_makes_one_update() -> None:
+    """Else the same command would never come to an end; the plan says so."""
+    run, slices = chain(blobs_job(until=stoker.updates(3), valid=None), 0.5, "short", plan=PLAN)
+    assert run.record.updates == 3
+    assert len(slices) == 4, "three updates, and the last evaluation in one of its own"
+    assert [heard.of("stopped")[0]["samples"] for heard in slices[:3]] == [16, 32, 48]
+    assert any("too short to train in" in line for line in slices[0].of("planned")[0]["explanation"])
+
+
+def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
+    """By the time of the process; the last one ends with 0."""
+    path, name = job_file(), "timed"
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=700", "--plan", plan_over(Layout()), "--json"]
+    first = stoker_process(*arguments, "--run-dir", name, "--slice", "3s")
+    assert first.code == 75, first.err
+    stopped = first.of("stopped")[0]
+    assert stopped["reason"] == "slice over"
+    assert 0 < stopped["samples"] < 700 * 80
+    assert stoker.load(name).record.samples == stopped["samples"]
+    last = stoker_process(*arguments, "--run-dir", name, "--slice", "10min")
+    assert last.code == 0, last.err
+    assert last.of("resumed")[0]["samples"] == stopped["samples"]
+    assert stoker_here(*arguments, "--run-dir", "whole").code == 0
+    assert_equal_weights(stoker.load(name), stoker.load("whole"))
+
+
+def test_several_processes_end_their_slice_together() -> None:
+    """They leave after the same update, with 75, and the same command goes on to the bits of a run that was not cut."""
+    path, plan = job_file(), plan_over(TWO)
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=400", "--on", "2xhere", "--plan", plan, "--json"]
+    first = stoker_process(*arguments, "--run-dir", "two", "--slice", "5s", forks_workers=False)
+    assert first.code == 75, first.err
+    samples = first.of("stopped")[0]["samples"]
+    assert 0 < samples < 400 * 80
+    last = stoker_process(*arguments, "--run-dir", "two", forks_workers=False)
+    assert last.code == 0, last.err
+    assert last.of("resumed")[0]["samples"] == samples
+    whole = stoker_process(*arguments, "--run-dir", "whole", forks_workers=False)
+    assert whole.code == 0, whole.err
+    assert_equal_weights(stoker.load("two"), stoker.load("whole"))
+
+
+def test_a_plan_says_how_many_slices_it_takes() -> None:
+    """`stoker plan --slice`; a word that is no time is refused."""
+    shown = stoker_here("plan", job_file(), "--slice", "50min", "--json")
+    assert shown.code == 0
+    assert "slices of 50 min: one is enough" in shown.out
+    assert stoker_here("plan", job_file(), "--slice", "soon").code == 2

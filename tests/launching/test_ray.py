@@ -1,0 +1,163 @@
+"""Runs at a Ray cluster, by a fake head that runs jobs as processes; a real one is in tests/places."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.bundle import code_bundle, stoker_bundle
+from stoker.launching.launcher import Request, Submission
+from stoker.launching.logged_run import events_in, files_in, state_in, write_files
+from stoker.launching.ray import LAUNCHER
+from stoker.records import ENDED
+from stoker.testing.launcher_conformance import LauncherConformance, LiveLauncherConformance
+from tests.flow.command import BLOBS
+from tests.launching.fake_ray import NODES, FakeRay
+
+
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words = {  # noqa: RUF012 - a test's table
+        "head": (1, 1, ""), "head:8265/4": (1, 4, ""), "http://head:8265/4xa100": (1, 4, "a100"),
+        "https://ray.example.com/cpu": (1, 1, "cpu"), "[::1]:8265/2": (1, 2, ""),
+    }  # fmt: skip
+    bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad")
+    environments = ({},)
+    unreachable = {"url": "http://127.0.0.1:9", "job": "x-1", "directory": "~/.stoker/runs/x"}  # noqa: RUF012 - likewise
+    client = ("ray",)
+
+
+def submission(head: FakeRay, folder: Path, **changes: Any) -> Submission:
+    """A run of 100 points that takes some seconds, by this Python and this Stoker."""
+    job = folder / "job" / "blobs.py"
+    job.parent.mkdir(exist_ok=True)
+    job.write_text(BLOBS)
+    settings: dict[str, Any] = {
+        "run": "blobs-1a2b3c", "target": LAUNCHER.parse(f"{head.word}/cpu"),
+        "code": code_bundle(job, {"blobs.py": BLOBS}, [], ()), "stoker": stoker_bundle(), "job_file": "blobs.py",
+        "arguments": ("--set", "epochs=4000", "--threads", "1"), "environment": sys.executable, "owner": "me@here:/runs",
+        "options": {"root": str(folder / "root")},
+    }  # fmt: skip
+    return Submission(**settings | changes)
+
+
+class TestLive(LiveLauncherConformance):
+    launcher = LAUNCHER
+
+    @contextmanager
+    def place(self, folder: Path) -> Iterator[Submission]:
+        """A fake head."""
+        with FakeRay(folder) as head:
+            yield submission(head, folder)
+
+    def until(self, handle: dict[str, Any], *phases: str) -> Iterator[Any]:
+        """States at short intervals."""
+        for _ in range(600):
+            state = LAUNCHER.state(handle)
+            yield state
+            if state.phase in phases:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"none of {phases}: {state}")
+
+
+def test_a_run_finishes_and_is_not_sent_again(tmp_path: Path) -> None:
+    """Its exit code, its log and its weights come home; a second run of the same files sends nothing."""
+    with FakeRay(tmp_path) as head:
+        quick = submission(head, tmp_path, arguments=("--set", "epochs=2", "--threads", "1"))
+        handle = LAUNCHER.start(quick, lambda text: None)
+        assert handle["sent_bytes"] > 10_000
+        *_, last = TestLive().until(handle, *ENDED)
+        assert (last.phase, last.exit_code) == ("finished", 0), last
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        assert json.loads((tmp_path / "home/run.json").read_text())["status"] == "finished"
+        assert (tmp_path / "home/model.safetensors").stat().st_size > 100
+        log = LAUNCHER.events(handle, 0)
+        assert LAUNCHER.events(handle, 100) == log[100:]
+        again = LAUNCHER.start(quick, lambda text: None)
+        assert again["sent_bytes"] == 0
+        assert again["job"] != handle["job"]
+        assert sum(request.startswith("PUT") for request in head.requests) == 1
+
+
+def test_a_job_that_waits_is_queued_and_a_cluster_that_forgot_it_has_lost_it(tmp_path: Path) -> None:
+    """By Ray's own states, with its message as evidence."""
+    with FakeRay(tmp_path, holds=True) as head:
+        handle = LAUNCHER.start(submission(head, tmp_path), lambda text: None)
+        state = LAUNCHER.state(handle)
+        assert (state.phase, state.evidence) == ("queued", "status is PENDING")
+        assert LAUNCHER.events(handle, 0) == b""
+        head.jobs.clear()
+        assert LAUNCHER.state(handle).phase == "lost"
+
+
+def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    """A name that collides is refused, and nothing is sent."""
+    with FakeRay(tmp_path, holds=True) as head:
+        LAUNCHER.start(submission(head, tmp_path), lambda text: None)
+        with pytest.raises(PlaceFailed, match="somebody else"):
+            LAUNCHER.start(submission(head, tmp_path, owner="you@there:/runs"), lambda text: None)
+        assert len(head.jobs) == 1
+
+
+def test_what_ray_cannot_do_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """Secrets would be seen by everybody at the dashboard."""
+    with FakeRay(tmp_path) as head:
+        with pytest.raises(PlaceFailed, match="HF_TOKEN cannot be sent"):
+            LAUNCHER.start(submission(head, tmp_path, secrets=("HF_TOKEN",)), lambda text: None)
+        assert head.requests == []
+
+
+def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
+    """Two cores and no GPU are enough for a CPU; four A100 are not there, and then there is no offer."""
+    with FakeRay(tmp_path) as head:
+        probe = LAUNCHER.probe(LAUNCHER.parse(f"{head.word}/cpu"), {})
+        assert (probe.missing, probe.cores) == ((), 2)
+        assert probe.facts["Ray"] == "2.60.0"
+        target = LAUNCHER.parse(f"{head.word}/4xa100")
+        assert "4 a100" in LAUNCHER.probe(target, {}).missing[0]
+        assert LAUNCHER.offers(Request(target=target)) == ()
+        nodes = copy.deepcopy(NODES)
+        nodes["data"]["result"]["result"][0]["resources_total"] |= {"GPU": 4.0, "accelerator_type:A100": 1.0}
+        head.nodes = nodes
+        assert LAUNCHER.probe(target, {}).device == "A100"
+        assert LAUNCHER.offers(Request(target=target))[0].starts_in_s is None
+
+
+def test_something_else_than_ray_is_named(tmp_path: Path) -> None:
+    """A wrong port answers with something else, or not at all."""
+    with pytest.raises(PlaceUnreachable, match="does not answer"):
+        LAUNCHER.probe(LAUNCHER.parse("127.0.0.1:9"), {})
+
+
+def test_marked_lines_are_found_in_what_a_platform_adds() -> None:
+    """Prefixes, colours, other lines, a line that is not whole yet."""
+    log = (
+        b'INFO something\n(blobs, pid=12) STOKER event {"a": 1}\r\nSTOKER event {"b": 2}\nSTOKER state {broken\n'
+        b'STOKER event {"c"'
+    )
+    assert events_in(log, 0) == b'{"a": 1}\n{"b": 2}\n'
+    assert events_in(log, 9) == b'{"b": 2}\n'
+    assert state_in(log) is None
+
+
+def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:
+    """Names that lead elsewhere are left out, and content that is not as announced is not written."""
+    log = b"".join(
+        b"STOKER file " + json.dumps({"name": name, "sha256": "0" * 64, "num_bytes": 1}).encode() + b"\n"
+        for name in ("run.json", "../evil", "/etc/evil", ".bashrc")
+    )
+    assert list(files_in(log)) == ["run.json"]
+    sent = b'STOKER file {"name": "run.json"}\nSTOKER data AAAA\n'
+    assert write_files(sent, tmp_path / "home", files_in(log)) == ["run.json"]
+    assert not list(itertools.chain((tmp_path / "home").glob("*")))

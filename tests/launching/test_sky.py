@@ -1,0 +1,211 @@
+"""Clouds by SkyPilot: the ranking over its catalogue, and its command line with recorded answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.launcher import Request
+from stoker.launching.sky import (
+    LAUNCHER,
+    LOST_S,
+    PREEMPTED_PER_H,
+    STARTING_S,
+    CloudOffer,
+    rank,
+    read_catalogue,
+)
+from stoker.records import LaunchState, dumps
+from stoker.store.mirror import Mirror
+from stoker.store.remote_runs import RemoteRuns
+from stoker.testing.launcher_conformance import LauncherConformance
+from tests.launching.fake_sky import job_is, sky
+from tests.store.builders import make_run
+
+__all__ = ["sky"]
+KEEP = ("--set", "lr=0.1", "--keep", "s3://bucket/runs")
+
+
+@pytest.mark.usefixtures("sky")
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words = {"any/l4:spot": (1, 1, "l4"), "aws/8xh100": (1, 8, "h100"), "any/A10": (1, 1, "a10")}  # noqa: RUF012 - a table
+    bad_words = ("", "any/0xl4", "any/l4:spt", "ANY CLOUD", "aws/")
+    environments = ({},)
+    client = ("sky",)
+
+
+def offer(device: str, price: float, **changes: Any) -> CloudOffer:
+    """An offer of one device."""
+    fields = {"cloud": "aws", "region": "r", "instance": "i", "device": device, "count": 1, "price_per_h": price,
+              "is_spot": False}  # fmt: skip
+    return CloudOffer(**fields | changes)
+
+
+HOURS = {"l4": 10.0, "h100": 1.5}
+
+
+def run_s(device: str, count: int) -> float | None:
+    """The forecast of a run [s]."""
+    return 3600 * HOURS[device] / count if device in HOURS else None
+
+
+def test_the_ranking_is_by_money_until_the_run_is_finished() -> None:
+    """The machine with the higher price an hour costs less in all; the reason has the numbers."""
+    ranked, left_out = rank([offer("l4", 0.80), offer("h100", 2.49), offer("v100", 0.5)], run_s)
+    assert [one.offer.device for one in ranked] == ["h100", "l4"]
+    assert ranked[0].cost == pytest.approx(2.49 * (1.5 + STARTING_S / 3600))
+    assert "$3.94" in ranked[0].why
+    assert left_out == ("v100: no forecast, or the job does not fit",)
+
+
+def test_spot_machines_pay_for_their_preemptions() -> None:
+    """A discount that is smaller than what they cost does not pay; a usual one does."""
+    on_demand = offer("l4", 1.0)
+    slow = 1 + PREEMPTED_PER_H * LOST_S / 3600
+    barely, usual = offer("l4", 1.0 / slow + 0.005, is_spot=True), offer("l4", 0.3, is_spot=True)
+    assert rank([on_demand, barely], run_s)[0][0].offer is on_demand
+    assert rank([on_demand, usual], run_s)[0][0].offer is usual
+    assert "for preemptions" in rank([usual], run_s)[0][0].why
+
+
+def test_a_limit_of_money_leaves_the_rest_out() -> None:
+    """With the sum in the reason; by time the dearest is first."""
+    ranked, left_out = rank([offer("l4", 0.80), offer("h100", 2.49)], run_s, max_cost=5.0)
+    assert [one.offer.device for one in ranked] == ["h100"]
+    assert left_out == ("l4 costs $8.07 and more, over $5.00",)
+    assert rank([offer("h100", 9.0, count=8), offer("l4", 0.1)], run_s, objective="time")[0][0].offer.count == 8
+
+
+@given(st.lists(st.tuples(st.sampled_from(["l4", "h100"]), st.floats(0.01, 100), st.booleans()), min_size=1))
+def test_nothing_that_is_left_would_have_cost_less(offers: list[tuple[str, float, bool]]) -> None:
+    """The first is the least of all, and no offer is lost."""
+    ranked, left_out = rank([offer(device, price, is_spot=spot) for device, price, spot in offers], run_s)
+    assert len(ranked) == len(offers)
+    assert not left_out
+    assert ranked[0].cost == min(one.cost for one in ranked)
+
+
+def test_the_catalogue_is_read_as_skypilot_keeps_it(sky: Path, tmp_path: Path) -> None:
+    """On demand and spot, accelerators alone, under the names of the catalogue here; its day is known."""
+    offers, source = read_catalogue(tmp_path / "runtime/.sky/catalogs/v8")
+    assert {(one.cloud, one.device, one.count, one.is_spot) for one in offers} == {
+        ("aws", "l4", 1, False), ("aws", "l4", 1, True), ("aws", "a100-40", 8, False), ("aws", "a100-40", 8, True),
+        ("aws", "h100", 8, False), ("aws", "h100", 8, True), ("lambda", "h100", 1, False), ("lambda", "a10", 1, False),
+        ("lambda", "l4", 1, False),
+    }  # fmt: skip
+    assert source.startswith("SkyPilot's catalogue of 20")
+    with pytest.raises(PlaceFailed, match="no catalogue of gcp"):
+        read_catalogue(tmp_path / "runtime/.sky/catalogs/v8", clouds=("gcp",))
+
+
+def test_offers_are_the_cheapest_machine_of_each_cloud(sky: Path) -> None:
+    """With price, source and the word that takes them."""
+    found = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4")))
+    assert [(one.text, one.price_per_h) for one in found] == [("sky:lambda/1xl4", 0.79), ("sky:aws/1xl4", 0.8048)]
+    spot = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4:spot")))
+    assert [(one.text, one.price_per_h, one.preempted_per_h) for one in spot] == [
+        ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H)
+    ]
+    assert LAUNCHER.probe(LAUNCHER.parse("any/l4"), {}).facts["SkyPilot"] == "0.14.1"
+    assert LAUNCHER.probe(LAUNCHER.parse("any/3xl4"), {}).missing
+
+
+def test_a_job_is_launched_with_machines_in_order_and_recovered(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cheapest first, codes 75 and 130 begin again, the time limit saves first; a secret's value is sent apart."""
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    submission = TestConformance().submission(
+        "any/l4", arguments=KEEP, secrets=("HF_TOKEN",), time_limit_s=7200.0, environment="python3"
+    )
+    handle = LAUNCHER.start(submission, lambda text: None)
+    assert handle["keep"] == "s3://bucket/runs"
+    text = (sky / "task.json").read_text()
+    task = json.loads(text)
+    assert [one["infra"] for one in task["resources"]["ordered"]] == ["lambda/us-east-1", "aws/us-east-1"]
+    assert task["resources"]["ordered"][0]["job_recovery"]["recover_on_exit_codes"] == [75, 130]
+    assert task["run"].startswith("timeout --signal=TERM --kill-after=120 7200 sh -c ")
+    assert "stoker.launching.logged_run run" in task["run"]
+    assert "order.json" in (sky / "sent").read_text()
+    assert json.loads((sky / "secrets").read_text()) == {"HF_TOKEN": "hunter2"}
+    assert "hunter2" not in text + (sky / "calls").read_text()
+    job_is(sky, "RUNNING")
+    LAUNCHER.start(submission, lambda text: None)
+    assert sum('"launch"' in call for call in (sky / "calls").read_text().splitlines()) == 1
+
+
+def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
+    """The disk of a cloud's machine goes with it."""
+    with pytest.raises(PlaceFailed, match="takes its disk with it") as refused:
+        LAUNCHER.start(TestConformance().submission("any/l4", secrets=()), lambda text: None)
+    assert "--keep" in str(refused.value.remedy)
+    assert not (sky / "calls").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ("PENDING", "queued"), ("STARTING", "starting"), ("RUNNING", "starting"), ("RECOVERING", "preempted"),
+        ("CANCELLED", "stopped"), ("SUCCEEDED", "finished"), ("FAILED_NO_RESOURCE", "failed"), ("FAILED", "failed"),
+        ("FAILED_CONTROLLER", "lost"), ("SOMETHING_NEW", "failed"),
+    ],
+)  # fmt: skip
+def test_states_of_skypilot_have_their_meaning(sky: Path, status: str, phase: str) -> None:
+    """With the reason that SkyPilot gives as evidence."""
+    job_is(sky, status, failure_reason="no L4 in 12 regions", recovery_count=2)
+    state = LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"})
+    assert (state.phase, state.restarts) == (phase, 2)
+    assert state.evidence == f"{status}: no L4 in 12 regions"
+
+
+def test_a_running_job_says_itself_how_it_is(sky: Path) -> None:
+    """By the marked lines of its log, which also hold the events."""
+    said = LaunchState(phase="running", why="training", at="2026-11-25T12:00:00+00:00")
+    job_is(sky, "RUNNING", f"(c, pid=1) STOKER event {{}}\n(c, pid=1) STOKER state {dumps(said, indent=None)}\n")
+    handle = {"job": "conforming-1a2b3c", "keep": "x"}
+    assert (LAUNCHER.state(handle).phase, LAUNCHER.state(handle).why) == ("running", "training")
+    assert LAUNCHER.events(handle, 0) == b"{}\n"
+
+
+def test_an_unknown_job_is_lost_and_a_silent_server_is_unknown(sky: Path) -> None:
+    """Only the first is an end."""
+    handle = {"job": "conforming-1a2b3c", "keep": "x"}
+    assert LAUNCHER.state(handle).phase == "lost"
+    program = sky.parent / "bin" / "sky"
+    program.write_text("#!/bin/sh\necho 'Failed to connect to the API server' >&2; exit 1\n")
+    assert LAUNCHER.state(handle).phase == "unknown"
+    with pytest.raises(PlaceUnreachable):
+        LAUNCHER.stop(handle)
+
+
+def test_what_skypilot_refuses_is_one_sentence(sky: Path) -> None:
+    """Its last line, without colours."""
+    (sky / "refuses").write_text("Traceback …\n\x1b[31mQuota exceeded for L4 in us-east-1\x1b[0m\n")
+    with pytest.raises(PlaceFailed, match="SkyPilot: Quota exceeded for L4 in us-east-1"):
+        LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), lambda text: None)
+
+
+def test_skypilot_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With how it is installed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlaceFailed, match="not installed") as missing:
+        LAUNCHER.stop({"job": "x", "keep": "x"})
+    assert "skypilot" in str(missing.value.remedy)
+
+
+def test_the_run_comes_home_from_its_mirror(sky: Path, tmp_path: Path) -> None:
+    """Into the directory here, which has the launch record already."""
+    url = f"file://{tmp_path}/bucket"
+    said: list[str] = []
+    with Mirror(make_run(tmp_path / "there/mlp"), RemoteRuns.open(url), said.append, said.append):
+        pass
+    home = tmp_path / "runs/mlp"
+    home.mkdir(parents=True)
+    (home / "launch.json").write_text("{}")
+    LAUNCHER.fetch({"job": "mlp", "keep": url}, home)
+    assert {path.name for path in home.iterdir()} == {"launch.json", "run.json", "spec.json", "events.jsonl"}

@@ -1,0 +1,314 @@
+"""Runs kept at a URL: what is sent, what a kill leaves there, and what comes home."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadJob, BadRun
+from stoker.records import Event
+from stoker.store import CheckpointStore, RunDirectory, checkpoint_name
+from stoker.store.mirror import Mirror
+from stoker.store.remote_runs import RemoteRuns, bring_home, event_pieces
+from tests.store.builders import content, make_run, manifest_at, run_record, save, spec
+
+DIGEST = spec().digest()
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> RemoteRuns:
+    """Runs kept in another folder."""
+    return RemoteRuns.open(f"file://{tmp_path}/bucket/runs")
+
+
+def checkpointed(run: RunDirectory, samples: int) -> None:
+    """A checkpoint of the run."""
+    store = CheckpointStore(run.checkpoints)
+    store.write(
+        checkpoint_name(manifest_at(samples)(()).position),
+        lambda folder: (folder / "model.safetensors").write_bytes(content(samples)) and None,
+        lambda files: dataclasses.replace(manifest_at(samples)(files), spec_digest=DIGEST),
+    )
+
+
+def mirrored(run: RunDirectory, remote: RemoteRuns, action: Callable[[Mirror], None] = lambda _: None) -> list[str]:
+    """The run, sent to the end; what was said."""
+    said: list[str] = []
+    with Mirror(run, remote, said.append, said.append) as mirror:
+        action(mirror)
+    return said
+
+
+def came_home(remote: RemoteRuns, base: Path) -> list[str]:
+    """What is said when the run is fetched to `base`."""
+    said: list[str] = []
+    bring_home(remote, base, said.append)
+    return said
+
+
+def test_a_run_comes_home_to_another_machine(tmp_path: Path, remote: RemoteRuns) -> None:
+    """Records, log, the newest and the best checkpoint, byte for byte; the job's code and locks stay away."""
+    run = make_run(tmp_path / "a/mlp")
+    for samples in (1000, 2000, 3000):
+        checkpointed(run, samples)
+        if samples == 1000:
+            CheckpointStore(run.checkpoints).mark_best("000000001000")
+        run.append_event(Event(kind="progress", at=1.0, fields={"samples": samples}))
+    (run.path / "job").mkdir()
+    (run.path / "job/evil.py").write_text("boom")
+    assert mirrored(run, remote) == []
+    said = came_home(remote, tmp_path / "b/mlp")
+    home = RunDirectory(tmp_path / "b/mlp")
+    assert "3,000 samples" in said[0] or "3000 samples" in said[0]
+    assert home.read_run() == run.read_run()
+    assert home.events_path.read_bytes() == run.events_path.read_bytes()
+    store = CheckpointStore(home.checkpoints, spec_digest=DIGEST)
+    newest, best = store.newest(), store.best()
+    assert newest is not None
+    assert newest[1].position.samples == 3000
+    assert (newest[0] / "model.safetensors").read_bytes() == content(3000)
+    assert best is not None
+    assert best[1].position.samples == 1000
+    assert not (home.path / "job").exists()
+    assert not list((tmp_path / "b").glob(".writing*"))
+
+
+def test_what_the_run_does_not_keep_is_deleted_there(tmp_path: Path, remote: RemoteRuns) -> None:
+    """The same checkpoints are there as here; the log is a chain of pieces that add up to it."""
+    run = make_run(tmp_path / "mlp")
+    for samples in (1000, 2000, 3000, 4000):
+        checkpointed(run, samples)
+        run.append_event(Event(kind="progress", at=1.0, fields={"samples": samples}))
+        mirrored(run, remote)
+    files = remote.files("mlp")
+    assert remote.checkpoints(files) == list(CheckpointStore(run.checkpoints).names())
+    pieces = event_pieces(files)
+    assert len(pieces) == 4
+    assert b"".join(remote.read("mlp", path) for path, _, _ in pieces) == run.events_path.read_bytes()
+
+
+def test_what_is_there_is_not_sent_again(tmp_path: Path, remote: RemoteRuns) -> None:
+    """Another process of the run sends only its records."""
+    run = make_run(tmp_path / "mlp")
+    checkpointed(run, 1000)
+    mirrored(run, remote)
+    with Mirror(run, remote, pytest.fail, pytest.fail) as again:
+        pass
+    assert 0 < again.sent_bytes < 2000
+    assert again.kept_samples == 1000
+
+
+class Cut(Exception):
+    """The process is killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dying(RemoteRuns):
+    """A remote whose process is killed after so many writes; a write may be cut off in the middle."""
+
+    writes: list[str] = dataclasses.field(default_factory=list)
+    most: int = 10**9
+
+    def put(self, name: str, file: str, source: Path | bytes) -> None:
+        """Write, or leave half a file and die."""
+        if len(self.writes) >= self.most:
+            raise Cut
+        self.writes.append(file)
+        super().put(name, file, source)
+
+
+def test_a_kill_between_any_two_parts_leaves_the_newest_whole_checkpoint(tmp_path: Path, remote: RemoteRuns) -> None:
+    """After each write of an upload: the one before the kill comes home, then the new one once it is whole."""
+    run = make_run(tmp_path / "mlp")
+    checkpointed(run, 1000)
+    mirrored(run, remote)
+    checkpointed(run, 2000)
+    found = []
+    for most in range(12):
+        dying = Dying(**dataclasses.asdict(remote) | {"fs": remote.fs}, most=most)
+        mirror = Mirror(run, dying, pytest.fail, pytest.fail)
+        mirror._there = dying.files("mlp")
+        try:
+            mirror._send()
+        except Cut:
+            is_whole = False
+        else:
+            is_whole = True
+        home = tmp_path / f"home{most}/mlp"
+        came_home(remote, home)
+        newest = CheckpointStore(home / "checkpoints", spec_digest=DIGEST).newest()
+        assert newest is not None
+        found.append(newest[1].position.samples)
+        if is_whole:
+            break
+    assert found[0] == 1000
+    assert found[-1] == 2000
+    assert found == sorted(found)
+
+
+def test_a_damaged_checkpoint_there_is_passed_over_and_named(tmp_path: Path, remote: RemoteRuns) -> None:
+    """A flipped byte of the same size, and a missing file: the one before is fetched. None usable: refused."""
+    run = make_run(tmp_path / "mlp")
+    for samples in (1000, 2000):
+        checkpointed(run, samples)
+    mirrored(run, remote)
+    weights = remote.path("mlp", "checkpoints/000000002000/model.safetensors")
+    remote.fs.pipe_file(weights, b"X" + content(2000)[1:])
+    said = came_home(remote, tmp_path / "flipped/mlp")
+    assert any("000000002000" in text and "not as it was written" in text for text in said)
+    assert CheckpointStore(tmp_path / "flipped/mlp/checkpoints").names() == ("000000001000",)
+    remote.fs.rm_file(weights)
+    assert any("has no of" in text for text in came_home(remote, tmp_path / "missing/mlp"))
+    remote.fs.pipe_file(remote.path("mlp", "checkpoints/000000001000/manifest.json"), b"{}")
+    with pytest.raises(BadRun, match=r"No checkpoint in .* is usable"):
+        came_home(remote, tmp_path / "none/mlp")
+    assert not (tmp_path / "none/mlp").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../evil", "/etc/evil", "a/../../evil", ".hidden", "x\x00y"])
+def test_names_from_there_cannot_leave_the_run(tmp_path: Path, remote: RemoteRuns, name: str) -> None:
+    """A manifest that names a file elsewhere does not count; nothing is written outside."""
+    run = make_run(tmp_path / "mlp")
+    checkpointed(run, 1000)
+    checkpointed(run, 2000)
+    mirrored(run, remote)
+    text = (run.checkpoints / "000000002000/manifest.json").read_text()
+    evil = text.replace('"model.safetensors"', json.dumps(name))
+    assert evil != text
+    remote.fs.pipe_file(remote.path("mlp", "checkpoints/000000002000/manifest.json"), evil.encode())
+    before = {path for path in tmp_path.rglob("*") if "home" not in path.parts}
+    came_home(remote, tmp_path / "home/mlp")
+    assert CheckpointStore(tmp_path / "home/mlp/checkpoints").names() == ("000000001000",)
+    assert {path for path in tmp_path.rglob("*") if "home" not in path.parts} == before
+
+
+def test_files_of_other_names_stay_there(tmp_path: Path, remote: RemoteRuns) -> None:
+    """Code, locks and hidden files that somebody put into the bucket do not come home."""
+    run = make_run(tmp_path / "mlp")
+    mirrored(run, remote)
+    for file in ("job/job.py", "lock", ".bashrc", "started.json", "launch.json", "weights/../../x.safetensors"):
+        target = remote.path("mlp", file)
+        remote.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        remote.fs.pipe_file(target, b"evil")
+    came_home(remote, tmp_path / "home/mlp")
+    names = {path.name for path in (tmp_path / "home/mlp").rglob("*")}
+    assert names == {"run.json", "spec.json", "events.jsonl"}
+
+
+def test_a_run_that_is_further_there_is_fetched_and_one_that_is_further_here_is_not(
+    tmp_path: Path, remote: RemoteRuns
+) -> None:
+    """Two machines in turn: each goes on from the newest checkpoint of both."""
+    here = make_run(tmp_path / "a/mlp")
+    checkpointed(here, 1000)
+    mirrored(here, remote)
+    came_home(remote, tmp_path / "b/mlp")
+    other = RunDirectory(tmp_path / "b/mlp")
+    checkpointed(other, 2000)
+    mirrored(other, remote)
+    assert "is further" in came_home(remote, here.path)[0]
+    assert CheckpointStore(here.checkpoints).newest_position().samples == 2000
+    checkpointed(here, 3000)
+    assert came_home(remote, here.path) == []
+    assert CheckpointStore(here.checkpoints).newest_position().samples == 3000
+    mirrored(here, remote)
+    assert remote.checkpoints(remote.files("mlp"))[-1] == "000000003000"
+
+
+def test_another_jobs_run_of_that_name_is_not_replaced(tmp_path: Path, remote: RemoteRuns) -> None:
+    """It is refused before anything is sent."""
+    mirrored(make_run(tmp_path / "a/mlp"), remote)
+    other = make_run(tmp_path / "b/mlp", spec(lr=0.5))
+    before = remote.files("mlp")
+    with pytest.raises(BadRun, match="of another job"):
+        mirrored(other, remote)
+    assert remote.files("mlp") == before
+
+
+class Failing:
+    """A file system in front of another one that is down for its first so many writes."""
+
+    def __init__(self, fs: Any, failures: int) -> None:
+        self._fs, self.failures, self.failed = fs, failures, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+    def put_file(self, *arguments: Any) -> None:
+        """Write, unless it is down."""
+        if self.failures > 0:
+            self.failures -= 1
+            self.failed.set()
+            raise ConnectionError("the bucket is on fire")
+        self._fs.put_file(*arguments)
+
+
+def test_errors_are_said_once_and_the_upload_is_tried_again(
+    tmp_path: Path, remote: RemoteRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three failures in a row: one warning, one note that it works again, and everything is there."""
+    monkeypatch.setattr("stoker.store.mirror._FIRST_PAUSE_S", 0.01)
+    run = make_run(tmp_path / "mlp")
+    checkpointed(run, 1000)
+    failing = Failing(remote.fs, 3)
+    said = mirrored(run, dataclasses.replace(remote, fs=failing), lambda mirror: mirror._wake.set())
+    assert [text for text in said if "on fire" in text] == said[:1]
+    assert "after 3 failed attempts" in said[1]
+    assert len(said) == 2
+    assert remote.checkpoints(remote.files("mlp")) == ["000000001000"]
+
+
+def test_the_end_waits_for_a_bounded_time(tmp_path: Path, remote: RemoteRuns) -> None:
+    """A bucket that is down for good: the end says what is missing, and where it is."""
+    run = make_run(tmp_path / "mlp")
+    checkpointed(run, 1000)
+    failing = Failing(remote.fs, 10**9)
+    said: list[str] = []
+    with Mirror(run, dataclasses.replace(remote, fs=failing), said.append, said.append, most_s=lambda: 0.0):
+        failing.failed.wait(0.0)
+    assert "did not take all of mlp in 1.0 s: it has nothing" in said[-1]
+    assert str(run.path) in said[-1]
+
+
+def test_pieces_of_a_log_that_were_joined_count_once() -> None:
+    """What a kill left while pieces became one is passed over; after a gap nothing counts."""
+    files = {f"events/{offset:015d}.jsonl": size for offset, size in ((0, 30), (10, 20), (30, 5), (99, 1))}
+    assert [(offset, size) for _, offset, size in event_pieces(files)] == [(0, 30), (30, 5)]
+
+
+@pytest.mark.parametrize("url", ["nowhere://bucket/x", "file:///proc/nothing/x"])
+def test_a_url_that_cannot_be_used_is_refused_at_once(url: str) -> None:
+    """In one sentence, before anything is spent."""
+    with pytest.raises(BadJob, match="--keep"):
+        RemoteRuns.open(url)
+
+
+def test_a_finished_run_comes_home_without_checkpoints(tmp_path: Path, remote: RemoteRuns) -> None:
+    """Its record says that it is finished, so that the same command does not train it again; its weights are there."""
+    run = make_run(tmp_path / "a/mlp")
+    checkpointed(run, 5000)
+    (run.path / "model.safetensors").write_bytes(b"weights")
+    run.write_run(run_record(spec(), status="finished", samples=5000))
+    mirrored(run, remote)
+    came_home(remote, tmp_path / "b/mlp")
+    home = RunDirectory(tmp_path / "b/mlp")
+    assert home.read_run().status == "finished"
+    assert (home.path / "model.safetensors").read_bytes() == b"weights"
+    assert CheckpointStore(home.checkpoints).names() == ()
+
+
+def test_memory_and_other_file_systems_work_alike(tmp_path: Path) -> None:
+    """The same through a file system without folders."""
+    remote = RemoteRuns.open("memory://bucket/runs")
+    run = make_run(tmp_path / "mlp")
+    save_twice = CheckpointStore(run.checkpoints)
+    save(save_twice, 1000)
+    mirrored(run, remote)
+    assert remote.names() == ["mlp"]
+    assert remote.checkpoints(remote.files("mlp")) == ["000000001000"]
