@@ -88,6 +88,8 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
     from stoker.launching.meter import spent_of as spent_of
     from stoker.launching.meter import spent_words as spent_words
+    from stoker.launching.oci_image import ImageOptions as ImageOptions
+    from stoker.launching.oci_image import build_image as build_image
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve
