@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.regularization import l2 as l2
     from stoker.jobs.sync import DiLoCo as DiLoCo
     from stoker.jobs.sync import LocalSGD as LocalSGD
+    from stoker.launching.launch import LaunchOptions as LaunchOptions
+    from stoker.launching.launch import launch as launch
     from stoker.loading import lengths as lengths
     from stoker.loading import transforms as transforms
     from stoker.planning.decision import plan as plan
@@ -86,6 +88,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import launcher_of_run as launcher_of_run
     from stoker.launching.known_places import place_kinds as place_kinds
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
+    from stoker.launching.launch import describe_launch as describe_launch
     from stoker.launching.meter import spent_of as spent_of
     from stoker.launching.meter import spent_words as spent_words
     from stoker.launching.oci_image import ImageOptions as ImageOptions

@@ -112,7 +112,7 @@ def loopback(folder: Path) -> Iterator[Hosts]:
 
 @contextmanager
 def namespaces(folder: Path, names: Sequence[str] = ("box1", "box2")) -> Iterator[Hosts]:
-    """Machines in network namespaces behind one bridge, with addresses 10.87.0.2, 10.87.0.3, …
+    """Machines in network namespaces behind one bridge, with addresses 10.87.0.2, 10.87.0.3 and so on.
 
     Raises:
         subprocess.CalledProcessError: this user may not make namespaces.

@@ -33,7 +33,24 @@ from stoker.cli.terminal import (
     reported,
     waiting,
 )
+from stoker.cli.train_elsewhere import (
+    DataFiles,
+    Detach,
+    DryRun,
+    Env,
+    Image,
+    MaxCost,
+    PlaceOptions,
+    Secrets,
+    Send,
+    SendLimit,
+    TimeLimit,
+    Variables,
+    launch_options,
+    train_elsewhere,
+)
 from stoker.errors import BadJob, RunFailed
+from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
 from stoker.units import format_seconds, seconds
 
@@ -90,7 +107,12 @@ def train(
     job_file: JobFile,
     settings: Settings = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="PLACE", help="The device: here, cpu, cuda:0, …; 2xhere: two processes.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="PLACE",
+            help="The device: here, cpu, cuda:0, …; 2xhere: two processes; ssh:HOST, slurm:…, …: elsewhere.",
+        ),
     ] = "here",
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="The run's directory.")] = None,
     plan_file: PlanFile = None,
@@ -116,11 +138,42 @@ def train(
             "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
         ),
     ] = None,
+    env: Env = None,
+    image: Image = None,
+    secret: Secrets = None,
+    send: Send = None,
+    data: DataFiles = None,
+    variable: Variables = None,
+    place_option: PlaceOptions = None,
+    send_limit: SendLimit = None,
+    time_limit: TimeLimit = None,
+    max_cost: MaxCost = None,
+    detach: Detach = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Plan a job, train it, report. The same command again continues what was cut off."""
+    given = {
+        "--env": env, "--image": image, "--secret": secret, "--send": send, "--data": data, "--var": variable,
+        "--place-option": place_option, "--send-limit": send_limit, "--time-limit": time_limit, "--max-cost": max_cost,
+        "--detach": detach, "--dry-run": dry_run,
+    }  # fmt: skip
     with reported(debug=debug):
+        if is_elsewhere(on):
+            arguments = {
+                "--checkpoint-every": checkpoint_every, "--device-mtbf": device_mtbf, "--memory": memory,
+                "--threads": threads, "--profile": profile, "--track": track,
+            }  # fmt: skip
+            options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
+            if fork:
+                raise BadJob(f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
+                             remedy="Fork it here, or start a new run there without --fork.")  # fmt: skip
+            train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
+            return
+        if stray := next((option for option, value in given.items() if value), None):
+            raise BadJob(f"{stray} is for runs elsewhere, and {on} is on this machine",
+                         remedy="Name a place such as --on ssh:me@box, or drop it.")  # fmt: skip
         if profile:  # read when torch is loaded: its profiler would write into the live display
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

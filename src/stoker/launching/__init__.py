@@ -1,7 +1,7 @@
 """Runs executed elsewhere: hosts, Slurm, Kubernetes, Ray, clouds; one seam, one file for each kind of place.
 
 A file with an object `LAUNCHER` is a kind of place; the folder is listed, nothing else names them. The kind is the word
-in `kind = "…"` of the file, read from its text, so that the command line tells a place from a device without importing
+in `kind = "…"` of the file, read from its text: the command line tells a place from a device without importing
 any launcher.
 """
 

@@ -11,8 +11,8 @@ stop              there once the run was asked to stop: nothing is restarted aft
 
 `python -m stoker.launching.at_place COMMAND DIR`:
 
-- `run`: start the ranks and wait for their end; the exit code is theirs. Secrets come as a JSON object, in a file named by
-  `STOKER_SECRETS_FILE` that is deleted when it is read, or with `--secrets` on standard input.
+- `run`: start the ranks and wait for their end; the exit code is theirs. Secrets come as a JSON object, in a file
+  named by `STOKER_SECRETS_FILE` that is deleted when it is read, or with `--secrets` on standard input.
 - `start`: the same in the background, cut off from the line; prints the process's number.
 - `state`: print a LaunchState.
 - `stop`: ask the run to save and leave.
@@ -49,7 +49,7 @@ FINISHED, SLICE_OVER, STOPPED, RUN_FAILED = 0, 75, 130, 4
 """Exit codes of `stoker train`."""
 
 MOST_WITHOUT_PROGRESS = 3
-"""After so many restarts without a sample more than before, the run is not started again."""
+"""After so many starts in a row without a sample more than before, the run is not started again."""
 
 HEARTBEAT_S = 5.0
 STALE_S = 60.0
@@ -110,8 +110,9 @@ class HostState:
         hostname, pid, began, boot: the watching process: `began` is its start in clock ticks since the boot.
         at: last sign of life, ISO 8601 in UTC.
         samples: newest position in the run's log [samples].
+        best_samples: the furthest of all starts before the present one [samples].
         restarts: starts after the first, of this order.
-        without_progress: the last of them in a row after which `samples` had not grown.
+        without_progress: the last starts in a row that came no further than `best_samples`.
         submitted_at: of the order.
     """
 
@@ -128,6 +129,7 @@ class HostState:
     exit_code: int | None = None
     at: str = ""
     samples: int = 0
+    best_samples: int = 0
     restarts: int = 0
     without_progress: int = 0
     submitted_at: str = ""
@@ -242,14 +244,14 @@ class HostSupervisor:
         """Start the ranks, and again where that is right; the exit code for whoever started this program."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
-        if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+        if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
             return self._end(self._given_up("the scheduler started it again"))
         while True:
             verdict = self._run_once()
             if not verdict.is_again or self._is_signalled or self._is_stopped():
                 return self._end(verdict)
             self._count_restart()
-            if self._state.without_progress > MOST_WITHOUT_PROGRESS:
+            if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
             if self._state.without_progress > 1:
@@ -294,7 +296,7 @@ class HostSupervisor:
         if self._is_signalled or self._is_stopped():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
-        self._write(replace(self._state, phase=phase, why=why, samples=max(samples, self._state.samples)))
+        self._write(replace(self._state, phase=phase, why=why, samples=samples))
 
     def _log_bytes(self) -> int:
         with suppress(OSError):
@@ -302,12 +304,7 @@ class HostSupervisor:
         return 0
 
     def _count_restart(self) -> None:
-        samples = newest_samples(self._directory / "events.jsonl")
-        grew = samples > self._state.samples
-        self._state = replace(
-            self._state, restarts=self._state.restarts + 1, samples=max(samples, self._state.samples),
-            without_progress=0 if grew else self._state.without_progress + 1,
-        )  # fmt: skip
+        self._state = _next_start(self._state, newest_samples(self._directory / "events.jsonl"))
 
     def _given_up(self, why: str) -> RankOutcome:
         count = self._state.without_progress
@@ -341,19 +338,24 @@ class HostSupervisor:
         samples = newest_samples(self._directory / "events.jsonl")
         state = HostState(
             host=self._ranks.host, hostname=platform.node(), pid=os.getpid(), began=_began(os.getpid()), boot=_boot(),
-            phase="starting", why="the run starts", samples=samples, submitted_at=self._order.submitted_at,
+            phase="starting", why="the run starts", samples=samples, best_samples=samples,
+            submitted_at=self._order.submitted_at,
         )  # fmt: skip
         before = read_host_state(self._path)
         if before is None or before.submitted_at != self._order.submitted_at:
             return state
-        grew = samples > before.samples
-        return replace(state, restarts=before.restarts + 1, without_progress=0 if grew else before.without_progress + 1)
+        counted = _next_start(before, samples)
+        return replace(
+            state, restarts=counted.restarts, best_samples=counted.best_samples,
+            without_progress=counted.without_progress,
+        )  # fmt: skip
 
     def _last_output(self) -> str:
         return last_error(self._folder / f"output-{self._ranks.host}.log")
 
     def _set(self, phase: LaunchPhase, why: str, *, evidence: str = "", exit_code: int | None = None) -> None:
-        self._write(replace(self._state, phase=phase, why=why, evidence=evidence, exit_code=exit_code))
+        samples = newest_samples(self._directory / "events.jsonl")
+        self._write(replace(self._state, phase=phase, why=why, evidence=evidence, exit_code=exit_code, samples=samples))
 
     def _write(self, state: HostState) -> None:
         """Replace this host's state; a full disk does not end training."""
@@ -362,6 +364,14 @@ class HostSupervisor:
         with suppress(OSError):
             aside.write_text(dumps(self._state))
             aside.replace(self._path)
+
+
+def _next_start(state: HostState, samples: int) -> HostState:
+    """The state's counts before another start, where the last one came to `samples` [samples]."""
+    return replace(
+        state, restarts=state.restarts + 1, best_samples=max(samples, state.best_samples),
+        without_progress=0 if samples > state.best_samples else state.without_progress + 1,
+    )  # fmt: skip
 
 
 def newest_samples(events: Path) -> int:

@@ -1,8 +1,8 @@
 """What travels to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
 
 What: the job file with what it imports from its folder, uncommitted changes included; links to its data; Stoker's own
-package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is there
-already is not sent, and what is there is whole, since a transfer is unpacked aside and renamed.
+package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is
+there already is not sent, and what is there is whole, since a transfer is unpacked aside and renamed.
 Use when: a launcher starts a run. Costs: hashing; data files are hashed once until they change.
 Does not travel: other files that the job reads by itself, unless `--send FILE` names them; packages (see
 `environment_lock.py`); environment variables, but for those that are named.
@@ -16,16 +16,19 @@ import importlib.metadata
 import io
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob
+from stoker.store.files import file_digests, sha256_file
 from stoker.units import format_bytes
 
 MOST_BYTES = 10 * 2**30
 """More than this is not sent unless a higher limit is given [bytes]."""
+
+_WORTH_NAMING_BYTES = 1 << 20
 
 _NOT_SENT = ("__pycache__", ".pyc")
 
@@ -55,16 +58,15 @@ class TreeFile:
         return cls(path=path, num_bytes=len(content), digest=hashlib.sha256(content).hexdigest(), content=content)
 
     @classmethod
-    def of_file(cls, path: str, source: Path) -> TreeFile:
-        """A file here, which is read when it is sent.
+    def of_file(cls, path: str, source: Path, digest: str | None = None) -> TreeFile:
+        """A file here, which is read when it is sent, and for its digest if that is not known.
 
         Raises:
             BadJob: it cannot be read.
         """
         try:
-            with source.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                status = os.fstat(file.fileno())
+            digest = digest or sha256_file(source)
+            status = source.stat()
         except OSError as error:
             raise BadJob(f"{source} cannot be read: {error.strerror}") from error
         return cls(path=path, num_bytes=status.st_size, digest=digest, content=source,
@@ -128,21 +130,32 @@ def tree_digest(files: Iterable[TreeFile]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A file or folder that the job reads: what it is here, and under which path the job's folder shows it there."""
+    """A file or folder that the job reads, as the job's folder shows it at the place.
+
+    Attributes:
+        path: relative to the job's folder.
+        bundle: what it is.
+        file: its name in the bundle if it is a file; "" for a folder.
+    """
 
     path: str
     bundle: Bundle
+    file: str = ""
 
 
 def work_folder(job_file: Path, working: Path | None = None) -> Path:
-    """The folder whose layout is kept at the place: the working directory if the job file is below it, else the file's."""
+    """The folder rebuilt at the place: the working directory if the job file is below it, else the file's own."""
     here = (working or Path.cwd()).resolve()
     job = job_file.resolve()
     return here if job.is_relative_to(here) else job.parent
 
 
 def code_bundle(
-    job_file: Path, sources: Mapping[str, str], data: Sequence[Data] = (), send: Sequence[Path] = ()
+    job_file: Path,
+    sources: Mapping[str, str],
+    data: Sequence[Data] = (),
+    send: Sequence[Path] = (),
+    extra: Mapping[str, bytes] | None = None,
 ) -> Bundle:
     """The job's folder at the place: its file and local imports, links to data, and files that were named.
 
@@ -151,6 +164,7 @@ def code_bundle(
         sources: texts by path relative to its folder, as `Entry.sources`.
         data: what it reads.
         send: further files and folders, below `work_folder(job_file)`.
+        extra: further small files, by path.
 
     Raises:
         BadJob: a named file is not there, or outside of that folder.
@@ -162,12 +176,12 @@ def code_bundle(
     }
     for one in data:
         depth = one.path.count("/") + 2
-        inner = "" if len(one.bundle.files) != 1 or "/" in one.bundle.files[0].path else f"/{one.bundle.files[0].path}"
-        files[one.path] = TreeFile(path=one.path, link="../" * depth + one.bundle.folder + inner)
+        files[one.path] = TreeFile(path=one.path, link="../" * depth + one.bundle.folder + f"/{one.file}".rstrip("/"))
     for path in send:
         inside = path_below(path, root, "--send")
         for file in files_of(path, inside):
             files[file.path] = file
+    files |= {path: TreeFile.of_bytes(path, content) for path, content in (extra or {}).items()}
     return Bundle(kind="code", name=job_file.name, files=tuple(sorted(files.values(), key=lambda file: file.path)))
 
 
@@ -175,13 +189,18 @@ def data_of(path: Path, root: Path) -> Data:
     """A file or folder of data, as the job's folder shows it at the place.
 
     Raises:
-        BadJob: it is not there, or outside of `root`.
+        BadJob: it is not there, cannot be read, or is outside of `root`.
     """
     inside = path_below(path, root, "data")
-    name = Path(inside).name
-    if path.is_dir():
-        return Data(path=inside, bundle=Bundle(kind="data", name=name, files=tuple(files_of(path, ""))))
-    return Data(path=inside, bundle=Bundle(kind="data", name=name, files=(TreeFile.of_file(name, path),)))
+    names = [below for below, _ in _walk(path)] if path.is_dir() else [path.name]
+    folder = path if path.is_dir() else path.parent
+    try:
+        digests = file_digests(folder, names)
+    except OSError as error:
+        raise BadJob(f"data {path} cannot be read: {error}") from error
+    files = tuple(TreeFile.of_file(name, folder / name, digest) for name, digest in digests.items())
+    return Data(path=inside, bundle=Bundle(kind="data", name=Path(inside).name, files=files),
+                file="" if path.is_dir() else path.name)  # fmt: skip
 
 
 def path_below(path: Path, root: Path, what: str) -> str:
@@ -207,15 +226,17 @@ def files_of(path: Path, inside: str) -> list[TreeFile]:
     """The files of `path`, a file or a folder, under the relative path `inside`; bytecode is left out."""
     if path.is_file():
         return [TreeFile.of_file(inside, path)]
-    found = []
+    return [TreeFile.of_file(f"{inside}/{below}" if inside else below, source) for below, source in _walk(path)]
+
+
+def _walk(path: Path) -> Iterator[tuple[str, Path]]:
+    """Files below a folder with their relative paths, in a fixed order; bytecode is left out."""
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name not in _NOT_SENT)
         for name in sorted(names):
             source = Path(folder) / name
             if source.is_file() and not name.endswith(_NOT_SENT):
-                below = source.relative_to(path).as_posix()
-                found.append(TreeFile.of_file(f"{inside}/{below}" if inside else below, source))
-    return found
+                yield source.relative_to(path).as_posix(), source
 
 
 @functools.cache
@@ -235,6 +256,14 @@ def largest(bundles: Iterable[Bundle], count: int = 10) -> list[tuple[str, int]]
     return sorted(files, key=lambda file: (-file[1], file[0]))[:count]
 
 
+def sending_text(bundles: Sequence[Bundle], to: str) -> str:
+    """What is about to be sent, with its size, and the largest files where it is much."""
+    total = sum(bundle.num_bytes for bundle in bundles)
+    text = f"sending {', '.join(bundle.name for bundle in bundles)} to {to}: {format_bytes(total)}"
+    named = [f"{name} ({format_bytes(size)})" for name, size in largest(bundles, 10) if size >= _WORTH_NAMING_BYTES]
+    return f"{text}; the largest: {', '.join(named)}" if named else text
+
+
 def require_sendable(bundles: Sequence[Bundle], most_bytes: float = MOST_BYTES) -> None:
     """Refuse to send more than a limit.
 
@@ -246,13 +275,14 @@ def require_sendable(bundles: Sequence[Bundle], most_bytes: float = MOST_BYTES) 
         named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest(bundles, 5))
         raise BadJob(
             f"{format_bytes(total)} would be sent, and the limit is {format_bytes(most_bytes)}; the largest: {named}",
-            remedy="Put the data at the place (STOKER_DATA there, or --place-option data=FOLDER), or raise --send-limit.",
+            remedy="Put the data at the place (STOKER_DATA there, or --place-option data=FOLDER), or raise "
+            "--send-limit.",
         )
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What Git knows of the job file's folder: the commit, and changes that are not in it as a patch; "" without Git."""
+    """What Git knows of a folder: the commit, and what is changed since as a patch; "" without a repository."""
 
     name: str = ""
     diff: str = ""
@@ -276,10 +306,10 @@ def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ)
     """The values of environment variables that are sent apart from all that is stored.
 
     Raises:
-        PlaceFailed: one is not set here.
+        BadJob: one is not set here.
     """
     missing = [name for name in names if name not in environ]
     if missing:
-        raise PlaceFailed(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
+        raise BadJob(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
                           remedy=f"export {missing[0]}=…, then the same command.")  # fmt: skip
     return {name: environ[name] for name in names}

@@ -5,8 +5,8 @@ place they become `ROOT/environments/DIGEST-pyX.Y`, a virtual environment of the
 indexes and settings count. Two at once wait for each other; a failed one leaves nothing.
 Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes what is there, and `--image` an image.
 Costs: minutes the first time (PyTorch is large), milliseconds after that.
-Portable are versions, not builds: `2.13.0+cpu` is asked for as `2.13.0`, so that a place with GPUs gets its own build of
-PyTorch, and one without takes the build that its index has. NVIDIA's libraries and Triton are left to PyTorch, which
+Portable are versions, not builds: `2.13.0+cpu` is asked for as `2.13.0`, so that a place with GPUs gets its own build
+of PyTorch, and one without takes the build that its index has. NVIDIA's libraries and Triton are left to PyTorch, which
 pins them. The contract's bit-equality is for one kind of machine anyway; `environment.json` records what ran.
 Does not carry: packages installed from folders or Git (named, with a remedy), system libraries, drivers.
 
@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +147,10 @@ def make(root: Path, lock: EnvironmentLock, *, log: IO[str] = sys.stderr) -> Pat
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError | subprocess.CalledProcessError):
-                raise PlaceFailed(f"the environment {folder} cannot be made: {error}",
-                                  remedy=f"{sys.executable} needs the modules venv and ensurepip (on Debian the package "
-                                  "python3-venv), and the disk a few GB.") from error  # fmt: skip
+                needs = f"{sys.executable} needs the modules venv and ensurepip (Debian: python3-venv)"
+                raise PlaceFailed(
+                    f"the environment {folder} cannot be made: {error}; {needs}, and the disk a few GB"
+                ) from error
             raise
     return folder / "bin" / "python"
 
@@ -174,14 +175,14 @@ def _install(folder: Path, lock: EnvironmentLock, log: IO[str]) -> None:
         text=True, errors="replace",
     )  # fmt: skip
     if pip.returncode != 0:
-        raise PlaceFailed(pip_problem(pip.stdout, lock), remedy="Change the version here, put a wheel where the place's "
-                          "pip finds it (PIP_FIND_LINKS there), or use --env theirs.")  # fmt: skip
+        raise PlaceFailed(pip_problem(pip.stdout, lock))
 
 
 def pip_problem(output: str, lock: EnvironmentLock) -> str:
     """What pip could not install, as a sentence, from its output.
 
-    >>> pip_problem("ERROR: No matching distribution found for torch==9.9", EnvironmentLock(python="3", requirements=()))
+    >>> lock = EnvironmentLock(python="3.11", requirements=("torch==9.9",))
+    >>> pip_problem("ERROR: No matching distribution found for torch==9.9", lock)
     'torch==9.9 cannot be installed there: no such wheel for its Python and platform'
     """
     if missing := re.search(r"No matching distribution found for (\S+)", output):
@@ -193,7 +194,7 @@ def pip_problem(output: str, lock: EnvironmentLock) -> str:
     return f"the packages cannot be installed there: {said}"
 
 
-def main(arguments: Mapping[int, str] | list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make an environment from the lock on standard input below the folder that is named; prints its Python."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:

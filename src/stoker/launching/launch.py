@@ -1,8 +1,8 @@
 """Start a run elsewhere: `stoker train JOB --on ssh:box`, `stoker.launch("job.py", on="ssh:box")`.
 
 `launch` reads from the job file to the run that is started there; `prepare` makes the submission, which `--dry-run`
-prints. The run has a directory here from the beginning, `runs/NAME` with `launch.json`: the same command finds the run by
-it. What goes on there comes home by `follow.py`.
+prints. The run has a directory here from the beginning, `runs/NAME` with `launch.json`: the same command finds the run
+by it. What goes on there comes home by `follow.py`.
 
 The name is the job file's with six digits of what identifies the run: its executed code and its settings. The place
 works the plan out, since devices and data are there.
@@ -12,42 +12,45 @@ from __future__ import annotations
 
 import ast
 import getpass
+import json
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stoker import records
-from stoker.errors import BadJob, BadRun, PlaceUnreachable, StokerError
+from stoker.devices import attached_cpu, catalogue
+from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.launching import launcher_of, parse_target
 from stoker.launching.bundle import (
     MOST_BYTES,
-    Data,
     code_bundle,
     commit_of,
     data_of,
-    require_sendable,
     secret_values,
     stoker_bundle,
     work_folder,
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
-from stoker.launching.launcher import Launcher, Probe, Submission
-from stoker.errors import PlaceFailed
-from stoker.records import ENDED, Launch, LaunchState
+from stoker.launching.launcher import Launcher, LaunchTarget, Probe, Submission
+from stoker.planning.decision import plan
+from stoker.records import ENDED, Forecast, Launch, LaunchState
 from stoker.records.codec import digest
-from stoker.store import RunDirectory, disk_errors, runs_root, write_atomic
-from stoker.store.files import make_directories
+from stoker.store import RunDirectory, cache_root, runs_root, write_atomic
 from stoker.store.locks import RunLock
 from stoker.training.run_handle import keep_sources
 
 CHANGES = "changes.diff"
 """The uncommitted changes of the job's repository, in the run's directory here."""
+
+_PLAN_FILE = ".stoker-plan.json"
+_START_UP_S = 120.0
+"""Allowed for starting Python, planning and reading data, before the time of the forecast begins [s]."""
+_MOST_ITEMS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +60,13 @@ class LaunchOptions:
     Attributes:
         run_dir: the run's directory here; its name is the run's name there.
         new: start another run even where one could be continued.
-        env: `lock`: the versions of this machine, installed there once; `theirs`: the place's own Python; or a path to one.
+        env: `lock`: the versions of this machine, installed there once; `theirs`: the place's own Python; or a path
+            to one.
         image: container image, at places that run images.
         secrets: names of environment variables whose values are sent.
         send: further files and folders that the job reads.
         data: files and folders of data, found at the place by their digest or sent.
+        plan: a plan file to train under.
         variables: environment variables to set there.
         place: options of the place, by name: `root`, `data`, and what its kind knows.
         arguments: further arguments of `stoker train` at the place.
@@ -77,6 +82,7 @@ class LaunchOptions:
     secrets: tuple[str, ...] = ()
     send: tuple[Path, ...] = ()
     data: tuple[Path, ...] = ()
+    plan: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     place: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -106,44 +112,54 @@ def launch(
     job_file: str | Path,
     *,
     on: str,
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, object] | None = None,
     options: LaunchOptions | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> LaunchedRun:
     """Start the run of a job file elsewhere, or find it where it is going on.
 
     Args:
         job_file: the job file; it runs here too, so that its errors show before anything is sent.
         on: the place, such as `ssh:me@box/2xcpu`.
-        settings: texts by name, as for `--set`.
+        settings: values by name, as for `--set`.
         options: what travels, and how.
         tell: receives a line of text about each step that takes time.
 
     Returns:
-        The run, started or going on; it does not wait for its end.
+        The run, started or going on; its end is not waited for.
 
     Raises:
         BadJob, NoDevice: before anything was sent.
         BadRun: the run's directory here is in use, or of another run.
         PlaceFailed: the place refuses, or lacks what the run needs; nothing is left behind.
-        PlaceUnreachable: it does not answer; nothing was started that the same command would not find.
+        PlaceUnreachable: it does not answer; what it may have started is found by the same command.
     """
     options = options or LaunchOptions()
     path, target = Path(job_file), parse_target(on)
     launcher = launcher_of(target.kind)
     secret_values(options.secrets)
-    job, entry = load_job(path, settings or {})
-    identity = identity_of(entry, options)
+    job, entry = load_job(path, _texts(settings))
+    identity = identity_of(entry)
     directory, before, because = choose_run(path, identity, on, options)
-    if before is not None and (going := _going_on(launcher, before)) is not None:
-        return LaunchedRun(directory=directory, launch=_with_state(directory, before, going), is_new=False,
-                       because=f"{directory.name} is {going.phase} at {before.place}: {going.why}")  # fmt: skip
-    with _own(directory):
-        submission = prepare(path, job, entry, directory, launcher, on, options, tell=tell)
-        probe = launcher.probe(submission.target, options.place)
+    if before is not None:
+        state = _state_there(launcher, before)
+        before = _with_state(directory, before, state)
+        if state.phase == "finished":
+            directory, _, because = choose_run(path, identity, on, options)
+        elif state.phase not in ENDED:
+            because = f"{directory.name} is {state.phase} at {before.place}: {state.why}"
+            return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
+    with _held(directory):
+        submission = prepare(path, job, entry, directory, on, options)
+        tell(f"asking {on}")
+        probe = launcher.probe(target, options.place)
         if probe.missing:
-            raise PlaceFailed("; ".join(probe.missing))
-        submission = replace(submission, time_limit_s=options.time_limit_s)
+            raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
+        forecast, limit_s = None, options.time_limit_s
+        if launcher.limits_time and limit_s is None:
+            forecast = forecast_there(job, entry, target, probe, tell)
+            limit_s = None if forecast is None else time_limit(forecast)
+        submission = replace(submission, time_limit_s=limit_s)
         handle = launcher.start(submission, tell)
         commit = commit_of(path.resolve().parent)
         record = Launch(
@@ -151,6 +167,10 @@ def launch(
             code_digest=submission.code.digest, environment_digest=_environment_digest(submission),
             arguments=submission.arguments, submitted_at=_now(), commit=commit.name, has_changes=bool(commit.diff),
             max_cost=options.max_cost, secrets=options.secrets, sent_bytes=int(handle.get("sent_bytes", 0)),
+            forecast_s=None if forecast is None else forecast.total_s.value,
+            forecast_low_s=None if forecast is None else forecast.total_s.low,
+            forecast_high_s=None if forecast is None else forecast.total_s.high,
+            states=() if before is None or before.run != directory.name else before.states,
         )  # fmt: skip
         directory.write_launch(record)
         keep_sources(directory, entry)
@@ -159,8 +179,12 @@ def launch(
     return LaunchedRun(directory=directory, launch=record, because=because)
 
 
-def describe(
-    job_file: str | Path, *, on: str, settings: Mapping[str, str] | None = None, options: LaunchOptions | None = None
+def describe_launch(
+    job_file: str | Path,
+    *,
+    on: str,
+    settings: Mapping[str, object] | None = None,
+    options: LaunchOptions | None = None,
 ) -> str:
     """What `launch` would submit, as text: a batch script, a manifest, commands; nothing is sent or asked.
 
@@ -169,50 +193,82 @@ def describe(
     """
     options = options or LaunchOptions()
     path, target = Path(job_file), parse_target(on)
-    launcher = launcher_of(target.kind)
-    job, entry = load_job(path, settings or {})
-    directory, _, _ = choose_run(path, identity_of(entry, options), on, options)
-    return launcher.script(prepare(path, job, entry, directory, launcher, on, options))
+    job, entry = load_job(path, _texts(settings))
+    directory, _, _ = choose_run(path, identity_of(entry), on, options)
+    return launcher_of(target.kind).script(prepare(path, job, entry, directory, on, options))
 
 
 def prepare(
-    job_file: Path, job: Job, entry: Entry, directory: RunDirectory, launcher: Launcher, on: str,
-    options: LaunchOptions, *, tell: Callable[[str], None] = lambda text: None,
-) -> Submission:  # fmt: skip
+    job_file: Path, job: Job, entry: Entry, directory: RunDirectory, on: str, options: LaunchOptions
+) -> Submission:
     """What a launcher needs to start the run; the files that would travel are read, and nothing is sent.
 
     Raises:
-        BadJob: a file cannot travel, or it is too much.
+        BadJob: a file cannot travel.
         PlaceFailed: the environment cannot be had elsewhere.
     """
     root = work_folder(job_file)
-    data = [data_of(path, root) for path in (*data_paths(job, root), *options.data)]
-    code = code_bundle(job_file, entry.sources, data, options.send)
-    bundles = [*(one.bundle for one in data), stoker_bundle(), code]
-    require_sendable(bundles, options.send_limit)
+    found = data_paths(job)
+    inside = [path for path in found if is_below(path, root)]
+    data = [data_of(path, root) for path in dict.fromkeys((*inside, *options.data))]
+    arguments = (*_settings(entry), *options.arguments)
+    extra: dict[str, bytes] = {}
+    if options.plan is not None:
+        extra[_PLAN_FILE] = _content_of(options.plan)
+        arguments = (*arguments, "--plan", _PLAN_FILE)
+    code = code_bundle(job_file, entry.sources, data, options.send, extra)
     return Submission(
-        run=directory.name,
-        target=launcher.parse(on.partition(":")[2]),
-        code=code,
-        stoker=stoker_bundle(),
+        run=directory.name, target=parse_target(on), code=code, stoker=stoker_bundle(),
         data=tuple(one.bundle for one in data),
-        job_file=job_file.resolve().relative_to(root).as_posix(),
-        arguments=(*_settings(entry), *options.arguments),
-        environment=_environment(entry, options),
-        image=options.image,
-        variables=options.variables,
-        secrets=options.secrets,
-        owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
-        options=options.place,
-    )
+        expected=tuple(str(path) for path in found if path not in inside),
+        job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
+        environment=_environment(entry, options), image=options.image, variables=options.variables,
+        secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
+        send_limit=options.send_limit, options=options.place,
+    )  # fmt: skip
 
 
-def identity_of(entry: Entry, options: LaunchOptions) -> str:
-    """SHA-256 (hex) of what the same command finds its run by: executed code, settings, further arguments."""
-    return digest({
-        "file": entry.path.name, "functions": entry.functions, "parameters": entry.parameters,
-        "arguments": options.arguments,
-    })  # fmt: skip
+def forecast_there(
+    job: Job, entry: Entry, target: LaunchTarget, probe: Probe, tell: Callable[[str], None]
+) -> Forecast | None:
+    """The forecast of the run on the place's devices; None, said, where they are not known here.
+
+    A GPU has to be in the catalogue, by the word or by what the probe found. A CPU has to be the one of this machine,
+    on which its operations are measured.
+    """
+    word = device_word(target, probe)
+    if word is None:
+        tell(f"no forecast: {probe.device or 'the device'} is not known here; the run there makes its own")
+        return None
+    tell(f"forecasting for {word}")
+    try:
+        return plan(job, on=word, entry=entry).chosen.forecast
+    except NoDevice as problem:
+        tell(f"no forecast: {problem.message}")
+        return None
+
+
+def device_word(target: LaunchTarget, probe: Probe) -> str | None:
+    """The word of `stoker plan --on` for a place's devices; None: they are not known."""
+    shape = "".join(f"{count}x" for count in (target.num_nodes, target.devices_each) if count > 1)
+    if target.device not in {"", "cpu"}:
+        return f"{shape}{target.device}"
+    entries = catalogue().find(probe.device) if probe.device else ()
+    if target.device == "" and len(entries) == 1 and entries[0].kind != "cpu":
+        return f"{shape}{entries[0].name}"
+    here = attached_cpu()
+    is_here = probe.device == here.model and probe.cores == here.cores and target.num_nodes == 1
+    return f"{shape}cpu" if is_here else None
+
+
+def time_limit(forecast: Forecast) -> float:
+    """The time to ask a scheduler for [s]: the upper bound of the forecast, planning and start-up, and a save."""
+    return forecast.total_s.high + forecast.checkpoint_s.high + _START_UP_S
+
+
+def identity_of(entry: Entry) -> str:
+    """SHA-256 (hex) of what the same command finds its run by: executed code and settings."""
+    return digest({"file": entry.path.name, "functions": entry.functions, "parameters": entry.parameters})
 
 
 def choose_run(
@@ -265,11 +321,11 @@ def _is_finished(directory: RunDirectory, launch: Launch) -> bool:
     return False
 
 
-def _going_on(launcher: Launcher, before: Launch) -> LaunchState | None:
-    """The state of a run that is going on there, or has finished; None if it has ended and may be started again.
+def _state_there(launcher: Launcher, before: Launch) -> LaunchState:
+    """The state of a run that was started before.
 
     Raises:
-        PlaceUnreachable: the place does not answer: what is unknown is not started a second time.
+        PlaceUnreachable: it is unknown: what may be going on is not started a second time.
     """
     state = launcher.state(before.handle)
     if state.phase == "unknown":
@@ -277,7 +333,7 @@ def _going_on(launcher: Launcher, before: Launch) -> LaunchState | None:
             f"{before.run} is at {before.place}, which does not answer: {state.evidence or state.why}",
             remedy="It may be going on; nothing was started. The same command asks again.",
         )
-    return None if state.phase in ENDED and state.phase != "finished" else state
+    return state
 
 
 def _with_state(directory: RunDirectory, launch: Launch, state: LaunchState) -> Launch:
@@ -289,25 +345,65 @@ def _with_state(directory: RunDirectory, launch: Launch, state: LaunchState) -> 
     return launch
 
 
-class _own:  # noqa: N801 - reads as the statement it is
-    """Hold the run's directory here; what a launch that failed made of it is removed."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._lock = RunLock(directory.path)
-
-    def __enter__(self) -> None:
-        """Take the lock, which makes the directory."""
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back; a directory that holds nothing else is removed with it."""
-        self._lock.release()
+@contextmanager
+def _held(directory: RunDirectory) -> Iterator[None]:
+    """Hold the run's directory here; where the launch fails and it is new, nothing of it stays."""
+    with RunLock(directory.path):
+        yield
 
 
-def data_paths(job: Job, root: Path) -> tuple[Path, ...]:
-    """Files and folders that the job's data sources read, as far as they state them."""
-    return ()
+_PATH_FIELDS = ("paths", "root", "_labels_file", "_given", "_clean")
+"""Fields of the sources of `stoker.data` that name files or folders they read."""
+_INNER_FIELDS = ("whole", "dataset", "source", "_like", "datasets")
+"""Fields that hold another source."""
+
+
+def data_paths(job: Job) -> tuple[Path, ...]:
+    """Files and folders that the job's data sources and initial weights name, absolute, those that are here.
+
+    Found are the files of `stoker.data`'s sources, also within parts and packed forms, and paths (not texts) in the
+    fields of that name of the job's own data sets. What a job reads by other means has to be named with `--data`.
+    """
+    found: dict[Path, None] = {}
+    waiting: list[object] = [job.data, job.valid, job.test, job.init]
+    seen: set[int] = set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or item is None or isinstance(item, str | bytes | int | float):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Path):
+            found[item.expanduser().absolute()] = None
+        elif isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list | tuple) and len(item) <= _MOST_ITEMS:
+            waiting += item
+        elif hasattr(item, "__dict__"):
+            fields = vars(item)
+            named = [fields.get(name) for name in _PATH_FIELDS]
+            waiting += [value for value in named if isinstance(value, Path | list | tuple)]
+            waiting += [fields.get(name) for name in (*_INNER_FIELDS, "weights")]
+    return tuple(sorted(path for path in found if path.exists() and not path.is_relative_to(cache_root().absolute())))
+
+
+def is_below(path: Path, root: Path) -> bool:
+    """Whether an absolute path is in the folder that is rebuilt at the place."""
+    return path.is_relative_to(root) or path.resolve().is_relative_to(root)
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadJob(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _texts(settings: Mapping[str, object] | None) -> dict[str, str]:
+    """Settings as they are typed on the command line."""
+    return {
+        name: value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+        for name, value in (settings or {}).items()
+    }
 
 
 def _settings(entry: Entry) -> tuple[str, ...]:
@@ -325,10 +421,10 @@ def _environment_digest(submission: Submission) -> str:
     return "" if isinstance(environment, str) else environment.digest
 
 
-def imported_modules(texts: Sequence[str] | object) -> set[str]:
-    """Top-level names of the modules that Python texts import."""
-    names: set[str] = set()
-    for text in texts:  # type: ignore[attr-defined]
+def imported_modules(texts: Iterable[str]) -> set[str]:
+    """Top-level names of the modules that Python texts import, and of Stoker's optional ones that are loaded now."""
+    names = {name for name in _OPTIONAL_MODULES if name in sys.modules}
+    for text in texts:
         with suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Import):
@@ -336,6 +432,20 @@ def imported_modules(texts: Sequence[str] | object) -> set[str]:
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     names.add(node.module.partition(".")[0])
     return names
+
+
+_OPTIONAL_MODULES = (
+    "pyarrow",
+    "PIL",
+    "google_crc32c",
+    "datasets",
+    "torchmetrics",
+    "transformers",
+    "peft",
+    "keras",
+    "timm",
+)
+"""What Stoker or the job loads on demand where a job's data or model need it: a job that was made has loaded them."""
 
 
 def _now() -> str:

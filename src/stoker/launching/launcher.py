@@ -67,8 +67,8 @@ class Probe:
     shown: Python, driver, devices and their memory, free disk, ports, whether all nodes see the run's directory, the
     clock's difference.
 
-    `device` is the model of each device as the place names it, "" if that is unknown; `cores` those of a host's CPU, 0 if
-    unknown: what a forecast is made for.
+    `device` is the model of each device as the place names it, "" if that is unknown; `cores` those of a host's CPU, 0
+    if unknown: what a forecast is made for.
     """
 
     facts: dict[str, str]
@@ -130,9 +130,10 @@ class Submission:
             that nothing is sent twice. Commands run in that folder.
         stoker: this Stoker, a folder for PYTHONPATH, so that both ends write the same records.
         data: files and folders that `code` links to, each by its digest.
+        expected: absolute paths of data that the place has to have, since they are outside of the job's folder.
         job_file: the job file, relative to `code`.
         arguments: of `stoker train` after the job file, without `--run-dir`, `--json` and `--on`.
-        environment: the lock to install there; or the Python to use there, a path or a name (`--env theirs`: `python3`).
+        environment: the lock to install there; or the Python there to use, a path or a name (`python3`).
         image: container image; "" for none.
         variables: environment variables to set there; names and values.
         secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent apart
@@ -141,6 +142,7 @@ class Submission:
             default.
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
         owner: machine and directory of the run here, by which a run there of the same name is told from another's.
+        send_limit: no more than this is sent [bytes].
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
             (default: `.stoker` in the home directory there).
     """
@@ -150,6 +152,7 @@ class Submission:
     code: Bundle
     stoker: Bundle
     data: tuple[Bundle, ...] = ()
+    expected: tuple[str, ...] = ()
     job_file: str
     arguments: tuple[str, ...] = ()
     environment: EnvironmentLock | str = "python3"
@@ -159,6 +162,7 @@ class Submission:
     time_limit_s: float | None = None
     save_s: float = 30.0
     owner: str = ""
+    send_limit: float = 10 * 2.0**30
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -200,6 +204,8 @@ class Launcher(abc.ABC):
     """The word before the colon of `--on`."""
     syntax: str
     """Form of the words, for messages: `ssh:user@host[,host…][/4xa100]`."""
+    limits_time: bool = False
+    """Whether the place wants to know how long a job may take: then a forecast is made before it is submitted."""
 
     @abc.abstractmethod
     def parse(self, text: str) -> LaunchTarget:

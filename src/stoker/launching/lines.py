@@ -6,7 +6,8 @@ Use when: a launcher works on a machine with a shell. Needs there: a POSIX shell
 Costs: one connection for each host (multiplexed, kept for `PERSIST_S` after the last command), then a few milliseconds
 a command.
 Does not do: passwords (BatchMode): it never waits for a prompt that nobody sees.
-Source: ssh_config(5), OpenSSH 9.2: ControlMaster, ControlPersist, BatchMode, ServerAliveInterval; ssh(1) on exit code 255.
+Source: ssh_config(5), OpenSSH 9.2: ControlMaster, ControlPersist, BatchMode, ServerAliveInterval; ssh(1) on exit code
+255.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Answer:
 
 
 class Line(abc.ABC):
-    """How commands and files reach one machine. Any method may raise:
+    """How commands and files reach one machine. Any method may raise these errors.
 
     Raises:
         PlaceUnreachable: the machine does not answer, or not in time: nothing is known of what the command did.
@@ -117,7 +118,7 @@ class Line(abc.ABC):
         """Run a POSIX shell script there, with arguments `$1`, `$2`, …, which need no quoting."""
         return self.run(["sh", "-c", script, "sh", *arguments], timeout_s=timeout_s, check=check)
 
-    def require_line(self, answer: Answer) -> None:
+    def require_line(self, answer: Answer) -> None:  # noqa: B027 - this machine needs no line
         """Raise if an exit code says that the line itself failed."""
 
     def home(self) -> str:
@@ -246,7 +247,7 @@ class SshLine(Line):
     """
 
     def __init__(self, host: str) -> None:
-        match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.%]+\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
+        match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
         if match is None:
             raise PlaceFailed(f"{host!r} names no host", remedy="Write user@host or user@host:port.")
         user, address, port = match.groups()

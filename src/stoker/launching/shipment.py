@@ -7,13 +7,12 @@ something whole, named by its digest, or nothing.
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import PlaceFailed
 from stoker.launching.at_place import LaunchOrder
-from stoker.launching.bundle import Bundle
+from stoker.launching.bundle import Bundle, require_sendable, sending_text
 from stoker.launching.environment_lock import EnvironmentLock, base_python_script
 from stoker.launching.launcher import Submission
 from stoker.launching.lines import Line
@@ -54,7 +53,7 @@ def program_at(python: str, stoker: str, command: str, directory: str, *options:
 
 
 def ship(
-    line: Line, submission: Submission, *, tell: Callable[[str], None] = lambda text: None, is_requeued: bool = False,
+    line: Line, submission: Submission, *, tell: Callable[[str], None] = lambda _: None, is_requeued: bool = False,
     submitted_at: str = "", owner: str = "",
 ) -> Shipped:  # fmt: skip
     """Send what is missing, make the environment, and write the order; nothing is started.
@@ -68,15 +67,15 @@ def ship(
         owner: the run's directory here, by which another one of the same name is told from it.
 
     Raises:
-        PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that name
-            of somebody else).
+        PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that
+            name of somebody else).
         PlaceUnreachable: the line was cut; what is whole there is not sent again.
     """
     root = line.absolute(submission.root)
     directory = f"{root}/runs/{submission.run}"
     _require_own(line, directory, owner)
-    bundles = [*submission.data, submission.stoker, submission.code]
-    sent = _send_missing(line, root, bundles, submission.options.get("data", ""), tell)
+    _require_expected(line, submission.expected)
+    sent = _send_missing(line, root, submission, tell)
     stoker = f"{root}/{submission.stoker.folder}"
     shipped = Shipped(
         root=root, directory=directory, code=f"{root}/{submission.code.folder}", stoker=stoker, sent_bytes=sent,
@@ -115,21 +114,37 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
                           remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
 
 
-def _send_missing(line: Line, root: str, bundles: list[Bundle], data: str, tell: Callable[[str], None]) -> int:
+def _require_expected(line: Line, paths: Sequence[str]) -> None:
+    script = 'for p in "$@"; do [ -e "$p" ] || printf "%s\\n" "$p"; done'
+    if paths and (missing := line.shell(script, *paths).text.splitlines()):
+        raise PlaceFailed(
+            f"{line.name} has no {missing[0]}, which the job reads and which is outside of the folder that is rebuilt "
+            "there",
+            remedy="Put it there under that path; or start from a folder that holds both the job file and the data.",
+        )
+
+
+def _send_missing(line: Line, root: str, submission: Submission, tell: Callable[[str], None]) -> int:
     """Send the bundles that are not there; the number of bytes sent [bytes]."""
-    folders = " ".join(shlex.quote(f"{root}/{bundle.folder}") for bundle in bundles)
-    script = f'for f in {folders}; do [ -d "$f" ] && echo 1 || echo 0; done; mkdir -p "$1" && df -Pk "$1" | tail -n 1'
-    *known, disk = line.shell(script, root).text.splitlines()
+    bundles, data = (*submission.data, submission.stoker, submission.code), submission.options.get("data", "")
+    folders = [f"{root}/{bundle.folder}" for bundle in bundles]
+    script = (
+        'mkdir -p -- "$1" && df -Pk -- "$1" | tail -n 1; shift; for f in "$@"; do [ -d "$f" ] && echo 1 || echo 0; done'
+    )
+    disk, *known = line.shell(script, root, *folders).text.splitlines()
     missing = [bundle for bundle, is_there in zip(bundles, known, strict=True) if is_there == "0"]
     missing = [bundle for bundle in missing if not (bundle.kind == "data" and _found_there(line, root, bundle, data))]
+    if not missing:
+        return 0
+    require_sendable(missing, submission.send_limit)
     total, free = sum(bundle.num_bytes for bundle in missing), int(disk.split()[3]) * 1024
+    tell(sending_text(missing, line.name))
     if total > free:
         raise PlaceFailed(
             f"{format_bytes(total)} have to be sent, and {root} on {line.name} has {format_bytes(free)} free",
             remedy="Free some space there, or give another --place-option root=FOLDER.",
         )
     for bundle in missing:
-        tell(f"sending {bundle.name}: {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}")
         line.send_tree(bundle.files, f"{root}/{bundle.folder}")
     return total
 
@@ -148,8 +163,8 @@ rm -f -- "$1.sums"; exit 1
 
 
 def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
-    """Whether the place has the data already, in `data` or its `$STOKER_DATA`, with equal digests; then it is linked."""
-    if not line.shell('[ -n "$1" ] || [ -n "$STOKER_DATA" ]', data, check=False).code == 0:
+    """Whether the place has the data in `data` or its `$STOKER_DATA`, with equal digests; then it is linked."""
+    if line.shell('[ -n "$1" ] || [ -n "$STOKER_DATA" ]', data, check=False).code != 0:
         return False
     folder = f"{root}/{bundle.folder}"
     sums = "".join(f"{file.digest}  {file.path}\n" for file in bundle.files if not file.link)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
@@ -28,15 +29,15 @@ from stoker.launching.launcher import (
     Handle,
     HostRanks,
     Launcher,
+    LaunchTarget,
     Offer,
     Probe,
     Request,
     Submission,
-    LaunchTarget,
 )
 from stoker.launching.lines import Line, line_to
 from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
-from stoker.records.codec import from_json
+from stoker.records.codec import from_json, loads
 from stoker.records.launch import ENDED, LaunchState
 from stoker.units import format_bytes, format_seconds
 
@@ -45,6 +46,7 @@ R = TypeVar("R")
 _SYNTAX = "ssh:[user@]host[:port][,host2…][/[N×]cpu|here|DEVICE]"
 _MOST_CLOCK_S = 600.0
 _LEAST_FREE_BYTES = 1 << 30
+_HANDLE = "handle.json"
 
 _PROBE = r"""
 export LC_ALL=C
@@ -78,7 +80,7 @@ class SshLauncher(Launcher):
         """The hosts, and the devices to use on each."""
         address, slash, shape = text.strip().partition("/")
         hosts = [host.strip() for host in address.split(",")]
-        match = re.fullmatch(r"(?:(\d+)[x×])?([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
+        match = re.fullmatch(r"(?:(\d+)[x×])?(?!\d+[x×]?$)([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
         if not all(hosts) or (slash and match is None):
             raise NoDevice(f"--on ssh:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ssh:me@box/2xcpu.")
         count, device = (match[1], match[2].lower()) if match else (None, "")
@@ -138,8 +140,8 @@ class SshLauncher(Launcher):
         )
         lines = [f"# on {hosts[0]}, below {root} (relative to the home directory unless absolute)"]
         lines += [
-            f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent unless "
-            "it is there"
+            f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent if "
+            "it is not there"
             for bundle in (*submission.data, submission.stoker, submission.code)
         ]  # fmt: skip
         if isinstance(environment, EnvironmentLock):
@@ -159,11 +161,14 @@ class SshLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send, make the environment, and start one watching process on each host."""
         lines = _lines(submission.target.address)
+        if (going := self._going_on(lines[0], submission)) is not None:
+            return going
         shipped = ship(lines[0], submission, tell=tell, submitted_at=_now(), owner=submission.owner)
         handle: Handle = {
             "hosts": [line.name for line in lines], "directory": shipped.directory, "python": shipped.python,
             "stoker": shipped.stoker, "sent_bytes": shipped.sent_bytes,
         }  # fmt: skip
+        lines[0].write(f"{shipped.directory}/launch/{_HANDLE}", json.dumps(handle).encode())
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
         variables = self._meeting(lines, shipped)
         lines[0].run(["rm", "-f", "--", f"{shipped.directory}/launch/stop"])
@@ -180,6 +185,15 @@ class SshLauncher(Launcher):
                 line.run(shipped.program("stop"), check=False)
             raise
         return handle
+
+    def _going_on(self, line: Line, submission: Submission) -> Handle | None:
+        """The handle of this very run if it is going on: it was started, and the answer never reached home."""
+        folder = f"{line.absolute(submission.root)}/runs/{submission.run}/launch"
+        text = line.read(f"{folder}/{_HANDLE}")
+        if not text or loads(line.read(f"{folder}/order.json"), LaunchOrder).owner != submission.owner:
+            return None
+        handle: Handle = json.loads(text)
+        return None if self.state(handle).phase in ENDED else {**handle, "sent_bytes": 0}
 
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
         """From the variables that `start` set."""
@@ -287,8 +301,8 @@ def _missing(
     if abs(clock_s) > _MOST_CLOCK_S and options.get("clock") != "any":
         way = "ahead" if clock_s > 0 else "behind"
         missing.append(
-            f"the clock of {host} is {format_seconds(abs(clock_s))} {way}: set it (timedatectl set-ntp true), or accept "
-            "wrong times in the log with --place-option clock=any"
+            f"the clock of {host} is {format_seconds(abs(clock_s))} {way}: set it (timedatectl set-ntp true), or "
+            "accept wrong times in the log with --place-option clock=any"
         )
     return missing
 
@@ -299,7 +313,7 @@ def _unshared(lines: Sequence[Line], root: str) -> list[str]:
     lines[0].write(token, b"")
     try:
         return [
-            f"{line.name} does not see {root} of {lines[0].name}: put it on a shared disk, --place-option root=/shared/stoker"
+            f"{line.name} does not see {root} of {lines[0].name}: name a shared disk, --place-option root=FOLDER"
             for line, is_seen in zip(lines[1:], _on_each(lines[1:], lambda line: line.exists(token)), strict=True)
             if not is_seen
         ]

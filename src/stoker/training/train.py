@@ -8,6 +8,7 @@ processes of a launcher such as torchrun, and those that `--on 2xhere` starts al
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -111,6 +112,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         BadRun: the run directory cannot be used, or is in use.
         RunFailed: training could not go on; what was saved is intact.
     """
+    _require_here(on)
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
     require_mtbf(device_mtbf_h)
@@ -341,6 +343,20 @@ def _device(on: str, member: ElasticWorker | None) -> Device:
     if device.kind != "cuda" or on.startswith("cuda:"):
         return device
     return resolve_place(f"cuda:{member.worker}", attached)
+
+
+def _require_here(on: str) -> None:
+    """Refuse a place elsewhere: `ssh:box`.
+
+    Raises:
+        NoDevice: `on` names one.
+    """
+    kind, colon, _ = on.partition(":")
+    if colon and re.fullmatch(r"(\d+x)*(cpu|cuda|mps|xpu)", kind.strip().lower()) is None:
+        raise NoDevice(
+            f"{on!r} is a place elsewhere, and stoker.train trains in this program.",
+            remedy=f'From a job file: stoker.launch("job.py", on={on!r}), or `stoker train job.py --on {on}`.',
+        )
 
 
 def _device_name(on: str) -> str:

@@ -1,0 +1,158 @@
+"""`stoker train JOB --on ssh:box`: the options of runs elsewhere, and how one is started and followed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stoker import api
+from stoker.cli.elsewhere import follow_run
+from stoker.cli.terminal import output, print_document, setting_pairs, waiting
+from stoker.errors import BadJob
+from stoker.launching import parse_target
+from stoker.records import to_json
+from stoker.units import parse_duration, parse_memory, parse_money
+
+if TYPE_CHECKING:
+    from stoker.launching.launch import LaunchOptions
+
+_ELSEWHERE = "Runs elsewhere"
+
+
+def _elsewhere(*words: str, metavar: str | None = None, help_text: str) -> Any:
+    """An option of `stoker train` for places elsewhere."""
+    return typer.Option(*words, metavar=metavar, help=help_text, rich_help_panel=_ELSEWHERE)
+
+
+Env = Annotated[
+    str | None,
+    _elsewhere("--env", metavar="ENV", help_text="lock: the versions here, installed there once (default); theirs; or "
+               "a path to a Python there."),
+]  # fmt: skip
+Image = Annotated[str | None, _elsewhere("--image", metavar="IMAGE", help_text="Container image to run in.")]
+Secrets = Annotated[
+    list[str] | None,
+    _elsewhere("--secret", metavar="NAME", help_text="Environment variable to send, stored nowhere; may be repeated."),
+]
+Send = Annotated[
+    list[Path] | None, _elsewhere("--send", metavar="PATH", help_text="Another file or folder that the job reads.")
+]
+DataFiles = Annotated[
+    list[Path] | None,
+    _elsewhere("--data", metavar="PATH", help_text="Data: found there by its digest, else sent; may be repeated."),
+]
+Variables = Annotated[
+    list[str] | None, _elsewhere("--var", metavar="NAME=VALUE", help_text="Environment variable to set there.")
+]
+PlaceOptions = Annotated[
+    list[str] | None,
+    _elsewhere("--place-option", metavar="NAME=VALUE", help_text="Option of the place, such as root=FOLDER."),
+]
+SendLimit = Annotated[
+    str | None, _elsewhere("--send-limit", metavar="BYTES", help_text="Send no more than this (default: 10GiB).")
+]
+TimeLimit = Annotated[
+    str | None,
+    _elsewhere("--time-limit", metavar="TIME", help_text="Longest time there (default: the forecast's upper bound)."),
+]
+MaxCost = Annotated[
+    str | None, _elsewhere("--max-cost", metavar="USD", help_text="Save and stop before it costs more than this.")
+]
+Detach = Annotated[bool, _elsewhere("--detach", help_text="Start it and return; `stoker attach RUN` shows it.")]
+DryRun = Annotated[bool, _elsewhere("--dry-run", help_text="Print what would be submitted, and send nothing.")]
+
+
+def launch_options(
+    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    run_dir: Path | None,
+    plan_file: Path | None,
+    new: bool,
+    resume: str | None,
+) -> LaunchOptions:
+    """How a run is executed elsewhere, from the options of the command line.
+
+    Args:
+        given: options for places elsewhere, by name.
+        arguments: options of `stoker train` that are passed on, by name.
+        run_dir: the run's directory here.
+        plan_file: a plan to train under.
+        new: start another run even where one could be continued.
+        resume: continue this run.
+
+    Raises:
+        BadJob: a value has another form; or options exclude each other.
+        BadRun: there is no run to resume.
+    """
+    if sum(bool(choice) for choice in (new, resume, run_dir)) > 1:
+        raise BadJob("--new, --resume and --run-dir exclude each other", remedy="Give one of them, or none.")
+    passed: list[str] = []
+    for option, value in arguments.items():
+        if value is True:
+            passed.append(option)
+        elif value:
+            passed += [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]
+    return api.LaunchOptions(
+        run_dir=api.find_launched(resume).path if resume else run_dir, new=new, env=given["--env"] or "lock",
+        image=given["--image"] or "", secrets=tuple(given["--secret"] or ()), send=tuple(given["--send"] or ()),
+        data=tuple(given["--data"] or ()), plan=plan_file, variables=_pairs("--var", given["--var"]),
+        place=_pairs("--place-option", given["--place-option"]), arguments=tuple(passed),
+        **({"send_limit": parse_memory(given["--send-limit"])} if given["--send-limit"] else {}),
+        max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
+        time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
+    )  # fmt: skip
+
+
+def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise BadJob(f"{option} {word}: wanted NAME=VALUE")
+        pairs[name.strip()] = value
+    return pairs
+
+
+def train_elsewhere(
+    job_file: Path,
+    settings: list[str] | None,
+    on: str,
+    options: LaunchOptions,
+    *,
+    detach: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Start a run elsewhere, or find it there, and follow it to its end unless it is detached."""
+    parse_target(on)  # before torch is loaded
+    named = setting_pairs(settings)
+    if dry_run:
+        with output(for_json=as_json), waiting("reading what would travel", quiet=as_json):
+            text = api.describe_launch(job_file, on=on, settings=named, options=options)
+        print_document({"script": text}) if as_json else print(text, end="")
+        return
+    console = Console(stderr=True, highlight=False)
+
+    def tell(text: str) -> None:
+        if not as_json:
+            console.print(Text(f"{text} …", "dim"), soft_wrap=True)
+
+    with output(for_json=as_json):
+        launched = api.launch(job_file, on=on, settings=named, options=options, tell=tell)
+    name = launched.directory.name
+    if launched.because and not as_json:
+        console.print(Text(launched.because), soft_wrap=True)
+    if detach:
+        if as_json:
+            print_document(to_json(launched.launch))
+        else:
+            console.print(Text(f"{name} runs at {on}; `stoker attach {name}` shows it, `stoker stop {name}` saves and "
+                               "ends it"), soft_wrap=True)  # fmt: skip
+        return
+    raise typer.Exit(follow_run(launched.directory, as_json=as_json).exit_code)

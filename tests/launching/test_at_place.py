@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.launching import at_place
+from stoker.launching.at_place import (
+    HostState,
+    HostSupervisor,
+    LaunchOrder,
+    ask_to_stop,
+    combined,
+    judge,
+    rank_command,
+    rank_environments,
+    read_host_state,
+    read_secrets,
+    state_of,
+)
+from stoker.launching.launcher import HostRanks
+from stoker.records import dumps
+
+ORDER = LaunchOrder(run="gpt-1a2b3c", kind="ssh", code=".", job_file="gpt.py", submitted_at="2026-11-25T10:00:00+00:00")
+KILLED = -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("codes", "facts", "phase", "code", "again"),
+    [
+        ([0], {}, "finished", 0, False),
+        ([75], {}, "requeued", 75, True),
+        ([75], {"is_requeued": True}, "requeued", 75, False),
+        ([130], {"is_stopped": True}, "stopped", 130, False),
+        ([130], {"is_signalled": True, "is_requeued": True}, "preempted", 130, False),
+        ([130], {"is_signalled": True}, "stopped", 130, False),
+        ([2], {}, "failed", 2, False),
+        ([3], {}, "failed", 3, False),
+        ([4], {}, "failed", 4, False),
+        ([KILLED], {}, "lost", 4, True),
+        ([KILLED], {"is_stopped": True}, "lost", 4, False),
+        ([KILLED], {"is_requeued": True}, "lost", 4, False),
+        ([-signal.SIGTERM], {"is_stopped": True}, "stopped", 130, False),
+        ([4, KILLED], {"num_hosts": 2}, "lost", 4, True),
+        ([4, 4], {"num_hosts": 2}, "lost", 4, True),
+        ([2, 4], {"num_hosts": 2}, "failed", 2, False),
+        ([0, 0], {"num_hosts": 2}, "finished", 0, False),
+    ],
+)
+def test_what_follows_from_exit_codes(
+    codes: list[int], facts: dict[str, Any], phase: str, code: int, *, again: bool
+) -> None:
+    """Only a slice and a lost rank are started again here, and nothing where a scheduler does it."""
+    outcome = judge(
+        codes, is_stopped=facts.get("is_stopped", False), is_signalled=facts.get("is_signalled", False),
+        order=replace(ORDER, is_requeued=facts.get("is_requeued", False)), num_hosts=facts.get("num_hosts", 1),
+    )  # fmt: skip
+    assert (outcome.phase, outcome.exit_code, outcome.is_again) == (phase, code, again)
+
+
+def test_ranks_of_two_hosts_meet_at_the_first() -> None:
+    """Ranks are numbered host after host; variables of a launcher around us do not leak into them."""
+    order = replace(ORDER, num_hosts=2, ranks_each=2, variables={"A": "1"}, pythonpath="/stoker")
+    base = {"RANK": "9", "WORLD_SIZE": "9", "PATH": "/bin", "STOKER_SECRETS_FILE": "/x"}
+    found = rank_environments(order, HostRanks(host=1, num_hosts=2, master="10.0.0.1", port=4711), base, {"S": "s"})
+    common = {
+        "PATH": "/bin", "A": "1", "S": "s", "STOKER_LAUNCHED": "ssh", "PYTHONPATH": "/stoker", "WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
+    }  # fmt: skip
+    assert found == [common | {"RANK": "2", "LOCAL_RANK": "0"}, common | {"RANK": "3", "LOCAL_RANK": "1"}]
+
+
+def test_one_host_starts_its_own_ranks() -> None:
+    """Several devices of one host are one process there, which starts the others: `--on 2xcpu`."""
+    order = replace(ORDER, ranks_each=2, device="cpu", arguments=("--set", "lr=0.1"))
+    assert len(rank_environments(order, HostRanks(), {"RANK": "0"}, {})) == 1
+    assert "RANK" not in rank_environments(order, HostRanks(), {"RANK": "0"}, {})[0]
+    command = rank_command(order, Path("/runs/x"), 1)
+    assert command[3:] == ["train", "gpt.py", "--set", "lr=0.1", "--on", "2xcpu", "--run-dir", "/runs/x", "--json"]
+    assert rank_command(replace(order, num_hosts=2), Path("/runs/x"), 2)[7:9] == ["--on", "cpu"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's directory with an order; its rank is the program `rank.py` beside it."""
+    directory = tmp_path / "run"
+    (directory / "launch").mkdir(parents=True)
+    (directory / "launch" / "order.json").write_text(dumps(replace(ORDER, code=str(tmp_path))))
+    monkeypatch.setattr(
+        at_place, "rank_command", lambda *_: [sys.executable, str(tmp_path / "rank.py"), str(directory)]
+    )
+    monkeypatch.setattr(HostSupervisor, "_pause", lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        monkeypatch.setattr(signal, "signal", signal.signal)
+        before = signal.getsignal(number)
+        monkeypatch.setitem(_BEFORE, number, before)
+    yield directory  # type: ignore[misc]
+    for number, handler in _BEFORE.items():
+        signal.signal(number, handler)
+
+
+_BEFORE: dict[int, Any] = {}
+
+LOG = """
+import os, signal, sys
+from pathlib import Path
+directory = Path(sys.argv[1])
+def progress(samples):
+    with (directory / "events.jsonl").open("a") as log:
+        log.write('{"event": "progress", "at": 1.0, "samples": %d}\\n' % samples)
+def starts():
+    count = directory / "starts"
+    count.write_text(count.read_text() + "x" if count.exists() else "x")
+    return len(count.read_text())
+"""
+
+
+def _supervised(run: Path, program: str, ranks: HostRanks | None = None) -> tuple[int, HostState]:
+    (run.parent / "rank.py").write_text(LOG + program)
+    code = HostSupervisor(run, ranks or HostRanks(), {"SECRET": "hunter2"}).run()
+    state = read_host_state(run / "launch" / "host-0.json")
+    assert state is not None
+    return code, state
+
+
+def test_a_run_that_ends_well_is_finished(run: Path) -> None:
+    """Its exit code is the supervisor's, and its state stays for whoever asks later."""
+    code, state = _supervised(run, "progress(10)")
+    assert code == 0
+    assert (state.phase, state.exit_code, state.restarts) == ("finished", 0, 0)
+    assert state_of(run).phase == "finished"
+
+
+def test_a_killed_rank_is_started_again(run: Path) -> None:
+    """As long as it gets on: the count of starts in vain begins anew with each sample more."""
+    code, state = _supervised(run, "n = starts(); progress(10 * n); n < 6 and os.kill(os.getpid(), signal.SIGKILL)")
+    assert code == 0
+    assert (state.phase, state.restarts, state.without_progress, state.samples) == ("finished", 5, 0, 60)
+
+
+def test_starts_without_progress_come_to_an_end(run: Path) -> None:
+    """A run that dies each time at the same sample is ended, with the count and the last line of its output."""
+    code, state = _supervised(
+        run, "starts(); progress(10); print('error: boom', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    )
+    assert code == 4
+    assert state.phase == "failed"
+    assert "3 starts in a row made no progress" in state.why
+    assert state.evidence == "boom"
+    assert len((run / "starts").read_text()) == 1 + at_place.MOST_WITHOUT_PROGRESS
+
+
+def test_slices_go_on_until_the_end(run: Path) -> None:
+    """Exit code 75 means: start me again."""
+    code, state = _supervised(run, "n = starts(); progress(n); sys.exit(75 if n < 4 else 0)")
+    assert code == 0
+    assert state.restarts == 3
+
+
+def test_a_failed_run_is_not_started_again(run: Path) -> None:
+    """An error of the job repeats; its line is the evidence."""
+    code, state = _supervised(run, "starts(); print('error: no setting lrr', file=sys.stderr); sys.exit(2)")
+    assert (code, state.phase, state.evidence) == (2, "failed", "no setting lrr")
+    assert (run / "starts").read_text() == "x"
+
+
+def test_a_stop_saves_and_is_not_restarted(run: Path) -> None:
+    """The signal reaches the rank, which leaves with 130; after a request to stop nothing starts again."""
+    program = """
+def leave(*_):
+    progress(7)
+    sys.exit(130)
+signal.signal(signal.SIGTERM, leave)
+starts()
+Path(sys.argv[1], "launch", "stop").touch()
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+    code, state = _supervised(run, program)
+    assert (code, state.phase, state.exit_code) == (130, "stopped", 130)
+    assert (run / "starts").read_text() == "x"
+
+
+def test_a_requeued_run_counts_its_starts(run: Path) -> None:
+    """A scheduler that starts the same order again and again without progress is told to give up."""
+    order = replace(at_place.read_order(run), is_requeued=True)
+    (run / "launch" / "order.json").write_text(dumps(order))
+    program = "starts(); progress(5); sys.exit(75)"
+    codes = [_supervised(run, program)[0] for _ in range(6)]
+    assert codes == [75, 75, 75, 75, 4, 4]
+    (run / "launch" / "order.json").write_text(dumps(replace(order, submitted_at="2026-11-26T10:00:00+00:00")))
+    assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
+
+
+def test_secrets_reach_the_rank_and_no_file(run: Path) -> None:
+    """They are in the environment of the rank alone; nothing below the run's directory holds them."""
+    code, _ = _supervised(run, "progress(1); sys.exit(0 if os.environ['SECRET'] == 'hunter2' else 2)")
+    assert code == 0
+    found = [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert found == []
+
+
+def test_a_file_of_secrets_is_read_once(tmp_path: Path) -> None:
+    """It is deleted when it is read, and also when it cannot be used."""
+    path = tmp_path / "secrets"
+    path.write_text(json.dumps({"TOKEN": "x"}))
+    assert read_secrets({"STOKER_SECRETS_FILE": str(path)}, from_input=False) == {"TOKEN": "x"}
+    assert not path.exists()
+    path.write_text("[1]")
+    with pytest.raises(at_place.PlaceFailed):
+        read_secrets({"STOKER_SECRETS_FILE": str(path)}, from_input=False)
+    assert not path.exists()
+
+
+def _state(**changes: Any) -> HostState:
+    state = HostState(
+        host=0, hostname=at_place.platform.node(), pid=os.getpid(), began=at_place._began(os.getpid()),
+        boot=at_place._boot(), phase="running", why="training", at=at_place._now(), submitted_at=ORDER.submitted_at,
+    )  # fmt: skip
+    return replace(state, **changes)
+
+
+def _write(run: Path, *states: HostState) -> None:
+    for state in states:
+        (run / "launch" / f"host-{state.host}.json").write_text(dumps(state))
+
+
+def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
+    """The evidence is the process that is not there any more, or another boot; a living one is believed."""
+    _write(run, _state())
+    assert state_of(run).phase == "running"
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    _write(run, _state(pid=gone.pid, began=1))
+    lost = state_of(run)
+    assert (lost.phase, lost.why) == ("lost", "was running and is gone")
+    assert f"process {gone.pid}" in lost.evidence
+    _write(run, _state(boot="another"))
+    assert "started anew" in state_of(run).evidence
+    _write(run, _state(pid=gone.pid, began=1, phase="finished"))
+    assert state_of(run).phase == "finished", "what has ended is not lost"
+
+
+def test_states_of_an_earlier_order_do_not_count(run: Path) -> None:
+    """A run that was started again is starting until its hosts say otherwise."""
+    _write(run, _state(phase="failed", submitted_at="2026-11-24T10:00:00+00:00"))
+    assert state_of(run).phase == "starting"
+
+
+def test_several_hosts_are_one_state() -> None:
+    """A host that failed or is lost is named; all count as finished when host 0 has."""
+    other = _state(host=1, hostname="box2")
+    assert combined([_state(), other]).phase == "running"
+    lost = combined([_state(), replace(other, phase="lost", why="was running and is gone")])
+    assert (lost.phase, lost.why) == ("lost", "box2: was running and is gone")
+    assert combined([_state(phase="finished"), replace(other, phase="lost")]).phase == "finished"
+
+
+def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:
+    """Where nothing runs the request stays for whoever would start it again."""
+    _write(run, _state(pid=1, began=-1))
+    ask_to_stop(run)
+    assert (run / "launch" / "stop").exists()

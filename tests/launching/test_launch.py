@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stoker
+from stoker.devices import attached_cpu
+from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.launching import is_elsewhere, kinds
+from stoker.launching.launch import (
+    LaunchOptions,
+    data_paths,
+    describe_launch,
+    device_word,
+    imported_modules,
+    launch,
+    time_limit,
+)
+from stoker.launching.launcher import LaunchTarget, Probe, Submission
+from stoker.records import LaunchState
+from stoker.store import RunDirectory
+from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, fake_place
+
+__all__ = ["fake_place"]
+
+JOB = """
+import torch
+from torch import nn
+import stoker
+
+def job(lr: float = 0.1) -> stoker.Job:
+    data = (torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
+    return stoker.Job(model=lambda: nn.Linear(2, 2), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=lr),
+                      batch=4, until=stoker.updates(2))
+"""
+
+THEIRS = LaunchOptions(env="theirs")
+
+
+@pytest.fixture
+def job(place: Path) -> Path:
+    """A job file in the working directory."""
+    path = place / "blobs.py"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def started(fake_place: Any, monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    """Submissions that the fake place was given."""
+    given: list[Submission] = []
+
+    def start(submission: Submission, tell: Any) -> dict[str, Any]:
+        given.append(submission)
+        return {"directory": "/there", "sent_bytes": 7}
+
+    monkeypatch.setattr(fake_place, "start", start)
+    return given
+
+
+def test_a_run_has_a_directory_here_from_the_beginning(job: Path, started: list[Submission]) -> None:
+    """Its record says where it is, its copies say what was sent, and the place is given all that it needs."""
+    launched = launch(job, on="fake:box", settings={"lr": 0.2}, options=THEIRS)
+    directory, record = launched.directory, launched.directory.read_launch()
+    assert launched.is_new
+    assert directory.name.startswith("blobs-")
+    assert record == launched.launch
+    assert (record.place, record.kind, record.handle["directory"], record.sent_bytes) == (
+        "fake:box",
+        "fake",
+        "/there",
+        7,
+    )
+    assert (directory.path / "job" / "blobs.py").read_text() == JOB
+    (submission,) = started
+    assert submission.arguments == ("--set", "lr=0.2")
+    assert submission.job_file == "blobs.py"
+    assert submission.environment == "python3"
+    assert submission.owner.endswith(str(directory.path.resolve()))
+
+
+def test_the_same_command_finds_the_run_that_is_going_on(job: Path, started: list[Submission], fake_place: Any) -> None:
+    """It is not started twice, and comments do not make it another; other settings do."""
+    first = launch(job, on="fake:box", options=THEIRS)
+    fake_place.answers = [RUNNING]
+    job.write_text(JOB + "# a comment\n")
+    again = launch(job, on="fake:box", options=THEIRS)
+    assert not again.is_new
+    assert again.directory == first.directory
+    assert "is running at fake:box" in again.because
+    other = launch(job, on="fake:box", settings={"lr": 0.5}, options=THEIRS)
+    assert other.directory != first.directory
+    assert len(started) == 2
+
+
+def test_a_stopped_run_goes_on_and_a_finished_one_is_followed_by_another(
+    job: Path, started: list[Submission], fake_place: Any
+) -> None:
+    """As `stoker train` does here: the name stays while a run is unfinished, and is numbered after that."""
+    first = launch(job, on="fake:box", options=THEIRS)
+    fake_place.answers = [STOPPED]
+    second = launch(job, on="fake:box", options=THEIRS)
+    assert second.is_new
+    assert second.directory == first.directory
+    assert [state.phase for state in second.launch.states] == ["stopped"]
+    fake_place.answers = [FINISHED]
+    third = launch(job, on="fake:box", options=THEIRS)
+    assert third.directory.name == f"{first.directory.name}-2"
+    assert "is finished" in third.because
+    assert [one.run for one in started] == [first.directory.name, first.directory.name, third.directory.name]
+
+
+def test_what_is_unknown_is_not_started_again(job: Path, started: list[Submission], fake_place: Any) -> None:
+    """A place that does not answer may be training: the command says so and starts nothing."""
+    launch(job, on="fake:box", options=THEIRS)
+    fake_place.answers = [LaunchState(phase="unknown", why="no answer", evidence="squeue timed out")]
+    with pytest.raises(PlaceUnreachable, match="squeue timed out"):
+        launch(job, on="fake:box", options=THEIRS)
+    assert len(started) == 1
+
+
+def test_an_unfinished_run_is_not_started_at_another_place(
+    job: Path, started: list[Submission], fake_place: Any
+) -> None:
+    """Its state is where it began; a new one has to be asked for."""
+    first = launch(job, on="fake:box", options=THEIRS)
+    with pytest.raises(BadRun, match="is unfinished at fake:box"):
+        launch(job, on="fake:other", options=THEIRS)
+    new = launch(job, on="fake:other", options=LaunchOptions(env="theirs", new=True))
+    assert new.directory != first.directory
+
+
+@pytest.mark.parametrize("problem", ["missing", "start", "secret", "job"])
+def test_what_fails_leaves_nothing(
+    problem: str, job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that lacks something or refuses, a secret that is not set, a job that cannot be made: no run is left."""
+    options = THEIRS
+    if problem == "missing":
+        fake_place.probed = Probe(facts={}, missing=("box has no Python of at least 3.11: install one",))
+    elif problem == "start":
+
+        def refuse(*_: object) -> None:
+            raise PlaceFailed("no such partition")
+
+        monkeypatch.setattr(fake_place, "start", refuse)
+    elif problem == "secret":
+        options = LaunchOptions(env="theirs", secrets=("NOT_SET_HERE",))
+    else:
+        job.write_text("def job(): return 1\n")
+    with pytest.raises((PlaceFailed, BadJob)):
+        launch(job, on="fake:box", options=options)
+    assert not (job.parent / "runs").exists() or list((job.parent / "runs").iterdir()) == []
+    assert started == []
+
+
+def test_a_name_that_is_taken_here_is_numbered(job: Path, started: list[Submission]) -> None:
+    """Another run's directory is not touched; one that was named by the user is refused."""
+    first = launch(job, on="fake:box", options=THEIRS).directory
+    (first.path / "launch.json").unlink()
+    (first.path / "mine.txt").touch()
+    second = launch(job, on="fake:box", options=THEIRS).directory
+    assert second.name == f"{first.name}-2"
+    with pytest.raises(BadRun, match="holds"):
+        launch(job, on="fake:box", options=LaunchOptions(env="theirs", run_dir=first.path))
+
+
+def test_dry_run_asks_nobody(job: Path, started: list[Submission], fake_place: Any) -> None:
+    """The script is made from what is here, and nothing is made of the run."""
+    assert describe_launch(job, on="fake:box", options=THEIRS).startswith("run blobs-")
+    assert fake_place.calls == []
+    assert not (job.parent / "runs").exists()
+
+
+def test_the_program_that_trains_here_names_the_verb_for_elsewhere(place: Path) -> None:
+    """`stoker.train` with a place elsewhere says what to call."""
+    data = (torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
+    job = stoker.Job(
+        model=torch.nn.Linear(2, 2), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=4,
+        until=stoker.updates(1),
+    )  # fmt: skip
+    with pytest.raises(NoDevice, match="is a place elsewhere") as refused:
+        stoker.train(job, on="ssh:box")
+    assert "stoker.launch(" in str(refused.value.remedy)
+
+
+def test_words_of_devices_are_not_places() -> None:
+    """The command line tells them apart without importing a launcher."""
+    for word in ("here", "cpu", "cuda:1", "2xhere", "8xh100", "2x8xh100", "cuda:0,cpu", "2xcpu"):
+        assert not is_elsewhere(word), word
+    for word in ("ssh:box", "slurm:", "k8s:team/8xh100", "nosuch:thing"):
+        assert is_elsewhere(word), word
+    assert "ssh" in kinds()
+
+
+def test_files_of_sources_are_found(place: Path) -> None:
+    """Tables, folders of images, parts and packed forms state their files; what lies in Stoker's cache is left out."""
+    (place / "a.csv").write_text("x,y\n1,2\n3,4\n5,6\n7,8\n")
+    (place / "pictures").mkdir()
+    table = stoker.data.csv(place / "a.csv", features=["x"], target="y")
+    parts = table.split(valid=0.5, stratify=False)
+    pictures = stoker.data.image_folder(place / "pictures", size=8)
+
+    def found(**fields: Any) -> list[str]:
+        job = stoker.Job(
+            model=torch.nn.Linear(1, 1), loss="mse", optimizer=stoker.SGD(lr=0.1), batch=1, until=stoker.updates(1),
+            **fields,
+        )  # fmt: skip
+        return [path.name for path in data_paths(job)]
+
+    assert found(data=table) == ["a.csv"]
+    assert found(data=parts.train, valid=parts.valid) == ["a.csv"]
+    assert found(data=table, test=pictures) == ["a.csv", "pictures"]
+    assert found(data=(np.zeros((4, 1)), np.zeros(4))) == []
+    assert found(data=stoker.data.digits()[0]) == []
+
+
+def test_modules_that_a_job_imports() -> None:
+    """Also those inside functions; relative imports are the job's own."""
+    text = "import numpy.linalg\nfrom torch import nn\nfrom . import nets\ndef f():\n    import einops\n"
+    assert {"numpy", "torch", "einops"} <= imported_modules([text])
+    assert "nets" not in imported_modules([text, "not python ("])
+
+
+def test_a_forecast_is_made_only_for_devices_that_are_known() -> None:
+    """By the word, or by what the probe found in the catalogue; else the place makes its own."""
+
+    def word(device: str, found: str, cores: int = 8, nodes: int = 1, each: int = 1) -> str | None:
+        target = LaunchTarget(
+            text="x:y", kind="x", address="y", num_nodes=nodes, devices_each=each, device=device
+        )  # fmt: skip
+        return device_word(target, Probe(facts={}, device=found, cores=cores))
+
+    assert word("a100-80", "", nodes=2, each=8) == "2x8xa100-80"
+    assert word("", "NVIDIA H100 80GB HBM3", each=4) in {"4xh100", None}
+    assert word("", "Some CPU 9000", cores=3) is None
+    assert word("cpu", "") is None
+    here = attached_cpu()
+    assert word("cpu", here.model, cores=here.cores, each=2) == "2xcpu"
+    assert word("", here.model, cores=here.cores) == "cpu"
+
+
+def test_the_time_limit_is_the_upper_bound_and_a_save(job: Path) -> None:
+    """Never less than the run takes by its forecast, and room for a start and a checkpoint."""
+    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
+    assert time_limit(forecast) > forecast.total_s.high + forecast.checkpoint_s.high
+
+
+def test_a_record_of_a_launch_reads_back(job: Path, started: list[Submission]) -> None:
+    """What was written is JSON that anybody reads, and holds names of secrets only."""
+    launched = launch(job, on="fake:box", options=LaunchOptions(env="theirs", max_cost=5.0))
+    document = json.loads((launched.directory.path / "launch.json").read_text())
+    assert document["record"] == "Launch"
+    assert document["max_cost"] == 5.0
+    assert RunDirectory(launched.directory.path).read_launch() == launched.launch

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching import lines
+from stoker.launching.bundle import TreeFile
+from stoker.launching.lines import LocalLine, SshLine, line_to, write_tar
+from tests.launching.fake_ssh import fake_ssh
+
+__all__ = ["fake_ssh"]
+
+TREE = [
+    TreeFile.of_bytes("job.py", b"print(1)\n"),
+    TreeFile.of_bytes("deep/er/x'y z.txt", b"x" * 70_000),
+    TreeFile(path="data/train.csv", link="../../data/train.csv"),
+]
+
+
+def test_a_tree_arrives_as_it_was(tmp_path: Path) -> None:
+    """Names with blanks and quotes, folders, links: what is sent is what is there."""
+    into = tmp_path / "there" / "code"
+    LocalLine().send_tree(TREE, str(into))
+    assert (into / "job.py").read_bytes() == b"print(1)\n"
+    assert (into / "deep/er/x'y z.txt").read_bytes() == b"x" * 70_000
+    assert (into / "data/train.csv").readlink() == Path("../../data/train.csv")
+    assert sorted(path.name for path in into.parent.iterdir()) == ["code"]
+    assert sorted(path.name for path in into.iterdir()) == ["data", "deep", "job.py"]
+
+
+def test_a_cut_transfer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that ends between two files is a valid archive to tar, and is refused all the same."""
+
+    def cut(files: list[TreeFile], stream: IO[bytes]) -> None:
+        whole = io.BytesIO()
+        write_tar(files[:1], whole)
+        stream.write(whole.getvalue()[:1024])  # one header and its content
+
+    monkeypatch.setattr(lines, "write_tar", cut)
+    with pytest.raises(PlaceFailed, match="the transfer was cut"):
+        LocalLine().send_tree(TREE, str(tmp_path / "there" / "code"))
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_tree_that_is_there_is_kept(tmp_path: Path) -> None:
+    """Two senders of one digest: the second finds the first one's folder, and neither fails."""
+    into = tmp_path / "code"
+    LocalLine().send_tree(TREE, str(into))
+    (into / "mark").touch()
+    LocalLine().send_tree(TREE, str(into))
+    assert (into / "mark").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_only_files_that_differ_are_fetched(tmp_path: Path) -> None:
+    """A second fetch copies what changed; what is left out, or being written, stays there."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "checkpoints").mkdir(parents=True)
+    for name in ("run.json", "checkpoints/a", "lock", ".writing-x-1-01234567"):
+        (there / name).write_text(name)
+    line = LocalLine()
+    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 2
+    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 0
+    (there / "run.json").write_text("changed")
+    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 1
+    assert (here / "run.json").read_text() == "changed"
+    assert sorted(path.name for path in here.iterdir()) == ["checkpoints", "run.json"]
+
+
+def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile archive with names outside, links and names nobody asked for writes none of them."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name in ("../outside", "/tmp/stoker-outside", "unasked", "good"):  # noqa: S108 - a name that is refused
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"ok"))
+        link = tarfile.TarInfo("good")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    archive.seek(0)
+    assert lines._extract(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["good"]
+    assert not (tmp_path / "outside").exists()
+    assert not lines._is_inside("../outside")
+    assert not lines._is_inside("/etc/passwd")
+
+
+def test_bytes_are_read_from_an_offset(tmp_path: Path) -> None:
+    """A log is read on from where it was read to, in pieces, and a file that is not there is empty."""
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(bytes(range(256)) * 10)
+    line = LocalLine()
+    assert line.read(str(log), 2500) == log.read_bytes()[2500:]
+    assert line.read(str(log), 10, 5) == bytes(range(10, 15))
+    assert line.read(str(log), 99_999) == b""
+    assert line.read(str(tmp_path / "none")) == b""
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    """Its folder is made, and nothing is left beside it."""
+    LocalLine().write(str(tmp_path / "a" / "order.json"), b"{}", mode=0o600)
+    assert (tmp_path / "a" / "order.json").read_bytes() == b"{}"
+    assert (tmp_path / "a" / "order.json").stat().st_mode & 0o777 == 0o600
+    assert len(list((tmp_path / "a").iterdir())) == 1
+
+
+def test_arguments_are_quoted_for_the_shell_there(fake_ssh: Path) -> None:
+    """No argument is read by a shell, whatever is in it."""
+    words = ["a b", "$HOME", "'", '"; rm -rf /', "`id`", ""]
+    answer = SshLine("me@box:2222").run(["printf", "%s|", *words])
+    assert answer.stdout.decode() == "".join(f"{word}|" for word in words)
+
+
+def test_host_user_and_port_of_a_word() -> None:
+    """The parts of a word become ssh's options, and what names no host is refused."""
+    command = SshLine("me@box:2222").command(["true"])
+    assert command[command.index("-l") + 1] == "me"
+    assert command[command.index("-p") + 1] == "2222"
+    assert command[-2:] == ["box", "true"]
+    assert SshLine("[fe80::1%eth0]:22").command(["true"])[-2] == "fe80::1%eth0"
+    for bad in ("-oProxyCommand=touch /tmp/x", "me@", "a b", "box:port", ""):
+        with pytest.raises(PlaceFailed, match="names no host"):
+            SshLine(bad)
+    assert isinstance(line_to(""), LocalLine)
+
+
+def test_a_refusal_and_silence_are_told_apart(fake_ssh: Path) -> None:
+    """Who is refused mends the login; who hears nothing knows nothing."""
+    with pytest.raises(PlaceUnreachable, match=r"gone cannot be reached: .*timed out"):
+        SshLine("gone").run(["true"])
+    with pytest.raises(PlaceFailed, match="closed refuses the login") as refused:
+        SshLine("closed").run(["true"])
+    assert not isinstance(refused.value, PlaceUnreachable)
+    with pytest.raises(PlaceUnreachable):
+        SshLine("gone").send_tree(TREE, "/nowhere")
+    with pytest.raises(PlaceFailed, match="failed on box"):
+        SshLine("box").run(["false"])
+
+
+def test_no_answer_in_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that takes too long says nothing about what it did."""
+
+    def late(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("ssh", 1)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(PlaceUnreachable, match="no answer"):
+        LocalLine().run(["true"], timeout_s=1)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import PlaceFailed
+from stoker.launching import ssh
+from stoker.launching.launcher import LaunchTarget
+from stoker.launching.ssh import LAUNCHER
+from stoker.testing import LauncherConformance
+from tests.launching.fake_ssh import fake_ssh
+
+__all__ = ["fake_ssh"]
+
+
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words = {  # noqa: RUF012 - a test's table
+        "box": (1, 1, ""), "me@box:2222": (1, 1, ""), "a,me@b/2xcpu": (2, 2, "cpu"), "box/4xa100": (1, 4, "a100"),
+        "box/here": (1, 1, ""),
+    }  # fmt: skip
+    bad_words = ("", "box/", "box/0xcpu", "a,,b", "a,a", "-oProxyCommand=x", "box/2x", "me@box:port")
+    environments = (
+        {"STOKER_HOST": "0", "STOKER_HOSTS": "1"},
+        {"STOKER_HOST": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "10.0.0.1", "STOKER_PORT": "4711"},
+    )
+    unreachable = {  # noqa: RUF012 - likewise
+        "hosts": ["127.0.0.1:1"], "directory": "/nowhere", "python": "python3", "stoker": "/nowhere",
+    }  # fmt: skip
+
+
+def _about(**changes: list[str]) -> dict[str, list[str]]:
+    about = {"python": ["3.11.2"], "disk": [str(50 << 20)], "cores": ["8"], "cpu": ["EPYC"], "load": ["0.1 0.1 0.1"]}
+    return about | changes
+
+
+TARGET = LaunchTarget(text="ssh:box/2xa100", kind="ssh", address="box", devices_each=2, device="a100")
+CPU = LaunchTarget(text="ssh:box", kind="ssh", address="box")
+
+
+@pytest.mark.parametrize(
+    ("about", "clock_s", "target", "said"),
+    [
+        (_about(python=["3.9.1"]), 0.0, CPU, "box has no Python of at least 3.11"),
+        (_about(), 3600.0, CPU, "the clock of box is 1 h ahead"),
+        (_about(), -3600.0, CPU, "the clock of box is 1 h behind"),
+        (_about(disk=["1000"]), 0.0, CPU, "of disk free"),
+        (_about(gpu=["NVIDIA A100, 40960, 0, 550.1"]), 0.0, TARGET, "box has 1 GPUs, and 2 are asked for"),
+        (_about(readonly=["/home"]), 0.0, CPU, "/home cannot be written"),
+    ],
+)
+def test_what_is_missing_is_a_sentence(
+    about: dict[str, list[str]], clock_s: float, target: LaunchTarget, said: str
+) -> None:
+    """Each thing that the run needs and a host lacks is one sentence with the remedy."""
+    (missing,) = ssh._missing("box", about, clock_s, target, {})
+    assert said in missing
+    assert ":" in missing or "asked for" in missing
+
+
+def test_a_host_that_has_all_lacks_nothing() -> None:
+    """What is there is not complained about; a wrong clock can be accepted."""
+    gpus = ["NVIDIA A100-SXM4-40GB, 40960, 0, 550.1"] * 2
+    assert ssh._missing("box", _about(gpu=gpus), 0.0, TARGET, {}) == []
+    assert ssh._missing("box", _about(), 3600.0, CPU, {"clock": "any"}) == []
+    facts = ssh._facts(_about(gpu=gpus), 0.2)
+    assert facts["devices"].startswith("NVIDIA A100-SXM4-40GB (40 GiB), NVIDIA A100")
+    assert facts["driver"] == "550.1"
+    assert facts["clock"] == "as here"
+
+
+def test_the_probe_reads_this_machine(fake_ssh: Path) -> None:
+    """The script of the probe runs on a real machine, and changes nothing there."""
+    before = sorted(path.name for path in fake_ssh.parent.iterdir())
+    probe = LAUNCHER.probe(LAUNCHER.parse("box"), {"root": "disk/for/stoker"})
+    assert probe.cores > 0
+    assert probe.facts["box: clock"] == "as here"
+    assert "free" in probe.facts["box: disk"]
+    assert sorted({path.name for path in fake_ssh.parent.iterdir()} - {"ssh.log"}) == before
+
+
+def test_a_refused_login_is_said_by_the_probe(fake_ssh: Path) -> None:
+    """One sentence, with what to do about it."""
+    with pytest.raises(PlaceFailed, match="closed refuses the login") as refused:
+        LAUNCHER.probe(LAUNCHER.parse("closed"), {})
+    assert "ssh-copy-id" in str(refused.value.remedy)
