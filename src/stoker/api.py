@@ -93,9 +93,11 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.meter import spent_words as spent_words
     from stoker.launching.oci_image import ImageOptions as ImageOptions
     from stoker.launching.oci_image import build_image as build_image
+    from stoker.launching.place_offers import compare_places as compare_places
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve
+    from stoker.planning.model.objectives import PlanLimits as PlanLimits
     from stoker.planning.multi_device import links_between as links_between
     from stoker.planning.step_profile import StepProfile as StepProfile
     from stoker.predicting.prediction_request import PredictOptions as PredictOptions

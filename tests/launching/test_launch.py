@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_followed_by_another(
     second = launch(job, on="fake:box", options=THEIRS)
     assert second.is_new
     assert second.directory == first.directory
-    assert [state.phase for state in second.launch.states] == ["stopped"]
+    assert [state.phase for state in second.launch.states] == ["queued", "stopped", "queued"]
     fake_place.answers = [FINISHED]
     third = launch(job, on="fake:box", options=THEIRS)
     assert third.directory.name == f"{first.directory.name}-2"

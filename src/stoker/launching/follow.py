@@ -236,7 +236,7 @@ class Follower:
         self._stream = EventStream(
             self.directory.events_path, lambda offset: self.launcher.events(self.launch.handle, offset)
         )
-        self._state = launch.state
+        self._state = LaunchState(phase="unknown", why="not asked yet")
         self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
         self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
@@ -335,7 +335,7 @@ class Follower:
     def _keep(self, state: LaunchState) -> None:
         """Show a state that differs from the last one shown, and keep it in the run's record if it is another phase."""
         state = state if state.at else replace(state, at=_now())
-        before, self._state = self._state, state
+        before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
             self.launch = replace(self.launch, states=(*self.launch.states, state))
             self.directory.write_launch(self.launch)

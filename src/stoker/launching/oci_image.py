@@ -502,10 +502,13 @@ def _config(
 ) -> dict[str, JSON]:
     """The image's configuration: how it is started, and what it is made of."""
     variables: dict[str, str] = {} if base is None else dict(base.variables)
+    # Files have no times, so bytecode of another image must not be taken for theirs.
+    contents = hashlib.sha256("".join(layer.diff_id for layer in layers).encode()).hexdigest()
     before = variables.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     variables |= {
         "PATH": f"/{_ENVIRONMENT}/bin:{before}", "LANG": variables.get("LANG", "C.UTF-8"), "STOKER_RUNS": f"/{RUNS}",
-        "STOKER_CACHE": f"/{RUNS}/.cache", "NVIDIA_VISIBLE_DEVICES": "all",
+        "STOKER_CACHE": f"/{RUNS}/.cache", "PYTHONPYCACHEPREFIX": f"/{RUNS}/.cache/bytecode-{contents[:16]}",
+        "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }  # fmt: skip
     if base is not None:
