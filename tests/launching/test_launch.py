@@ -253,7 +253,7 @@ def test_the_time_limit_is_the_upper_bound_and_a_save(job: Path) -> None:
 
 def test_a_record_of_a_launch_reads_back(job: Path, started: list[Submission]) -> None:
     """What was written is JSON that anybody reads, and holds names of secrets only."""
-    launched = launch(job, on="fake:box", options=LaunchOptions(env="theirs", max_cost=5.0))
+    launched = launch(job, on="fake:box", options=LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}))
     document = json.loads((launched.directory.path / "launch.json").read_text())
     assert document["record"] == "Launch"
     assert document["max_cost"] == 5.0

@@ -155,21 +155,3 @@ def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
     for event in events:
         meter.heard(event)
     return meter.spent
-
-
-def spent_words(launch: Launch, spent: float | None) -> str:
-    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
-
-    >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
-    ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)
-    >>> spent_words(launch, 1.5)
-    '$1.50, forecast $2.00, at most $5.00'
-    """
-    if spent is None or not launch.price_per_h:
-        return ""
-    words = [format_money(spent)]
-    if launch.forecast_s is not None:
-        words.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
-    if launch.max_cost is not None:
-        words.append(f"at most {format_money(launch.max_cost)}")
-    return ", ".join(words)
