@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.errors import RunFailed, StokerError
+from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
 from stoker.stepping.step import Step
 from stoker.store import RunDirectory
@@ -270,3 +271,37 @@ def test_a_candidate_that_hangs_ends_the_process_and_the_same_command_leaves_it_
 def _stop_at_one(update: Any) -> None:
     if update.updates == 1:
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_the_safe_plan_may_be_asked_for() -> None:
+    """Nothing is tried, whatever is kept; a run that began by trying plans does not go on under it."""
+    stopped = trained(job(), "tried", stop_at=9)
+    trained(job(), "settled")
+    heard = Heard()
+    run = stoker.train(job(), run_dir="safe", plan="safe", sink=heard)
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.switches == ()
+    assert (schedule.began.precision, schedule.began.micro_batch) == ("fp32", 16)
+    assert not heard.of("settled")
+    pinned = stoker.train(job(), run_dir="pinned", plan=schedule.began, sink=Heard())
+    assert_equal_tensors(run.weights(), pinned.weights())
+    with pytest.raises(BadRun, match="began by trying plans"):
+        stoker.train(job(), run_dir=stopped.directory.path, plan="safe", sink=Heard())
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": stoker.AdamW(lr=3e-3)}, {"until": stoker.updates(2 * UPDATES)}])
+def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(changes: dict[str, Any]) -> None:
+    """As in a notebook: the second call tries nothing."""
+    settled = trained(job(), "first").directory.read_schedule()
+    heard = Heard()
+    run = trained(job(**changes), "second", sink=heard)
+    schedule = run.directory.read_schedule()
+    assert settled is not None
+    assert schedule is not None
+    assert settled.is_settled
+    assert schedule.switches == ()
+    assert dataclasses.replace(schedule.began, checkpoint_every_s=30) == dataclasses.replace(
+        settled.last, checkpoint_every_s=30
+    )
+    assert not heard.of("settled")
