@@ -283,7 +283,8 @@ def _is_named_enough_module(module: str) -> bool:
     if package == "stoker" or (package in sys.stdlib_module_names and package != "__main__"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and is_installed(PurePath(file))
+    # A notebook's own code is in `__main__`, whatever was started to run it.
+    return module != "__main__" and isinstance(file, str) and is_installed(PurePath(file))
 
 
 def _class_lines(cls: type) -> Iterator[str]:
