@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +13,22 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.errors import RunFailed, StokerError
-from stoker.records import Position
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.jobs.job_file import load_job
 from stoker.stepping.step import Step
+from stoker.store import RunDirectory
 from stoker.training import plan_trials
 from stoker.training.plan_trials import PlanTrials
-from stoker.training.recovery import UpdateSnapshot
 from tests.flow.builders import Heard, assert_equal_tensors
+from tests.flow.command import stoker_process
 
 UPDATES = 150
+
+
+@pytest.fixture(autouse=True)
+def _bf16_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU that is not fast in it."""
+    monkeypatch.setattr(plan_trials, "precisions", lambda _: ("fp32", "bf16"))
 
 
 class Net(nn.Module):
@@ -171,34 +180,128 @@ def test_a_set_that_cannot_be_evaluated_fails_after_the_first_update() -> None:
     assert max((fields["updates"] for fields in heard.of("progress")), default=0) <= 1
 
 
-def test_a_hang_is_written_down_and_the_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog's thread notes the candidate under way; a resume goes on without it."""
-    hung: list[Position] = []
-    begin = PlanTrials._begin
+class FailsInBf16(Net):
+    """Raises whatever `problem` is in reduced precision once it trains under it."""
 
-    def hang(trials: PlanTrials, *given: Any) -> None:
-        begin(trials, *given)
-        if trials._turn is not None and trials._turn.plan != trials._safe and not hung:
-            hung.append(given[-1])
+    problem: BaseException = torch.OutOfMemoryError("CPU out of memory")
+    compared = 3
 
-    before = UpdateSnapshot.keep
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
+            type(self).compared -= 1
+            if self.compared < 0:
+                raise self.problem
+        return super().forward(x_B1HW)
 
-    def stuck(snapshot: UpdateSnapshot) -> None:
-        if hung and len(hung) == 1:
-            hung.append(hung[0])
-            raise RunFailed("training hangs")
-        before(snapshot)
 
-    monkeypatch.setattr(PlanTrials, "_begin", hang)
-    original = PlanTrials.before
+def test_a_candidate_that_runs_out_of_memory_is_left_out_with_the_same_result() -> None:
+    """Said once for each plan, written down, and not taken for a lack of memory of the safe plan."""
+    heard = Heard()
+    run = trained(job(FailsInBf16), "short", sink=heard)
+    assert run.status == "finished"
+    lost = heard.of("replanned")
+    assert lost
+    assert all("left out: it raised OutOfMemoryError" in change["why"] for change in lost)
+    assert len({str(change["old"]) for change in lost}) == len(lost)
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert {switch.left_out.precision for switch in schedule.switches if switch.left_out is not None} == {"bf16"}
+    assert {switch.plan.micro_batch for switch in schedule.switches} <= {16, 8, 4, 2, 1}
+    assert schedule.last.precision == "fp32"
+    reference = given_schedule(job(FailsInBf16), run, "reference")
+    assert_equal_tensors(run.weights(), reference.weights())
 
-    def noted(trials: PlanTrials, batch: Any, position: Position) -> None:
-        original(trials, batch, position)
-        if len(hung) == 1:
-            trials.hangs(position)
 
-    monkeypatch.setattr(PlanTrials, "before", noted)
-    monkeypatch.setattr(UpdateSnapshot, "keep", stuck)
-    with pytest.raises(RunFailed, match="hangs"):
-        trained(job(), "hangs")
-    assert len(hung) == 2
+HANGS = """
+import threading
+
+import torch
+from torch import nn
+
+import stoker
+
+
+class Hangs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, x):
+        if not self.layers[1].weight.is_contiguous():  # in channels-last
+            threading.Event().wait()
+        return self.layers(x)
+
+
+def job() -> stoker.Job:
+    random = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(90, 1, 8, 8, generator=random), torch.randint(3, (90,), generator=random)
+    return stoker.Job(model=Hangs, data=(images, labels), loss="cross_entropy", batch=16, name="hangs",
+                      optimizer=stoker.AdamW(lr=1e-2), until=stoker.updates(150))
+"""
+
+
+def test_a_candidate_that_hangs_ends_the_process_and_the_same_command_leaves_it_out() -> None:
+    """The watchdog writes which one it was; the run ends as one that was given its schedule."""
+    Path("hangs.py").write_text(HANGS, encoding="utf-8")
+    arguments = ("train", "hangs.py", "--run-dir", "hung", "--json")
+    codes: list[int] = []
+    for _ in range(4):  # one for each precision that is tried in channels-last, at most
+        codes.append(stoker_process(*arguments, STOKER_WATCHDOG="0.2").code)
+        if codes[-1] == 0:
+            break
+    assert codes[0] == RunFailed.exit_code
+    assert codes[-1] == 0
+    directory = RunDirectory(Path("hung"))
+    schedule = directory.read_schedule()
+    assert schedule is not None
+    lost = [switch for switch in schedule.switches if switch.left_out is not None]
+    assert len(lost) == len(codes) - 1
+    assert all("its update did not end" in switch.why for switch in lost)
+    assert schedule.last.memory_format == "contiguous"
+    hung, (to, entry) = stoker.load("hung"), load_job(Path("hangs.py"), {})
+    begun = stoker.train(to, run_dir="reference", entry=entry, sink=Heard(), hooks=[stoker.on("updated", _stop_at_one)])
+    shutil.rmtree(begun.directory.checkpoints)
+    for name in ("plans.jsonl", "plan.json", "coupling.json"):
+        shutil.copy(directory.path / name, begun.directory.path / name)
+    reference = stoker.train(load_job(Path("hangs.py"), {})[0], run_dir="reference", entry=entry, sink=Heard())
+    assert_equal_tensors(hung.weights(), reference.weights())
+
+
+def _stop_at_one(update: Any) -> None:
+    if update.updates == 1:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_the_safe_plan_may_be_asked_for() -> None:
+    """Nothing is tried, whatever is kept; a run that began by trying plans does not go on under it."""
+    stopped = trained(job(), "tried", stop_at=9)
+    trained(job(), "settled")
+    heard = Heard()
+    run = stoker.train(job(), run_dir="safe", plan="safe", sink=heard)
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.switches == ()
+    assert (schedule.began.precision, schedule.began.micro_batch) == ("fp32", 16)
+    assert not heard.of("settled")
+    pinned = stoker.train(job(), run_dir="pinned", plan=schedule.began, sink=Heard())
+    assert_equal_tensors(run.weights(), pinned.weights())
+    with pytest.raises(BadRun, match="began by trying plans"):
+        stoker.train(job(), run_dir=stopped.directory.path, plan="safe", sink=Heard())
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": stoker.AdamW(lr=3e-3)}, {"until": stoker.updates(2 * UPDATES)}])
+def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(changes: dict[str, Any]) -> None:
+    """As in a notebook: the second call tries nothing."""
+    settled = trained(job(), "first").directory.read_schedule()
+    heard = Heard()
+    run = trained(job(**changes), "second", sink=heard)
+    schedule = run.directory.read_schedule()
+    assert settled is not None
+    assert schedule is not None
+    assert settled.is_settled
+    assert schedule.switches == ()
+    assert dataclasses.replace(schedule.began, checkpoint_every_s=30) == dataclasses.replace(
+        settled.last, checkpoint_every_s=30
+    )
+    assert not heard.of("settled")

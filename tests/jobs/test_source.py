@@ -4,10 +4,11 @@ import importlib.util
 import linecache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from stoker.jobs.code_digest import digests_by_text, executed_parts, source_digest
+from stoker.jobs.code_digest import digests_by_text, executed_parts, reached_digest, source_digest
 from stoker.jobs.local_imports import FreshLoader
 
 NETS = """
@@ -151,3 +152,56 @@ def test_the_digest_of_a_function_is_of_what_it_does(tmp_path: Path, text: str, 
     assert first == second
     assert first_text != second_text
     assert other != first
+
+
+CELL = """
+import functools
+SCALE = 2
+
+def halved(x):
+    return x / SCALE
+
+class Base:
+    def run(self, x):
+        return halved(x)
+
+class Net(Base):
+    @property
+    def width(self):
+        return inner()
+
+def inner():
+    return [helper(x) for x in range(3)]
+
+def helper(x):
+    return x
+
+def unused():
+    return 1
+
+made = functools.partial(Net)
+"""
+
+
+def _reached(cell: str) -> str:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(cell, names)  # noqa: S102 - as IPython does
+    return reached_digest([names["made"]])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("x / SCALE", "x // SCALE", True),
+        ("SCALE = 2", "SCALE = 3", True),
+        ("return x\n", "return -x\n", True),
+        ("return 1", "return 2", False),
+        ("def unused", "def other", False),
+    ],
+    ids=["a function of a base class", "a number", "within a comprehension", "what nothing reaches", "its name"],
+)
+def test_code_that_is_reached_by_name_counts(old: str, new: str, counts: bool) -> None:
+    """However deep it lies; what nothing reaches does not."""
+    assert old in CELL
+    assert (_reached(CELL.replace(old, new)) != _reached(CELL)) == counts
+    assert _reached(CELL) == _reached(CELL)

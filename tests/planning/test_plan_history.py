@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,16 @@ class Model(nn.Linear):
     def forward(self, x):
         return super().forward(x)
 
-def job(lr: float = 0.1) -> stoker.Job:
+def job(lr: float = 0.1, batch: int = 16, epochs: float = 1, hidden: int = 0) -> stoker.Job:
     generator = torch.Generator().manual_seed(0)
     data = (torch.rand((64, 8), generator=generator), torch.randint(0, 3, (64,), generator=generator))
-    return stoker.Job(model=lambda: Model(8, 3), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=lr),
-                      batch=16, until=stoker.epochs(1))
+    def made():
+        model = Model(8, 3)
+        model.hidden = hidden  # neither printed nor a weight
+        return model
+
+    return stoker.Job(model=made, data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=lr),
+                      batch=batch, until=stoker.epochs(epochs))
 """
 
 
@@ -81,14 +87,37 @@ def test_a_second_start_makes_no_trial(job_file, load, trials) -> None:
     assert "kept since nothing has changed" in again.explanation[-1]
 
 
-@pytest.mark.parametrize("change", ["setting", "code", "memory"])
+@pytest.mark.parametrize("settings", [{"lr": "0.2"}, {"epochs": "3"}])
+def test_another_learning_rate_or_length_is_not_planned_again(job_file, load, trials, settings) -> None:
+    """The plan is the same, and the forecast is this run's."""
+    first, _ = _decided(job_file)
+    made = len(trials)
+    again, _ = _decided(job_file, **settings)
+    assert len(trials) == made
+    assert again.chosen.plan == first.chosen.plan
+    ratio = int(settings.get("epochs", 1))
+    before, now = first.chosen.forecast, again.chosen.forecast
+    assert (now.total_updates, now.total_samples) == (ratio * before.total_updates, ratio * before.total_samples)
+    assert now.total_s.value == pytest.approx(ratio * before.total_s.value)
+    assert sum(f"in {now.total_updates} updates" in line for line in again.explanation) == 1
+
+
+def test_a_much_longer_run_is_planned_anew(job_file, load, trials) -> None:
+    """There more plans pay back their trials."""
+    _decided(job_file)
+    made = len(trials)
+    _decided(job_file, epochs="5")
+    assert len(trials) > made
+
+
+@pytest.mark.parametrize("change", ["setting", "attribute", "code", "memory"])
 def test_whatever_the_plan_rests_on_makes_it_anew(job_file, load, trials, change: str) -> None:
     """A setting; the model's code, though its first weights are the same; the memory that may be used."""
     _decided(job_file)
     made = len(trials)
     if change == "code":
         job_file.write_text(JOB_FILE.replace("super().forward(x)", "super().forward(x - x.mean(0))"), encoding="utf-8")
-    settings = {"lr": "0.2"} if change == "setting" else {}
+    settings = {"setting": {"batch": "8"}, "attribute": {"hidden": "1"}}.get(change, {})
     _, coupling = _decided(job_file, memory_bytes=2**32 if change == "memory" else None, **settings)
     assert len(trials) > made
     assert (coupling.kind == "separable") is (change != "code")
@@ -105,23 +134,49 @@ def test_a_plan_is_not_kept_for_another_limit_of_memory_however_near(job_file, l
     assert (first.chosen.memory_bytes, again.chosen.memory_bytes) == (2_800_000_000, 2_700_000_000)
 
 
-def test_a_job_without_a_file_is_planned_each_time(job_file, load, trials) -> None:
-    """Nobody can compare its code with that of the last time."""
-    job, _ = load_job(job_file, {})
+def _notebook(cell: str, **settings: float) -> stoker.Job:
+    """The job of a cell whose functions are Python's alone, as in a notebook."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(cell, names)  # noqa: S102 - as IPython does
+    job: stoker.Job = names["job"](**settings)
+    return job
+
+
+@pytest.mark.parametrize("change", ["rate", "length", "model", "function"])
+def test_a_job_of_a_notebook_is_planned_again_where_its_code_changed(
+    load, trials, tmp_path, monkeypatch, change
+) -> None:
+    """The code is followed by name, so that a function that a model calls counts; the learning rate does not."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    cell = JOB_FILE.replace("super().forward(x)", "centred(super().forward(x))")
+    cell += "\ndef centred(x):\n    return x - x.mean(1, keepdim=True)\n"
     device = resolve_place("cpu", attached_devices())
-    for _ in range(2):
-        made = len(trials)
-        decide(resolve_job(job), device)
-        assert len(trials) > made
+    decide(resolve_job(_notebook(cell)), device)
+    made = len(trials)
+    changed = {
+        "model": ("centred(super().forward(x))", "centred(super().forward(2 * x))"),
+        "function": ("mean(1", "mean(0"),
+    }
+    new = cell.replace(*changed.get(change, ("", "")))
+    settings: dict[str, float] = {"rate": {"lr": 0.3}, "length": {"epochs": 2}}.get(change, {})
+    decide(resolve_job(_notebook(new, **settings)), device)
+    assert (len(trials) > made) == (change in changed)
 
 
-def test_a_plan_made_under_load_is_not_kept(job_file, load, trials) -> None:
-    """Trials beside somebody else's work say little of the machine."""
+def test_a_plan_made_under_load_is_kept_for_a_day(job_file, load, trials, monkeypatch) -> None:
+    """With an interval that is wider; the next start says so, and does not give up threads for it."""
     load["others"] = 0.5
     found, _ = _decided(job_file)
     assert any(line.startswith("others use 50% of the CPU: times may be several times") for line in found.explanation)
     assert found.chosen.forecast.total_s.high > 4 * found.chosen.forecast.total_s.low
     made = len(trials)
+    again, _ = _decided(job_file)
+    assert len(trials) == made
+    assert again.chosen == found.chosen
+    assert again.others_share == 0
+    assert "Others used 50% of the CPU then" in again.explanation[-1]
+    assert not any(line.startswith("others use") for line in again.explanation)
+    monkeypatch.setattr(plan_history, "_UNDER_LOAD_S", -1.0)
     _decided(job_file)
     assert len(trials) > made
 

@@ -153,9 +153,9 @@ def test_the_end_is_told_as_far_off_as_it_is() -> None:
 def test_planning_has_a_clock() -> None:
     """From when the display began, and from the plan on for what comes before the first batch."""
     began = RunSnapshot(at=story.START_S)
-    assert "measuring what this job needs here, 12 s" in drawn(frame(began, story.START_S + 12))
+    assert "planning (12 s)" in drawn(frame(began, story.START_S + 12))
     planned = began.after(story.whole_run()[0])
-    assert "preparing the first batch, 3 s" in drawn(frame(planned, story.whole_run()[0].at + 3))
+    assert "preparing the first batch (3 s)" in drawn(frame(planned, story.whole_run()[0].at + 3))
 
 
 def test_a_rate_in_a_forecast_that_holds_nearly_anything_is_not_as_forecast() -> None:

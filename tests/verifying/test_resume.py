@@ -119,6 +119,16 @@ def test_what_does_not_come_back_is_named_with_its_reason(name: str, tmp_path: P
     assert re.search(reason, verdict.answer), verdict.answer
 
 
+def test_a_schedule_of_plans_is_replayed(tmp_path: Path) -> None:
+    """A run that begins under one plan and settles on another, interrupted before that, is bit-equal."""
+    job = make_job(lambda: cnn(nn.BatchNorm2d), data=images(50), average=0.9, optimizer=AdamW(lr=1e-2))
+    settled = subject_of(job, 16, grouped(16), precision="bf16", memory_format="channels_last", captured=True)
+    subject = dataclasses.replace(settled, begins_under=plan_of(16))
+    verdict = check_resume(subject, on_disk(tmp_path), ample_time())
+    assert (verdict.passed, verdict.level) == (True, "bit-equal"), verdict.answer
+    assert "the first" in verdict.evidence
+
+
 def test_what_the_probe_found_no_checkpoint_holds_is_a_failure(tmp_path: Path) -> None:
     """Also where the updates that there was time for came out equal."""
     coupling = dataclasses.replace(SEPARABLE, unsaved=("the attribute 'mean' of Memory",))

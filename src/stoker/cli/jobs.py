@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api, cli
+from stoker.activity import doing
 from stoker.cli.terminal import (
     AsJson,
     Debug,
@@ -208,14 +209,17 @@ def train(
         if checkpoint_every is not None and not math.isfinite(checkpoint_every):
             raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
         every = None if checkpoint_every is None else seconds(checkpoint_every)
-        with output(for_json=as_json) as stdout:
-            job, entry = load_job(job_file, settings)
-            with api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
-                run = api.train(
-                    job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
-                    entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
-                )  # fmt: skip
+        with (
+            output(for_json=as_json) as stdout,
+            api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+        ):
+            with doing("loading the job file"):
+                job, entry = load_job(job_file, settings)
+            run = api.train(
+                job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
+                checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
+                entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
+            )  # fmt: skip
         if run.exit_code:
             raise typer.Exit(run.exit_code)
 

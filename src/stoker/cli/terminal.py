@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -76,12 +76,10 @@ def output(*, for_json: bool) -> Iterator[TextIO]:
 
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """A sign of life on standard error while something takes seconds."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield
-        return
-    with console.status(f"{what} …"):
+    """What is being done, on standard error, while it takes seconds; nothing if `quiet`."""
+    from stoker.reporting import display
+
+    with nullcontext() if quiet else display.waiting(what, Console(stderr=True)):
         yield
 
 
@@ -138,7 +136,10 @@ Places = Annotated[
     str, typer.Option("--on", metavar="PLACES", help="Devices to compare: here, or h100,l4,rtx4090, or all.")
 ]
 PlanFile = Annotated[
-    Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan; `stoker plan --json` writes one.")
+    Path | None,
+    typer.Option(
+        "--plan", metavar="FILE", help="Use this plan; `stoker plan --json` writes one. `safe`: nothing is tried."
+    ),
 ]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")

@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from stoker.activity import doing
 from stoker.artifacts import Golden, difference, served_sizes
 from stoker.artifacts.dtypes import Arrays
 from stoker.artifacts.golden import cut, filled, has_nan, num_rows, output_scales, rows, sizes_of, stacked
@@ -57,7 +58,8 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
     chosen: tuple[EngineName, Arrays, Tolerance] | None = None
     proofs: list[Proof] = []
     for name in (record.name for record in engine_records()):
-        own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
+        with doing(f"checking {name}"):
+            own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
         proofs += own
         if chosen is None and result is not None:
             chosen = name, *result

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from stoker.activity import doing
 from stoker.artifacts import Artifact, read_settings
 from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.artifacts.golden import rows
@@ -103,10 +104,12 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
     outputs = output_specs(answer, trial)
     proof = _require_independent_samples(answer, trial, outputs, about.limit)
     inputs, padding = padded_specs(_ORACLE, answer, trial, outputs, about.pad, about.limit)
-    program = trace(flat, trial.samples, inputs)
+    with doing("tracing the model"):
+        program = trace(flat, trial.samples, inputs)
 
     def write_files(directory: Path) -> None:
-        write_graph(program, directory / GRAPH, inputs, outputs)
+        with doing("writing the graph"):
+            write_graph(program, directory / GRAPH, inputs, outputs)
         write_weights(module, directory / WEIGHTS)
         write_program(program, directory / PROGRAM)
 

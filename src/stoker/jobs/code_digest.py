@@ -12,16 +12,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import PurePath
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 JOB_MODULE = "stoker_job_"
@@ -227,14 +228,63 @@ def source_digest(value: Any) -> str | None:
     return _hex(text)
 
 
+def reached_digest(values: Iterable[Any]) -> str:
+    """SHA-256 (16 hex digits) of what functions and classes do, with all they reach by name, as for code of a notebook.
+
+    Followed are names of their modules and of local modules, closures, and base classes; numbers and texts count by
+    value. Not followed: names that are computed, and what tables and objects hold.
+    """
+    waiting, seen, parts = list(values), set[int](), set[str]()
+    while waiting:
+        value = waiting.pop()
+        value = getattr(value, "__func__", value.func if isinstance(value, functools.partial) else value)
+        if id(value) in seen or (found := source_digest(value)) is None:
+            continue
+        seen.add(id(value))
+        parts.add(f"{name_of(value)} {found}")
+        items = [item for base in value.__mro__ for item in vars(base).values()] if isinstance(value, type) else [value]
+        for item in (getattr(item, "__func__", getattr(item, "fget", item)) for item in items):
+            if not isinstance(item, FunctionType) or _is_named_enough(item):
+                continue
+            names = _names(item.__code__)
+            known = {name: item.__globals__[name] for name in names if name in item.__globals__}
+            known |= {name: cell.cell_contents for name, cell in _cells(item) if name not in known}
+            for module in [other for other in known.values() if isinstance(other, ModuleType)]:
+                if not _is_named_enough_module(module.__name__):
+                    known |= {
+                        f"{module.__name__}.{name}": getattr(module, name) for name in names if hasattr(module, name)
+                    }
+            parts |= {
+                f"{name} {other!r}" for name, other in known.items() if isinstance(other, bool | int | float | str)
+            }
+            waiting += known.values()
+    return _hex("\n".join(sorted(parts)))
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names that code looks up, that of inner functions included."""
+    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            cell.cell_contents  # noqa: B018 - raises where it is empty
+            yield name, cell
+
+
 def _is_named_enough(value: Any) -> bool:
     """Whether the name identifies the code: Stoker's, Python's own, or an installed package's."""
-    module = getattr(value, "__module__", None) or "builtins"
+    return _is_named_enough_module(getattr(value, "__module__", None) or "builtins")
+
+
+def _is_named_enough_module(module: str) -> bool:
     package = module.partition(".")[0]
     if package == "stoker" or (package in sys.stdlib_module_names and package != "__main__"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and is_installed(PurePath(file))
+    # A notebook's own code is in `__main__`, whatever was started to run it.
+    return module != "__main__" and isinstance(file, str) and is_installed(PurePath(file))
 
 
 def _class_lines(cls: type) -> Iterator[str]:

@@ -33,6 +33,7 @@ from typing import IO
 
 import torch
 
+from stoker.activity import doing
 from stoker.errors import RunFailed
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
@@ -159,7 +160,8 @@ def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
         raise WorkerDied(watch.death)
     watch.is_waiting = True
     try:
-        return next(batches)
+        with doing("waiting for a batch from the loader's workers"):
+            return next(batches)
     except (StopIteration, BadSample, WorkerDied):
         raise
     except Exception as error:  # of many types: data sent by a dead worker cannot be opened any more

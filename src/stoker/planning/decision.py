@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, Literal
 
 from stoker import records
-from stoker.devices import Place, attached_devices, catalogue, cheapest, planned_devices, sample_cpu
+from stoker.devices import Place, attached_devices, catalogue, cheapest, planned_devices
 from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
@@ -37,9 +38,12 @@ from stoker.planning.planner import (
     with_costs,
 )
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
-from stoker.planning.safe_start import safe_start
+from stoker.planning.safe_start import safe_plan, safe_start
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
 from stoker.units import Duration, format_bytes, parse_duration, parse_memory, parse_money
+
+SAFE: Final = "safe"
+"""What `--plan` takes in place of a file: the whole batch at once in full precision."""
 
 STARTING_S = 120.0
 """Time to rent and start a machine, with Python, data and device [s]: a judgement."""
@@ -170,7 +174,7 @@ def most_threads(threads: int | None) -> int | None:
 def decide(
     prepared: ResolvedJob,
     where: Device | Place,
-    only: Plan | None = None,
+    only: Plan | Literal["safe"] | None = None,
     *,
     memory_bytes: float | None = None,
     threads: int | None = None,
@@ -182,7 +186,8 @@ def decide(
     Args:
         prepared: the job.
         where: a device, or a place of one or several of a kind.
-        only: this plan is taken; on one device it is tried first.
+        only: this plan is taken; on one device it is tried first. "safe": the plan that is legal whatever the model, of
+            which nothing is tried where a run may begin at once.
         memory_bytes: the most of a device's memory that may be used.
         threads: the most threads on a CPU; None: OMP_NUM_THREADS.
         device_mtbf_h: mean time of one device between two failures [h], if known.
@@ -193,14 +198,19 @@ def decide(
         DoesNotFit: no legal plan fits.
     """
     place = where if isinstance(where, Place) else planned_devices(where.torch_name, (where,))[0]
-    if only is not None:
-        _require_usable(only, prepared, place.device)
     started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
     place = place.limited_to(memory_bytes, most_threads(threads))
+    if only == SAFE and place.count == 1 and (start := safe_start(prepared, place)) is not None:
+        decision, coupling = dataclasses.replace(start[0], is_settled=True), start[1]
+        return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
+    if only == SAFE:
+        only = safe_plan(planner.profile(place.device.kind), place)
+    elif only is not None:
+        _require_usable(only, prepared, place.device)
     kept = None
     if place.count > 1:
         decision = on_many(planner, place, only)
-    elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place)) is not None:
+    elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place, planner.extents)):
         decision = kept[0]
     elif begins_at_once and only is None and (start := safe_start(prepared, place)) is not None:
         decision, coupling = start
@@ -279,7 +289,6 @@ def on_one(planner: Planner, place: Place) -> Decision:
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
     """The plan that trials confirm, stored for the next start; with `only`, that plan is tried and taken."""
-    began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
     best = search.chosen()
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
@@ -310,8 +319,8 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         breakdown=None if untraced or only is not None else _breakdown(planner, place, chosen),
         others_share=others,
     )
-    if only is None and not others and planner.device_mtbf_h is None:
-        keep_decision(planner.prepared, place, decision, planner.coupling, began)
+    if only is None and planner.device_mtbf_h is None:
+        keep_decision(planner.prepared, place, decision, planner.coupling)
     return decision
 
 
@@ -437,10 +446,16 @@ def _require_usable(plan: Plan, prepared: ResolvedJob, device: Device) -> None:
         )
 
 
-def given_plan(given: str | Path | Plan | None) -> Plan | None:
-    """The plan of `--plan`: a Plan, or a file with a Plan, a Decision, or the output of `stoker plan --json`."""
+def given_plan(given: str | Path | Plan | None) -> Plan | Literal["safe"] | None:
+    """The plan of `--plan`: a Plan; a file with a Plan, or a Decision, as of `stoker plan --json`; or `safe`.
+
+    Raises:
+        BadJob: there is no such file, or it holds no plan.
+    """
     if given is None or isinstance(given, Plan):
         return given
+    if str(given) == SAFE:
+        return SAFE
     path = Path(given)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -47,18 +47,30 @@ def explain(
     memory += f", of {format_bytes(device.memory_bytes)}"
     if probability is not None:
         memory += f"; fits with {probability:.0%} probability"
-    total = forecast.total_s
-    interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
-    samples = format_count(forecast.total_samples)
-    updates = f"{forecast.total_updates} updates, {format_seconds(forecast.step_s.value)} each"
     return (
         f"{hardware}: {plan.in_words()}",
         _legality(profile),
         _gains(chosen, measured, rejected, is_given=is_given),
         memory,
-        f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
+        _time_to_finish(forecast),
         *_time_parts(chosen),
     )
+
+
+def explain_again(lines: Sequence[str], chosen: Candidate) -> tuple[str, ...]:
+    """The lines of an earlier decision with the time to finish of `chosen`, without those on the moment it was made."""
+    kept = [line for line in lines if not line.startswith(("of that: ", "others use ", "tried with "))]
+    is_time = [line.startswith("to finish: ") for line in kept]
+    new = _time_to_finish(chosen.forecast)
+    return (*(new if time else line for line, time in zip(kept, is_time, strict=True)), *_time_parts(chosen))
+
+
+def _time_to_finish(forecast: Forecast) -> str:
+    total = forecast.total_s
+    interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
+    samples = format_count(forecast.total_samples)
+    updates = f"{forecast.total_updates} updates, {format_seconds(forecast.step_s.value)} each"
+    return f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}"
 
 
 def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:

@@ -6,47 +6,77 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
 import torch
+from torch import nn
 
 from stoker.devices import Place, cache_key, installed_torch, load_between, sample_cpu
 from stoker.devices.cpu import CpuSample
 from stoker.errors import RunFailed, StokerError
-from stoker.jobs.job_description import describe_settings
+from stoker.jobs.code_digest import reached_digest
+from stoker.jobs.job_description import describe, describe_settings
 from stoker.loading.fields import map_tensors
+from stoker.planning.explanation import explain_again
 from stoker.planning.job_traces import versions_of
+from stoker.planning.model.run_forecast import Extents, forecast_of_extents
 from stoker.planning.plan_ranking import Forecasts
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import Calibration, Candidate, Coupling, Decision, Forecast, Plan, digest
+from stoker.records.codec import JSON
 from stoker.records.plan import KeptDecision, OutOfMemory
 from stoker.stepping.torch_compile import compiler_missing
 from stoker.store import cache_root
 from stoker.store.record_caches import out_of_memory_log, plan_cache
 
+LONGER = 4.0
+"""A plan is kept for runs of up to so many times the updates: in longer ones more plans would pay their trials."""
 
-def kept_decision(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling] | None:
-    """The stored decision for this job on this device, if it still holds."""
-    key = _key(prepared, place)
-    kept = None if key is None else plan_cache(cache_root()).read(key)
+_UNDER_LOAD_S = 86400.0
+"""Age to which a plan is kept that was chosen while other processes computed [s]."""
+
+
+def kept_decision(
+    prepared: ResolvedJob, place: Place, extents: Callable[[float], Extents]
+) -> tuple[Decision, Coupling] | None:
+    """The stored decision for such updates on this device, if it still holds, with a forecast of this run.
+
+    Args:
+        prepared: the job.
+        place: the device.
+        extents: of this run at a rate [samples/s].
+    """
+    kept = plan_cache(cache_root()).read(_key(prepared, place))
     if kept is None or kept.decision.chosen.plan.device_mtbf_h is None:  # written by a version with a fixed interval
         return None
+    chosen, share = kept.decision.chosen, kept.decision.others_share
+    age_s = (datetime.now(UTC) - datetime.fromisoformat(kept.at)).total_seconds()
+    length = extents(chosen.forecast.samples_per_s.value)
+    is_much_longer = length.total_updates > LONGER * chosen.forecast.total_updates
+    if is_much_longer or (share and age_s > _UNDER_LOAD_S):
+        return None
+    held_out, test = sum(map(len, prepared.data.held_out.values())), prepared.data.test
+    forecast = forecast_of_extents(
+        chosen.forecast, length, num_valid=held_out, num_test=0 if test is None else len(test)
+    )
+    chosen = dataclasses.replace(chosen, forecast=forecast)
     line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
-    return dataclasses.replace(kept.decision, explanation=(*kept.decision.explanation, line)), kept.coupling
+    if share:
+        line = f"{line}. Others used {share:.0%} of the CPU then, so its times are uncertain"
+    decision = dataclasses.replace(
+        kept.decision, candidates=(chosen, *kept.decision.candidates[1:]), others_share=0.0,
+        explanation=(*explain_again(kept.decision.explanation, chosen), line),
+    )  # fmt: skip
+    return decision, kept.coupling
 
 
-def keep_decision(
-    prepared: ResolvedJob, place: Place, decision: Decision, coupling: Coupling, began: CpuSample | None
-) -> None:
-    """Store a decision for the next start, unless other processes used the machine since `began`."""
-    key = _key(prepared, place)
-    if key is None or began is None or used_by_others(began):
-        return
+def keep_decision(prepared: ResolvedJob, place: Place, decision: Decision, coupling: Coupling) -> None:
+    """Store a decision for the next start, of whatever learning rate and length."""
     kept = KeptDecision(decision=decision, coupling=coupling, at=datetime.now(UTC).isoformat(timespec="seconds"))
     with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next start its planning
-        plan_cache(cache_root()).write(kept, key)
+        plan_cache(cache_root()).write(kept, _key(prepared, place))
 
 
 def used_by_others(began: CpuSample | None) -> float:
@@ -58,21 +88,57 @@ def used_by_others(began: CpuSample | None) -> float:
     return 0.0 if load.is_quiet else min(1.0, load.others + load.stolen)
 
 
-def _key(prepared: ResolvedJob, place: Place) -> str | None:
-    """Digest of what a decision depends on; None for a job without a file, whose code cannot be compared.
+def _key(prepared: ResolvedJob, place: Place) -> str:
+    """Digest of what a decision depends on.
 
-    The job; the device with its memory (in steps of 256 MiB, since it differs a little from boot to boot; a limit that
-    the user set, to the byte); versions of the packages that run the model; the compiler; and the plans that ran out of
-    memory since.
+    What an update computes: code, model, loss, kind of optimiser, batch, samples; not its rates, and neither the seed
+    nor the length of the run. The device with its memory (in steps of 256 MiB, since it differs a little from boot to
+    boot; a limit that the user set, to the byte); versions of the packages that run the model; the compiler; and the
+    plans that ran out of memory since.
     """
-    if prepared.entry is None:
-        return None
     build = installed_torch()
     device = cache_key(place.device, "unknown" if build is None else build.version)
     memory = place.device.memory_bytes if place.is_limited else place.device.memory_bytes >> 28
     missing = compiler_missing(torch.device(place.device.torch_name))
     failures = [failure.at for failure in known_failures(prepared, place)]
-    return digest([prepared.spec.digest(), device, memory, versions_of(prepared.model), missing, failures])
+    return digest([_update_identity(prepared), device, memory, versions_of(prepared.model), missing, failures])
+
+
+_NOT_OF_SPEED = frozenset({"keep_every", "stop"})
+"""Settings of a job, beyond those of no memory, that do not change the time of its updates."""
+
+
+def _update_identity(prepared: ResolvedJob) -> str:
+    """Digest of what the job's updates compute, whatever their rates, seed and number.
+
+    Of a job file all code that is executed counts; else the code that model, loss and transforms reach by name. The
+    job's parameters count by what becomes of them: what makes the model with its closure, its modules with their plain
+    attributes, the settings and the data.
+    """
+    job, entry, model = prepared.job, prepared.entry, prepared.model
+    made_by = None if isinstance(job.model, nn.Module) else job.model
+    if entry is None:
+        types = [type(module) for module in model.modules()]
+        called = (made_by, job.step, job.objective.loss, getattr(job.fields, "collate", None), *job.augment)
+        code = reached_digest([*types, *(part for one in called for part in (one, type(one)))])
+    else:
+        code = entry.digest
+    modules = [
+        [name, type(module).__qualname__, {key: item for key, item in sorted(vars(module).items())
+                                           if isinstance(item, bool | int | float | str | tuple | None)}]
+        for name, module in model.named_modules()
+    ]  # fmt: skip
+    ignored = _NOT_OF_MEMORY | _NOT_OF_SPEED
+    settings = {key: value for key, value in describe_settings(job).items() if key not in ignored}
+    spec, described = prepared.spec, _without_rates([describe(made_by), settings, describe(modules)])
+    return digest([code, memory_identity(prepared), described, spec.data_class, spec.data_fingerprint])
+
+
+def _without_rates(value: JSON) -> JSON:
+    """A description without learning rates."""
+    if isinstance(value, Mapping):
+        return {key: _without_rates(item) for key, item in value.items() if key != "lr"}
+    return [_without_rates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _NOT_OF_MEMORY = frozenset({
@@ -100,7 +166,7 @@ def memory_identity(prepared: ResolvedJob) -> str:
     map_tensors(one, lambda tensor: sample.append(f"{tensor.dtype} {tuple(tensor.shape)}"))
     state = [(name, f"{tensor.dtype} {tuple(tensor.shape)}") for name, tensor in prepared.model.state_dict().items()]
     settings = {key: value for key, value in describe_settings(prepared.job).items() if key not in _NOT_OF_MEMORY}
-    return digest([type(prepared.model).__qualname__, repr(prepared.model), state, settings, sample])
+    return digest([type(prepared.model).__qualname__, repr(prepared.model), state, _without_rates(settings), sample])
 
 
 LEAST_SHARE = 0.5

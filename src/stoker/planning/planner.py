@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import torch
 
+from stoker.activity import doing
 from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest, installed_torch, sample_cpu
 from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.malloc import give_back, resident_bytes
@@ -239,10 +240,12 @@ class Planner:
         if plan.device == "cpu" and may_give_up_threads(plan):
             cores = attached_cpu().cores
             free_threads = free_cores(cores, self.others_share() * cores)
+        coupling = self.coupling
         try:
-            trial = try_plan(
-                job, plan, self.coupling, data, budget_s=TRIAL_S, known_error=known, most_threads=free_threads
-            )
+            with doing(f"trying {plan.in_words()}"):
+                trial = try_plan(
+                    job, plan, coupling, data, budget_s=TRIAL_S, known_error=known, most_threads=free_threads
+                )
         except DoesNotFit as error:
             search.reject(plan, str(error), for_memory=True)
         except RunFailed as error:
@@ -392,4 +395,5 @@ def pace_now(benchmark: MicroBenchmark) -> Pace | None:
 
 @functools.lru_cache(maxsize=16)
 def _turns_now(threads: int, period: int) -> tuple[Turn, ...]:  # noqa: ARG001 - `period` is there to be looked up by
-    return measure_anchors(threads=threads)
+    with doing("timing this CPU"):
+        return measure_anchors(threads=threads)

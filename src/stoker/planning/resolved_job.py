@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
+from stoker.activity import doing
 from stoker.devices.cpu import attached_cpu
 from stoker.errors import BadJob, DoesNotFit, StokerError
 from stoker.jobs import Entry, Job
@@ -75,7 +76,7 @@ class ResolvedJob:
         """
         require_room(self)
         entry, data = self.entry, self.data
-        with users_code("making the job's data and model", entry):
+        with doing("identifying the job"), users_code("making the job's data and model", entry):
             return JobSpec(
                 name=self.name,
                 entry=None if entry is None else entry.path.name,

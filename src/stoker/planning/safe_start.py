@@ -94,7 +94,6 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
     interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}"
     lines = (
         f"begins under {plan.in_words()}, which is legal whatever the model",
-        "other plans are tried on the run's own updates, and the fastest is kept",
         f"to finish: {interval}, until then a guess, for {samples} samples in {updates} updates",
     )
     decision = Decision(

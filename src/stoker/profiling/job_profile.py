@@ -42,7 +42,7 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
         batch=job.batch_size,
         parameters=num_parameters(model),
         parameter_bytes=bytes_of(model.parameters()),
-        has_convolutions=any(isinstance(module, nn.Conv2d) for module in model.modules()),
+        has_convolutions=has_convolutions(model),
         is_in_memory=data.train.is_in_memory,
         optimizer_implementations=implementations(job, model, device_kind),
         coupling=coupling,
@@ -56,6 +56,11 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
         has_one_shape=has_one_shape(job, data.train),
         relative_cost=_relative_cost(job),
     )
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether a model has weights of four dimensions, as 2-d convolutions and their transposes do."""
+    return any(parameter.dim() == 4 for parameter in model.parameters())
 
 
 def _relative_cost(job: Job) -> float:

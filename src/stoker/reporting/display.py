@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TextIO, TypeVar, cast
 
@@ -22,7 +22,9 @@ import rich.control
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from stoker import activity
 from stoker.records import Event, Report, to_json
 from stoker.records.prediction import PredictionEvent
 from stoker.reporting import pages
@@ -80,12 +82,16 @@ class JsonDisplay(Display[AnyEvent]):
 
 
 class PlainDisplay(Display[AnyEvent]):
-    """Lines of text for each notable event, and for progress at most every `every_s` seconds of the run."""
+    """Lines of text for each notable event, and for progress at most every `every_s` seconds of the run.
 
-    def __init__(self, stream: TextIO, *, every_s: float = 10.0) -> None:
+    With `looks`, a thread writes a line on what takes more than a second, and again every `every_s` seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, every_s: float = 10.0, looks: bool = False) -> None:
         self._stream = _Outlet(stream)
         self._every_s = every_s
         self._shown_at = float("-inf")
+        self._looking = _Repeating(ActivityLines(self._stream.write_line, every_s=every_s)) if looks else None
 
     def __call__(self, event: AnyEvent) -> None:
         """Write lines if the event is worth them; a prediction's first progress comes after `every_s` too."""
@@ -95,11 +101,64 @@ class PlainDisplay(Display[AnyEvent]):
             return
         if event.kind == "progress" or (event.kind == "started" and isinstance(event, PredictionEvent)):
             self._shown_at = event.at
-        for line in event_lines(event):
-            self._stream.write_line(line)
+        with _DRAWING:
+            for line in event_lines(event):
+                self._stream.write_line(line)
 
     def close(self) -> None:
         """Nothing is held back: every line was flushed."""
+        if self._looking is not None:
+            self._looking.stop()
+
+
+class ActivityLines:
+    """Writes what takes more than a second as lines, each time it is called: one at first, then every `every_s` [s].
+
+    Args:
+        write: writes a line.
+        clock: seconds, as `time.monotonic`.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write, self._every_s, self._clock = write, every_s, clock
+        self._known: activity.Activity | None = None
+        self._written_s = 0.0
+
+    def __call__(self) -> None:
+        """Write a line if one is due."""
+        now, text, current = self._clock(), activity.in_words(self._clock), activity.outermost()
+        if text is None or (current is self._known and now - self._written_s < self._every_s):
+            return
+        self._known, self._written_s = current, now
+        self._write(f"{text[0].upper()}{text[1:]} …")
+
+
+@contextmanager
+def waiting(what: str, console: Console) -> Iterator[None]:
+    """Within the block, shows on `console` what is being done, as a line with a clock, or as plain lines."""
+    with activity.doing(what):
+        if console.is_terminal and not console.is_dumb_terminal:
+            with console.status(_Clocked(what)):
+                yield
+            return
+        outlet = _Outlet(cast("TextIO", console.file))
+        looking = _Repeating(ActivityLines(outlet.write_line))
+        try:
+            yield
+        finally:
+            looking.stop()
+
+
+class _Clocked:
+    """What is being done, each time it is drawn."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __rich__(self) -> Text:
+        return Text(f"{activity.in_words() or self._what} …")
 
 
 class BarDisplay(Display[PredictionEvent]):
@@ -154,7 +213,7 @@ class LiveDisplay(Display[Event]):
             redirect_stdout=sys.stdout.isatty(),  # what a job prints lands above the panel, and still in a pipe
         )
         self._live.start(refresh=True)
-        self._redrawing = _Redrawing(self._live) if redraws else None
+        self._redrawing = _Repeating(self._live.refresh) if redraws else None
 
     def __call__(self, event: Event) -> None:
         """Fold the event into the panel, and print its permanent line if it has one."""
@@ -201,7 +260,7 @@ def choose_display(
         return found
     console = Console(stderr=True) if console is None else console
     if subject == "study" or not console.is_terminal or console.is_dumb_terminal:
-        return PlainDisplay(cast("TextIO", console.file))
+        return PlainDisplay(cast("TextIO", console.file), looks=True)
     return LiveDisplay(console) if subject == "run" else BarDisplay(console)
 
 
@@ -216,12 +275,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
 
 
-class _Redrawing(threading.Thread):
-    """Redraws a panel until stopped."""
+class _Repeating(threading.Thread):
+    """Draws again and again until stopped."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, draw: Callable[[], None]) -> None:
         super().__init__(name="stoker-display", daemon=True)
-        self._live = live
+        self._draw = draw
         self._is_over = threading.Event()
         self.start()
 
@@ -229,7 +288,7 @@ class _Redrawing(threading.Thread):
         while not self._is_over.wait(1 / REDRAWS_PER_S):
             with _DRAWING:
                 if not self._is_over.is_set():
-                    self._live.refresh()
+                    self._draw()
 
     def stop(self) -> None:
         self._is_over.set()

@@ -18,6 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from stoker import activity
 from stoker.records import Event, Forecast, Plan, from_json
 from stoker.records.progress import is_validation
 from stoker.reporting.event_text import closing_lines, describe_event, plan_notes, stop_reason
@@ -312,11 +313,11 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     body: list[RenderableType] = [Text(now.plan, style="dim")] if now.plan else []
     if now.trying:
         body = [Text.assemble(("trying plans: ", EMBER), (trying_words(now), "dim"))]
+    doing = activity.in_words()
     if now.phase == "planning":
-        doing = "preparing the first batch" if now.plan else "planning: measuring what this job needs here"
-        doing = now.waiting or doing
-        since = f", {_whole_seconds(clock_s - now.at)}" if now.at else ""
-        body.append(Spinner("dots", text=Text(f"{doing}{since}"), style=EMBER))
+        since = f" ({_whole_seconds(clock_s - now.at)})" if now.at else ""
+        words = now.waiting or doing or f"{'preparing the first batch' if now.plan else 'planning'}{since}"
+        body.append(Spinner("dots", text=Text(words), style=EMBER))
     else:
         progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
         progress.add_column(ratio=1)
@@ -332,6 +333,8 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
         for row in _rows(now, clock_s):
             details.add_row(*row)
         body += [Padding(progress, (1, 0, 0, 0)), _schedule(now, clock_s), Text(), details]
+        if doing is not None:
+            body.append(Spinner("dots", text=Text(doing), style=EMBER))
     return Panel(
         Group(*body), title=title, title_align="left", subtitle=Text(now.device, style="dim"), subtitle_align="right",
         border_style="grey50", padding=(0, 1), width=_WIDTH, highlight=False,

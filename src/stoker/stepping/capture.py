@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stoker.activity import doing
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
@@ -166,7 +167,7 @@ class CapturedPass(BatchPass):
         leaves: list[torch.Tensor] = []
         form = _form_of(content, leaves)
         if self._repeat is None:
-            with _in_capture():
+            with doing("recording a forward and backward pass"), _in_capture():
                 self._form, self._repeat = form, self._captured(content, leaves)
                 self._check(content, update)
         if form != self._form:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from stoker.activity import doing
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
@@ -53,7 +54,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     if (known := _declared(job) or _alone(job, samples)) is not None:
         return known
     began_s = time.process_time()
-    with threads_restored():
+    with doing("comparing samples"), threads_restored():
         probe = working_probe(job, samples)
         notices = _require_usable(job, probe, len(samples))
         is_repeatable, probe = probe.repeated()

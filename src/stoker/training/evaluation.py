@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import safetensors.torch
 import torch
 
+from stoker.activity import doing
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job
 from stoker.jobs.early_stopping import LOWER_IS_BETTER
@@ -84,13 +85,19 @@ def evaluate(
             watcher.see(output, target, content, batch)
 
     is_observed = stateful is not None or watcher is not None
-    with step.evaluation() as measure, step.objective.observed_by(observe if is_observed else None):
+    of = 0 if samples.data_class == "stream" else math.ceil(len(samples) / size / part.parts)
+    with (
+        doing(f"evaluating {samples.name}", of=of) as activity,
+        step.evaluation() as measure,
+        step.objective.observed_by(observe if is_observed else None),
+    ):
         for batch in in_order(samples, step.pipeline(samples, augmented=False), size, part):
             counts_here = all(part_of.counts for part_of in batch.passes(size))
             shown[:] = [(batch, counts_here)]
             for name, measured in measure(batch.cut(0, batch.size), batch.size).items():
                 sums[name] = sums.get(name, 0.0) + float(measured.sum) * counts_here
                 counts[name] = counts.get(name, 0.0) + float(measured.count) * counts_here
+            activity.step += 1
             if beat is not None:
                 beat()
         if part.parts > 1:

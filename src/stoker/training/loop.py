@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stoker.activity import doing
 from stoker.devices.hardware import checkpoint_interval_s
 from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
@@ -38,6 +39,8 @@ from stoker.training.telemetry import SpikeDetector, Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
+
+_NOTHING = contextlib.nullcontext()
 
 
 class RendezvousRequested(Exception):
@@ -123,7 +126,8 @@ class Loop:
         try:
             with self.watchdog or contextlib.nullcontext():
                 position = self._train(position)
-                self._announce(self.checkpointer.close())
+                with doing("writing the checkpoint to disk"):
+                    self._announce(self.checkpointer.close())
         except BaseException as error:
             self._announce(self.checkpointer.abandon())
             if isinstance(error, NotFinite):  # noticed late, as on a GPU
@@ -140,9 +144,10 @@ class Loop:
         for batch in self._made_singly(position, end, total):
             telemetry.lap("data")
             before = self.reached
-            is_shown = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
-            self.step.clipping.looks_at_norm = is_shown
-            loss = self._updated(batch, before, before.samples / total)
+            is_long = telemetry.is_nearly_due or before.updates == 0
+            self.step.clipping.looks_at_norm = is_long or self.on_update is not None
+            with doing("update", of=self.total_updates, step=before.updates + 1) if is_long else _NOTHING:
+                loss = self._updated(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)
@@ -191,7 +196,7 @@ class Loop:
         try:
             return self.step.update(batch, position.updates, progress)
         except Exception as error:  # noqa: BLE001 - raised again where there is no recovery
-            if trials is not None and self.stop.verdict is None:  # a hang ends the process
+            if trials is not None and not self.stop.is_ended:  # a hang ends the process
                 failure = trials.leave_out(error, position)
             failure = failure or self.recovery.judge(error, batch, position)
         return None if failure is None else self.recovery.repeat(failure, batch, position, progress)
@@ -409,7 +414,8 @@ class Loop:
         }
 
     def _save(self, position: Position, *, is_best: bool, keeps: bool = False) -> None:
-        self.step.check()
+        with doing("comparing a captured pass with an ordinary one"):
+            self.step.check()
         kept = kept_at(self.extent, position) if keeps else None
         self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
         if keeps and self.step.world.layout.world_size > 1:

@@ -125,7 +125,7 @@ def prepare(
         if loss is not None:
             raise BadJob("the plan is given, so that nothing is measured", remedy='Leave plan out ("auto"), or loss.')
         given = given_plan(plan) if isinstance(plan, Plan | Path) or str(plan).endswith(".json") else None
-        if given is None:
+        if not isinstance(given, Plan):
             raise BadJob(
                 f"plan={plan!r} is no plan",
                 remedy="Give a stoker.plan(…).chosen.plan, a file that `stoker plan JOB --json > plan.json` made, "

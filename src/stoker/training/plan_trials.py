@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import torch
 
 from stoker import records
+from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
@@ -28,9 +29,10 @@ from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial
 from stoker.planning.model.search_space import MemoryFormat, precisions
+from stoker.planning.model.shared_cpu import describe_load, widen_for_load
 from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.profiling.job_profile import job_profile
+from stoker.profiling.job_profile import has_convolutions, job_profile
 from stoker.profiling.plan_trial import evaluation_time
 from stoker.records import (
     FULL_PRECISIONS,
@@ -242,7 +244,7 @@ class PlanTrials:
     def _first_search(self) -> LiveSearch:
         """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
         formats: tuple[MemoryFormat, ...] = (
-            ("channels_last", "contiguous") if self._has_convolutions() else ("contiguous",)
+            ("channels_last", "contiguous") if has_convolutions(self._step.model) else ("contiguous",)
         )
         arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
         return LiveSearch(self._safe, self._possible(
@@ -258,12 +260,16 @@ class PlanTrials:
             return False
         best, variants = self._search.best, list[Plan]()
         update_s = self._search.timed[best].update_s
-        if self._num_expansions == 1:
-            if not used_by_others(self._began):  # else the number that others leave free is found by `threads`
-                fewer = dict.fromkeys((max(1, self._safe.threads // 2), 1))
-                variants += [dataclasses.replace(best, threads=count) for count in fewer]
+        if not (best.compile or used_by_others(self._began)):  # `threads` finds the number that others leave free
+            fewer = dict.fromkeys((max(1, best.threads // 2), 1 if self._num_expansions == 1 else best.threads))
+            variants += [dataclasses.replace(best, threads=count) for count in fewer]
+        if not best.compile:
             variants += self._captured(best, update_s, left_s)
-        elif _COMPILED_GAIN * left_s > _COMPILE_S and compiler_missing(self._step.device) is None:
+        if (
+            self._num_expansions > 1
+            and _COMPILED_GAIN * left_s > _COMPILE_S
+            and compiler_missing(self._step.device) is None
+        ):
             variants.append(dataclasses.replace(best, compile=True, captured=False))
         if not self._is_probed and _PROBE_SHARE * left_s > max(1.0, _PROBE_UPDATES * update_s):
             self.compare_samples()
@@ -276,6 +282,8 @@ class PlanTrials:
 
     def _captured(self, best: Plan, update_s: float, left_s: float) -> list[Plan]:
         """The best plan captured, where recording the pass is expected to pay back."""
+        if best.captured or any(plan.captured for plan in self._lost):
+            return []
         modules = list(self._step.model.modules())
         is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)  # recorded step by step
         gain = max(min(0.3, _SECONDS_EACH * len(modules) / update_s), 0.02)
@@ -289,9 +297,6 @@ class PlanTrials:
     def _is_exact(self, precision: Precision) -> bool:
         return precision in FULL_PRECISIONS or self._errors.get(precision, 0.0) <= LARGEST_GRADIENT_ERROR
 
-    def _has_convolutions(self) -> bool:
-        return any(isinstance(module, torch.nn.Conv2d) for module in self._step.model.modules())
-
     def _compare(self, batch: Batch, update: int) -> None:
         """Compare the gradients that an update in full precision has just computed with those in each reduced one."""
         step = self._step
@@ -303,8 +308,9 @@ class PlanTrials:
                 exact = _flat(step.gradients_under(plain, batch, update))
         for precision in list(self._reduced):
             plan = dataclasses.replace(step.plan, precision=precision, captured=False)
+            what = f"comparing {precision}'s gradient with {self._safe.precision}'s"
             try:
-                with self._nothing_changed():
+                with doing(what, of=COMPARED, step=self._num_compared), self._nothing_changed():
                     tried = _flat(step.gradients_under(plan, batch, update))
                 error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
             except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
@@ -370,7 +376,7 @@ class PlanTrials:
         if self._safe.threads < self._place.device.cores:
             return  # a limit of this run, which is no reason for the next one
         try:
-            keep_decision(self._prepared, self._place, decision, self._plans.coupling, self._began)
+            keep_decision(self._prepared, self._place, decision, self._plans.coupling)
         except RunFailed as problem:
             self._telemetry.emit("warned", message=f"the plan is not kept for the next start: {problem.message}")
 
@@ -396,7 +402,9 @@ class PlanTrials:
         total = Extents(
             total_samples=extent.position(self._total).samples, total_updates=self._total, evaluations=evaluations
         )
-        forecast = forecast_from_trial(measured, profile, total)
+        forecast, share = forecast_from_trial(measured, profile, total), used_by_others(self._began)
+        if share:
+            forecast = widen_for_load(forecast, share)
         typical_s = search.timed[measured.plan].update_s
         spent_s = max(0.0, self._telemetry.wall_s - typical_s * position.updates)
         time_s = forecast.total_s
@@ -422,9 +430,11 @@ class PlanTrials:
         )  # fmt: skip
         measurements = [self._measurement(p, [t.update_s]) for p, t in search.timed.items() if t.by_round]
         lines = explain(chosen, profile, self._place.device, measurements, rejected[len(others) :])
+        if share:
+            lines = (*lines, describe_load(share))
         return records.Decision(
             device=self._place.name, candidates=(chosen,), rejected=rejected,
-            explanation=(*prepared.notes, *lines), took_s=began.took_s,
+            explanation=(*prepared.notes, *lines), took_s=began.took_s, others_share=share,
         )  # fmt: skip
 
 

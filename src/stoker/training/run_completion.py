@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import safetensors.torch
 
 from stoker import records
+from stoker.activity import doing
 from stoker.errors import BadRun, StokerError
 from stoker.loading.datasets import sample_name
 from stoker.loading.samples import Samples
@@ -82,6 +83,11 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
 
 def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
     """Write weights, report and at last the record: a run is finished once all of it is written."""
+    with doing("writing the weights and the report"):
+        return _finish_run(session, metrics, peak_bytes)
+
+
+def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
     directory, telemetry = session.directory, session.loop.telemetry
     first, last = session.loop.losses
     if first is not None and last is not None and last - first > _DIVERGED * abs(first):

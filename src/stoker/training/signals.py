@@ -15,11 +15,13 @@ class StopRequest:
     """A request to stop training: `reason` is the signal's name, or None without a request.
 
     `verdict` is an error that the next SIGINT raises: another thread sets it to end a main thread that hangs.
+    `is_ended` once it was raised.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.verdict: StokerError | None = None
+        self.is_ended = False
 
     def ask(self, reason: str) -> None:
         """Ask to stop after the update under way."""
@@ -33,7 +35,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def ask(number: int) -> None:
         if request.verdict is not None:
-            verdict, request.verdict = request.verdict, None
+            verdict, request.verdict, request.is_ended = request.verdict, None, True
             raise verdict
         if request.reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt

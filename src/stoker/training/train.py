@@ -13,15 +13,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from torch.distributed import DistError
 
 from stoker import records
+from stoker.activity import doing
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.jobs import Entry, Job
-from stoker.planning.decision import decide, given_plan, memory_limit, most_threads, require_mtbf
+from stoker.planning.decision import SAFE, decide, given_plan, memory_limit, most_threads, require_mtbf
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
@@ -90,7 +92,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         on: the device: `here`, `cpu`, `cuda:1`, …; `2xhere` for two processes. Processes that a launcher such as
             torchrun started find each other by its environment variables, and each has one device of `on`.
         run_dir: the run's directory (default: named after the job, under `$STOKER_RUNS` or `./runs`).
-        plan: a plan, or a JSON file that holds one, instead of the planner's choice.
+        plan: a plan, or a JSON file that holds one, instead of the planner's choice; "safe" for the one that is legal
+            whatever the model, of which nothing is compared or tried.
         new: start another run even where one could be continued.
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
@@ -130,7 +133,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     targets = [parse_tracker(text) for text in track]
     for target in targets:
         target.require_writable()
-    prepared = resolve_job(job, entry)
+    with doing("reading the data, and outlining the model"):
+        prepared = resolve_job(job, entry)
     member = ElasticWorker.from_environment()
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
@@ -229,7 +233,8 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
         while True:
             session: TrainingSession | None = None
             try:
-                session = process.begin(meeting)
+                with doing("building the model, and its optimiser"):
+                    session = process.begin(meeting)
                 with process.timed(session):
                     session.position = session.loop.run(session.position)
                 process.conclude(session)
@@ -352,7 +357,7 @@ def _require_possible(
 
 def _require_its_plan(
     directory: RunDirectory,
-    given: Plan | None,
+    given: Plan | Literal["safe"] | None,
     *,
     memory: float | str | None,
     threads: int | None,
@@ -360,7 +365,13 @@ def _require_its_plan(
 ) -> None:
     """Refuse another plan for a run that exists; warn that limits do not change its own."""
     decision = directory.read_decision()
-    if given is not None and decision is not None:
+    schedule = directory.read_schedule()
+    if given == SAFE and schedule is not None and any(switch.kind == "trial" for switch in schedule.switches):
+        raise BadRun(
+            f"{directory.name} began by trying plans, and goes on under those that it tried",
+            remedy="Drop --plan to continue it, or start another run with --new.",
+        )
+    if given is not None and given != SAFE and decision is not None:
         began = decision.chosen.plan
         asked = dataclasses.replace(
             given, checkpoint_every_s=began.checkpoint_every_s, device_mtbf_h=began.device_mtbf_h
@@ -425,7 +436,7 @@ def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
     prepared: ResolvedJob,
     device: Device,
     place: Place | None,
-    given: Plan | None,
+    given: Plan | Literal["safe"] | None,
     memory_bytes: float | None,
     threads: int | None,
     device_mtbf_h: float | None,
@@ -436,9 +447,8 @@ def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
     """The plan of a new run, on one device or on several."""
     if prepared.data.note:
         emit_event(sinks, "noted", message=prepared.data.note)
-    with unchanged(
-        prepared.model, prepared.job.objective.loss
-    ):  # a loss that counts its calls begins where it was given
+    # A loss that counts its calls begins where it was given.
+    with doing("planning"), unchanged(prepared.model, prepared.job.objective.loss):
         return decide(
             prepared,
             place or device,

@@ -18,16 +18,18 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from stoker.devices import attached_devices, resolve_place
+from stoker.activity import doing
+from stoker.devices import attached_devices, planned_devices, resolve_place
 from stoker.errors import RunFailed
 from stoker.jobs import Entry, Job
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.loading.fields import Content, map_tensors
 from stoker.planning.decision import decide
-from stoker.planning.resolved_job import resolve_job, users_code
+from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
+from stoker.planning.safe_start import safe_start
 from stoker.profiling.ceilings import computing_threads
-from stoker.records import FULL_PRECISIONS, NOT_COMPARED, Coupling, Plan, Position, Verdict
+from stoker.records import FULL_PRECISIONS, NOT_COMPARED, Coupling, Device, Plan, Position, Verdict
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
@@ -69,14 +71,26 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
                 coupling,
                 through_checkpoint=through_checkpoint,
                 gradient_error=decision.chosen.forecast.gradient_error,
+                begins_under=_begins_under(prepared, device, decision.chosen.plan),
             )
+
+
+def _begins_under(prepared: ResolvedJob, device: Device, plan: Plan) -> Plan | None:
+    """The plan of a run's first updates, where it begins at once under another one than `plan`."""
+    start = safe_start(prepared, planned_devices(device.torch_name, (device,))[0])
+    if start is None:
+        return None
+    loading = {name: getattr(plan, name) for name in ("loader", "num_workers", "prefetch_batches", "threads")}
+    began = replace(start[0].chosen.plan, **loading)
+    is_built_alike = (plan.checkpointed_blocks, plan.loss_chunks) == (began.checkpointed_blocks, began.loss_chunks)
+    return began if is_built_alike and began.in_words() != plan.in_words() else None
 
 
 _SHARES = {"order": 0.1, "resume": 0.35, "equality": 0.55}
 """Shares of the time limit [0 to 1]."""
 
 
-def check_contract(
+def check_contract(  # noqa: PLR0913 - what the questions are asked of
     job: Job,
     data: Datasets,
     plan: Plan,
@@ -84,6 +98,7 @@ def check_contract(
     *,
     through_checkpoint: ThroughCheckpoint,
     gradient_error: float | None = None,
+    begins_under: Plan | None = None,
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Verdict, ...]:
@@ -96,6 +111,7 @@ def check_contract(
         coupling: how samples influence each other.
         through_checkpoint: writes the first step's state to disk as a checkpoint and restores it into the second.
         gradient_error: relative error of a reduced precision's gradient against fp32 [0 to 1].
+        begins_under: the plan of a run's first updates, where it is another one.
         budget_s: approximate time limit [s]; a few updates are made in any case.
         clock: monotonic [s].
 
@@ -112,13 +128,22 @@ def check_contract(
         return Timebox(_SHARES[name] * budget_s, clock)
 
     has_own_step = job.step is not None
-    verdicts = [
-        check_order(subject, timebox("order")),
-        check_separability(subject),
-        *([] if has_own_step else [check_loss_form(subject)]),
-        check_resume(subject, through_checkpoint, timebox("resume")),
-        check_own_step(subject) if has_own_step else check_equality(subject, timebox("equality")),
-    ]
+    questions: dict[str, Callable[[], Verdict]] = {
+        "the order of samples": lambda: check_order(subject, timebox("order")),
+        "whether samples are separable": lambda: check_separability(subject),
+        "the form of the loss": lambda: check_loss_form(subject),
+        "resuming": lambda: check_resume(
+            replace(subject, begins_under=begins_under), through_checkpoint, timebox("resume")
+        ),
+        "other plans": lambda: check_equality(subject, timebox("equality")),
+    }
+    if has_own_step:
+        del questions["the form of the loss"]
+        questions["other plans"] = lambda: check_own_step(subject)
+    verdicts = []
+    for number, (what, check) in enumerate(questions.items(), start=1):
+        with doing(what, of=len(questions), step=number):
+            verdicts.append(check())
     if (precision := check_precision(subject, gradient_error)) is not None:
         verdicts.append(precision)
     return (*verdicts, overall_level(subject, verdicts, is_random=not has_own_step and is_random(subject)))

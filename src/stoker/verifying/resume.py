@@ -26,11 +26,11 @@ class _Training:
     """A run of the job from an update on."""
 
     def __init__(self, subject: Subject, begin: int = 0) -> None:
-        self.step = Step(subject.job, subject.plan, subject.coupling)
+        self.step = Step(subject.job, subject.begins_under or subject.plan, subject.coupling)
         self.done = begin
         self._subject = subject
-        position = subject.extent.position(begin)
-        self._batches: Generator[Batch, None, None] = subject.source(self.step).batches(position, 2 * _MOST)
+        self._source = subject.source(self.step)
+        self._batches: Generator[Batch, None, None] = self._source.batches(subject.extent.position(begin), 2 * _MOST)
 
     def __enter__(self) -> Self:
         """Loader workers start with the first update."""
@@ -46,6 +46,13 @@ class _Training:
             position = self._subject.extent.position(self.done)
             self.step.update(next(self._batches), self.done, self._subject.progress(position))
             self.done += 1
+
+    def settle(self) -> None:
+        """Go on under the plan that the run settles on."""
+        if self._subject.begins_under is None:
+            return
+        self.step.change_to(self._subject.plan)
+        self._source.use(self.step.pipeline(self._subject.data.train, augmented=True))
 
     def gradient(self) -> list[torch.Tensor]:
         """The gradients of the next batch."""
@@ -66,6 +73,7 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
     """Train N updates straight; train N/2, save, restore into a fresh model, train N/2; compare every tensor.
 
     The straight run evaluates in the middle and the resumed one does not: evaluation must not change anything either.
+    Where a run of the job begins under another plan, both go over to this one halfway between checkpoint and end.
     """
     with _Training(subject) as straight:
         straight.train(_FEWEST)
@@ -80,14 +88,21 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
             # One process plays two, each with its own generators, and its own values in the loss and in globals.
             generators, python = generator_states(), straight.step.python_changes()
             straight.evaluate_a_batch()
-            straight.train(half)
+            straight.train(half // 2)
+            straight.settle()
+            straight.train(half - half // 2)
             restore_generators(generators)
             resumed.step.put_python({holder: kept for holder, kept in python.items() if is_shared(holder)})
-            resumed.train(half)
+            resumed.train(half // 2)
+            resumed.settle()
+            resumed.train(half - half // 2)
             here, there = state_of(straight.step), state_of(resumed.step)
+    began = subject.begins_under
+    begun = "" if began is None else f", the first {half + half // 2} under {began.in_words()}"
     evidence = (
         f"{2 * half} updates straight, and {half}, a checkpoint on disk and {half} in a fresh model, in one process "
-        f"under {subject.plan.in_words()}: {len(here)} tensors of model, optimiser and average compared bit for bit"
+        f"under {subject.plan.in_words()}{begun}: {len(here)} tensors of model, optimiser and average compared bit for "
+        "bit"
     )
     name = first_difference(here, there)
     if name is None and subject.coupling.unsaved:

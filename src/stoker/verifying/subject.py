@@ -39,12 +39,13 @@ class Timebox:
 
 @dataclass(frozen=True)
 class Subject:
-    """A job under its plan."""
+    """A job under its plan; `begins_under` is another one for a run's first updates, which the plan takes over from."""
 
     job: Job
     data: Datasets
     plan: Plan
     coupling: Coupling
+    begins_under: Plan | None = None
 
     @property
     def extent(self) -> Extent:

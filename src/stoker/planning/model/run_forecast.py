@@ -339,6 +339,38 @@ def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extent
     )  # fmt: skip
 
 
+def forecast_of_extents(known: Forecast, extents: Extents, *, num_valid: int, num_test: int) -> Forecast:
+    """The forecast of the same plan in a run of other extents, in which no plans are tried.
+
+    Args:
+        known: the forecast of a run of the same updates and evaluations.
+        extents: of the other run.
+        num_valid: held-out samples that are evaluated on the way.
+        num_test: held-out samples that are evaluated at the end.
+    """
+    evaluate_s = known.evaluate_s.value / max(1, num_valid, num_test)
+
+    def unsaved_s(samples: int, evaluations: int) -> float:
+        return samples / known.samples_per_s.value + evaluate_s * (evaluations * num_valid + num_test)
+
+    share = unsaved_s(extents.total_samples, extents.evaluations) / unsaved_s(known.total_samples, known.evaluations)
+    total, trials_s = known.total_s, known.trials_s or 0.0
+    total_s = dataclasses.replace(
+        total, value=share * (total.value - trials_s), low=share * max(0.0, total.low - trials_s),
+        high=share * (total.high - trials_s),
+    )  # fmt: skip
+    whole = total_s.value / total.value
+
+    def scaled(estimate: Estimate | None) -> Estimate | None:
+        return None if estimate is None else estimate.scaled(whole)
+
+    return dataclasses.replace(
+        known, total_s=total_s, total_samples=extents.total_samples, total_updates=extents.total_updates,
+        evaluations=extents.evaluations, energy_kwh=scaled(known.energy_kwh), co2_kg=scaled(known.co2_kg),
+        cost_usd=scaled(known.cost_usd), trials_s=None, lost_s=None if known.lost_s is None else share * known.lost_s,
+    )  # fmt: skip
+
+
 def taken_bytes(measured: Measurement) -> int:
     """Peak of the device's memory in a run under a plan that was tried [bytes].
 

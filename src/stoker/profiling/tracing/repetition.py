@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stoker.activity import doing
 from stoker.jobs import Job, Optimizer
 from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
@@ -47,15 +48,18 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
         BadJob: as `trace_update`.
     """
     blocks = RepeatedBlocks(job, settings.checkpointed_blocks)
+    what = f"tracing an update in {settings.precision}, {settings.micro_batch} samples"
     try:
-        trace = trace_update(job, data, coupling, settings, shortening=blocks)
+        with doing(what):
+            trace = trace_update(job, data, coupling, settings, shortening=blocks)
     except Exception:  # the shortened model may fail for its own reasons: the whole one shows any real error
         if not blocks.has_shortened:
             raise
     else:
         if not blocks.has_shortened or trace.repetition is not None:
             return trace
-    return trace_update(job, data, coupling, settings)
+    with doing(f"{what}, all blocks"):
+        return trace_update(job, data, coupling, settings)
 
 
 @dataclasses.dataclass(frozen=True)
