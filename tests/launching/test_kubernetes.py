@@ -89,7 +89,7 @@ def test_a_word_that_cannot_be_read_shows_the_form(cluster: Any, text: str) -> N
 
 def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
     """A context that the kubeconfig has not is refused before anything is asked."""
-    with pytest.raises(NoDevice, match="no context 'tset'.*\n.*'test'"):
+    with pytest.raises(NoDevice, match=r"no context 'tset'.*\n.*'test'"):
         LAUNCHER.parse("tset/team/8xh100")
     assert cluster.requests == 0
 
@@ -275,7 +275,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(cluster: Any) -> None:
 def test_an_exceeded_quota_is_one_sentence(cluster: Any) -> None:
     """The server's own numbers, with a remedy, and nothing left."""
     cluster.quota = 4
-    with pytest.raises(PlaceFailed, match="quota does not allow it.*requested: 8, limited: 4") as caught:
+    with pytest.raises(PlaceFailed, match=r"quota does not allow it.*requested: 8, limited: 4") as caught:
         start()
     assert caught.value.remedy
     assert cluster.names() == set()
@@ -406,14 +406,14 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
 
 def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:
     """Nothing is asked of the cluster."""
-    with pytest.raises(BadSetting, match="--place-option quee.*'queue'"):
+    with pytest.raises(BadSetting, match=r"--place-option quee.*'queue'"):
         start(options={"quee": "users"})
     assert cluster.requests == 0
 
 
 def test_a_missing_image_is_said_before_anything_is_made(cluster: Any) -> None:
     """The remedy is the option."""
-    with pytest.raises(PlaceFailed, match="container image.*\n--image"):
+    with pytest.raises(PlaceFailed, match=r"container image.*\n--image"):
         start(image="")
     assert cluster.names() == set()
 

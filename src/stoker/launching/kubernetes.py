@@ -164,7 +164,7 @@ class KubernetesLauncher(Launcher):
         except (PlaceFailed, NoDevice) as error:
             note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
         names = dict.fromkeys(_secret_names(submission), "(read from the environment when it starts)")
-        objects = run_objects(submission, settings, cluster, pool, names, submitted_at=_now())
+        objects = run_objects(submission, settings, cluster, pool, names, submitted_at="(when it starts)")
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
         for document in documents:
             for key in document.get("binaryData", {}):
@@ -254,7 +254,7 @@ class KubernetesLauncher(Launcher):
         while remaining := api.list("Pod", selector(handle["name"])):
             if time.monotonic() > until:
                 raise PlaceFailed(f"Pod {remaining[0]['metadata']['name']} is still being ended after "
-                                  f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again later.")  # fmt: skip
+                                  f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again.")  # fmt: skip
             time.sleep(0.5)
 
     def fetch(self, handle: Handle, into: Path) -> None:
@@ -306,10 +306,8 @@ def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -
     if settings.storage and settings.storage not in names:
         return [f"there is no StorageClass {settings.storage}, only {', '.join(names) or 'none'}"]
     if not settings.storage and not default:
-        return [
-            "the cluster has no default StorageClass for the run's volume: name one with --place-option storage=NAME, or "
-            + "an existing claim with --place-option claim=NAME"
-        ]
+        named = "name one with --place-option storage=NAME, or an existing claim with --place-option claim=NAME"
+        return [f"the cluster has no default StorageClass for the run's volume: {named}"]
     return []
 
 

@@ -299,7 +299,8 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
             packed.append({})
         packed[-1][part] = data
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True, "metadata": _metadata(f"{name}-sent-{number}", name)}
+        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
+         "metadata": _metadata(f"{name}-sent-{number}", name)}
         | ({"data": dict(texts)} if number == 0 else {})
         | ({"binaryData": {k: base64.b64encode(v).decode() for k, v in data.items()}} if data else {})
         for number, data in enumerate(packed)
@@ -371,7 +372,8 @@ def _pod(
         "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
         "volumeMounts": [
-            mount, {"name": "sent", "mountPath": SENT, "readOnly": True}, {"name": "shared", "mountPath": SHARED_MEMORY},
+            mount, {"name": "sent", "mountPath": SENT, "readOnly": True},
+            {"name": "shared", "mountPath": SHARED_MEMORY},
         ],
     }  # fmt: skip
     spec: Object = {

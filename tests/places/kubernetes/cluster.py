@@ -114,7 +114,8 @@ class Cluster:
         folder = self.disk / name
         folder.mkdir(parents=True)
         self.server.ask("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": {
-            "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce", "ReadWriteMany"], "storageClassName": "disk",
+            "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "storageClassName": "disk",
             "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": str(folder)}}})  # fmt: skip
         return folder
 
