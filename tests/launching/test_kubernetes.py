@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +14,7 @@ from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.kubernetes import LAUNCHER
 from stoker.launching.launcher import HostRanks, Request, Submission
+from stoker.testing import LauncherConformance
 from tests.optional import optional
 from tests.places.kubernetes.cluster import kubeconfig
 
@@ -37,10 +38,40 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "storageclasses", "disk", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     )
     file = tmp_path / "kubeconfig"
-    file.write_text(json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"})))
+    file.write_text(
+        json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"}, {"gone": "https://127.0.0.1:9"}))
+    )
     monkeypatch.setenv("KUBECONFIG", str(file))
     yield server
     server.close()
+
+
+@pytest.mark.usefixtures("cluster")
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words: ClassVar[dict[str, tuple[int, int, str]]] = {
+        "team/cpu": (1, 1, "cpu"),
+        "team/2x8xh100": (2, 8, "h100"),
+        "eu/west/team/4xh100": (1, 4, "h100"),
+    }
+    bad_words = ("", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x")
+    environments: ClassVar[list[dict[str, str]]] = [
+        {},
+        {"JOB_COMPLETION_INDEX": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "job-0.job"},
+    ]
+    unreachable: ClassVar[dict[str, Any] | None] = {
+        "context": "gone",
+        "namespace": "team",
+        "kind": "Job",
+        "name": "job",
+        "run": "job",
+        "uid": "1",
+    }
+    client = ("kubernetes", "yaml")
+
+    def submission(self, word: str, **changes: Any) -> Submission:
+        """With an image, which a pod needs."""
+        return super().submission(word, **({"image": "python:3.11"} | changes))
 
 
 def submission(word: str = "team/8xh100", **changes: Any) -> Submission:
