@@ -47,16 +47,14 @@ def newest_progress(events: Path) -> dict[str, Any] | None:
 def status_of(event: Mapping[str, Any]) -> dict[str, Any]:
     """The request's body for a `progress` event.
 
-    >>> status_of({"samples": 50, "total_samples": 200, "eta_s": 30.2, "loss": 0.5, "at": 0})["trainerStatus"]["metrics"]
+    >>> status_of({"samples": 5, "total_samples": 20, "eta_s": 3, "loss": 0.5, "at": 0})["trainerStatus"]["metrics"]
     [{'name': 'loss', 'value': '0.5'}]
     """
     at = datetime.fromtimestamp(event["at"], UTC).isoformat(timespec="seconds")
     status: dict[str, Any] = {
         "progressPercentage": min(100, int(100 * event["samples"] / max(1, event["total_samples"]))),
         "metrics": [{"name": name, "value": f"{event[name]}"} for name in _METRICS if event.get(name) is not None],
-        "lastUpdatedTime": datetime.fromtimestamp(event["at"], UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z"),
+        "lastUpdatedTime": at.replace("+00:00", "Z"),
     }
     if isinstance(event.get("eta_s"), int | float):
         status["estimatedRemainingSeconds"] = max(0, round(event["eta_s"]))
