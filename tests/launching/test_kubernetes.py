@@ -432,7 +432,7 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
         "PersistentVolumeClaim", "ConfigMap", "Secret", "Service", "Job"]  # fmt: skip
     for document in documents[2:]:
         fake.validate(document)
-    assert "STOKER_SECRET: (read from" in text
+    assert "STOKER_SECRET: (read when" in text
 
 
 def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:

@@ -163,12 +163,14 @@ class KubernetesLauncher(Launcher):
             cluster, pool = _cluster(api), wanted_pool(survey(api), target)
         except (PlaceFailed, NoDevice) as error:
             note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
-        names = dict.fromkeys(_secret_names(submission), "(read from the environment when it starts)")
+        names = dict.fromkeys(_secret_names(submission), "")
         objects = run_objects(submission, settings, cluster, pool, names, submitted_at="(when it starts)")
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
         for document in documents:
             for key in document.get("binaryData", {}):
                 document["binaryData"][key] = "(a tar file)"
+            if document["kind"] == "Secret":
+                document["stringData"] = dict.fromkeys(document.pop("data"), "(read when the run starts)")
         large = "".join(f"# sent through a pod: {b.name}, {b.num_bytes} bytes\n" for b in objects.to_send)
         return note + large + yaml.safe_dump_all(documents, sort_keys=False, width=120)
 

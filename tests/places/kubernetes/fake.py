@@ -384,12 +384,13 @@ class FakeCluster:
         manifest = copy.deepcopy(manifest)
         if plural == "secrets":
             texts = manifest.pop("stringData", {})
-            manifest["data"] = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            sent = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            manifest["data"] = manifest.get("data", {}) | sent
         fields = {key: value for key, value in manifest.items() if key not in {"kind", "metadata"}}
         stored = self.add(plural, name, metadata=manifest["metadata"], **fields)
         if is_dry:
             del self.objects[plural, name]
-        return stored if plural != "secrets" else stored | {"stringData": texts}
+        return stored
 
 
 def validate(manifest: Object) -> None:
