@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +14,7 @@ from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.kubernetes import LAUNCHER
 from stoker.launching.launcher import HostRanks, Request, Submission
+from stoker.testing import LauncherConformance
 from tests.optional import optional
 from tests.places.kubernetes.cluster import kubeconfig
 
@@ -37,10 +38,40 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "storageclasses", "disk", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     )
     file = tmp_path / "kubeconfig"
-    file.write_text(json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"})))
+    file.write_text(
+        json.dumps(kubeconfig(server.url, {"test": "token", "eu/west": "token"}, {"gone": "https://127.0.0.1:9"}))
+    )
     monkeypatch.setenv("KUBECONFIG", str(file))
     yield server
     server.close()
+
+
+@pytest.mark.usefixtures("cluster")
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words: ClassVar[dict[str, tuple[int, int, str]]] = {
+        "team/cpu": (1, 1, "cpu"),
+        "team/2x8xh100": (2, 8, "h100"),
+        "eu/west/team/4xh100": (1, 4, "h100"),
+    }
+    bad_words = ("", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x")
+    environments: ClassVar[list[dict[str, str]]] = [
+        {},
+        {"JOB_COMPLETION_INDEX": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "job-0.job"},
+    ]
+    unreachable: ClassVar[dict[str, Any] | None] = {
+        "context": "gone",
+        "namespace": "team",
+        "kind": "Job",
+        "name": "job",
+        "run": "job",
+        "uid": "1",
+    }
+    client = ("kubernetes", "yaml")
+
+    def submission(self, word: str, **changes: Any) -> Submission:
+        """With an image, which a pod needs."""
+        return super().submission(word, **({"image": "python:3.11"} | changes))
 
 
 def submission(word: str = "team/8xh100", **changes: Any) -> Submission:
@@ -89,7 +120,7 @@ def test_a_word_that_cannot_be_read_shows_the_form(cluster: Any, text: str) -> N
 
 def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
     """A context that the kubeconfig has not is refused before anything is asked."""
-    with pytest.raises(NoDevice, match="no context 'tset'.*\n.*'test'"):
+    with pytest.raises(NoDevice, match=r"no context 'tset'.*\n.*'test'"):
         LAUNCHER.parse("tset/team/8xh100")
     assert cluster.requests == 0
 
@@ -275,7 +306,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(cluster: Any) -> None:
 def test_an_exceeded_quota_is_one_sentence(cluster: Any) -> None:
     """The server's own numbers, with a remedy, and nothing left."""
     cluster.quota = 4
-    with pytest.raises(PlaceFailed, match="quota does not allow it.*requested: 8, limited: 4") as caught:
+    with pytest.raises(PlaceFailed, match=r"quota does not allow it.*requested: 8, limited: 4") as caught:
         start()
     assert caught.value.remedy
     assert cluster.names() == set()
@@ -401,19 +432,19 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
         "PersistentVolumeClaim", "ConfigMap", "Secret", "Service", "Job"]  # fmt: skip
     for document in documents[2:]:
         fake.validate(document)
-    assert "STOKER_SECRET: (read from" in text
+    assert "STOKER_SECRET: (read when" in text
 
 
 def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:
     """Nothing is asked of the cluster."""
-    with pytest.raises(BadSetting, match="--place-option quee.*'queue'"):
+    with pytest.raises(BadSetting, match=r"--place-option quee.*'queue'"):
         start(options={"quee": "users"})
     assert cluster.requests == 0
 
 
 def test_a_missing_image_is_said_before_anything_is_made(cluster: Any) -> None:
     """The remedy is the option."""
-    with pytest.raises(PlaceFailed, match="container image.*\n--image"):
+    with pytest.raises(PlaceFailed, match=r"container image.*\n--image"):
         start(image="")
     assert cluster.names() == set()
 

@@ -123,9 +123,8 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     else:
         name, namespace = objects[0]["metadata"]["name"], on.rpartition(":")[2].rpartition("/")[2]
         print("\n".join(f"{thing['kind']} {thing['metadata']['name']}" for thing in objects))
-        print(
-            f"http://{name}.{namespace}.svc:8000 in the cluster; `kubectl -n {namespace} delete deployment {name}` ends it"
-        )
+        print(f"http://{name}.{namespace}.svc:8000 in the cluster")
+        print(f"it ends with: kubectl -n {namespace} delete deployment {name}")
 
 
 def rollback(

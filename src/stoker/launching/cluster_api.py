@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -316,7 +317,11 @@ class ClusterApi:
                 query_params=query, headers=self._login(), capture_all=False, binary=True, _preload_content=False,
             )  # fmt: skip
         except ApiException as error:
-            raise PlaceUnreachable(f"No line to pod {pod}: {first_line(Exception(error.reason))}") from error
+            said = str(error.reason)
+            if refused := re.match(r"Handshake status (40\d)", said):
+                raise PlaceFailed(f"The cluster allows no command in pod {pod} ({refused[1]}).",
+                                  remedy="Ask for a role that may create pods/exec.") from error  # fmt: skip
+            raise PlaceUnreachable(f"No line to pod {pod}: {first_line(Exception(said))}") from error
         try:
             for part in stdin:
                 for start in range(0, len(part), _CHUNK):

@@ -163,12 +163,14 @@ class KubernetesLauncher(Launcher):
             cluster, pool = _cluster(api), wanted_pool(survey(api), target)
         except (PlaceFailed, NoDevice) as error:
             note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
-        names = dict.fromkeys(_secret_names(submission), "(read from the environment when it starts)")
-        objects = run_objects(submission, settings, cluster, pool, names, submitted_at=_now())
+        names = dict.fromkeys(_secret_names(submission), "")
+        objects = run_objects(submission, settings, cluster, pool, names, submitted_at="(when it starts)")
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
         for document in documents:
             for key in document.get("binaryData", {}):
                 document["binaryData"][key] = "(a tar file)"
+            if document["kind"] == "Secret":
+                document["stringData"] = dict.fromkeys(document.pop("data"), "(read when the run starts)")
         large = "".join(f"# sent through a pod: {b.name}, {b.num_bytes} bytes\n" for b in objects.to_send)
         return note + large + yaml.safe_dump_all(documents, sort_keys=False, width=120)
 
@@ -254,7 +256,7 @@ class KubernetesLauncher(Launcher):
         while remaining := api.list("Pod", selector(handle["name"])):
             if time.monotonic() > until:
                 raise PlaceFailed(f"Pod {remaining[0]['metadata']['name']} is still being ended after "
-                                  f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again later.")  # fmt: skip
+                                  f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again.")  # fmt: skip
             time.sleep(0.5)
 
     def fetch(self, handle: Handle, into: Path) -> None:
@@ -306,10 +308,8 @@ def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -
     if settings.storage and settings.storage not in names:
         return [f"there is no StorageClass {settings.storage}, only {', '.join(names) or 'none'}"]
     if not settings.storage and not default:
-        return [
-            "the cluster has no default StorageClass for the run's volume: name one with --place-option storage=NAME, or "
-            + "an existing claim with --place-option claim=NAME"
-        ]
+        named = "name one with --place-option storage=NAME, or an existing claim with --place-option claim=NAME"
+        return [f"the cluster has no default StorageClass for the run's volume: {named}"]
     return []
 
 

@@ -208,7 +208,7 @@ def run_objects(
     folders, parts, to_send = _packed((submission.stoker, submission.code, *submission.data))
     start = {
         "root": MOUNT, "run": f"runs/{submission.run}", "folders": folders, "stoker": submission.stoker.folder,
-        "order": dumps(_order(submission, submitted_at)), "message": MESSAGE,
+        "order": dumps(_order(submission, cluster, submitted_at)), "message": MESSAGE,
         "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
         "python": submission.environment if isinstance(submission.environment, str) else "python3",
         "patience_s": grace_s(submission) + 60, "expected": list(submission.expected),
@@ -217,7 +217,7 @@ def run_objects(
     owned = [*maps]
     if secrets:
         owned.append({"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(name), "type": "Opaque",
-                      "stringData": dict(secrets)})  # fmt: skip
+                      "data": {key: _base64(value.encode()) for key, value in secrets.items()}})  # fmt: skip
     if target.num_nodes > 1 and options.kind == "job":
         owned.append(_headless_service(name))
     pod = _pod(submission, options, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
@@ -248,13 +248,14 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
                           remedy="Ask for one node.")  # fmt: skip
 
 
-def _order(submission: Submission, submitted_at: str) -> LaunchOrder:
+def _order(submission: Submission, cluster: Cluster, submitted_at: str) -> LaunchOrder:
     target = submission.target
     return LaunchOrder(
         run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=f"{MOUNT}/{submission.stoker.folder}", is_requeued=target.num_nodes == 1,
+        pythonpath=f"{MOUNT}/{submission.stoker.folder}", # Ranks of several nodes lose each other with an error's exit code; and some servers count every exit code.
+        is_requeued=target.num_nodes == 1 and cluster.has_failure_policy,
         submitted_at=submitted_at, owner=submission.owner,
     )  # fmt: skip
 
@@ -299,11 +300,16 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
             packed.append({})
         packed[-1][part] = data
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True, "metadata": _metadata(f"{name}-sent-{number}", name)}
+        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
+         "metadata": _metadata(f"{name}-sent-{number}", name)}
         | ({"data": dict(texts)} if number == 0 else {})
-        | ({"binaryData": {k: base64.b64encode(v).decode() for k, v in data.items()}} if data else {})
+        | ({"binaryData": {key: _base64(part) for key, part in data.items()}} if data else {})
         for number, data in enumerate(packed)
     ]  # fmt: skip
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _metadata(name: str, instance: str = "", component: str = "training") -> Object:
@@ -371,7 +377,8 @@ def _pod(
         "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
         "volumeMounts": [
-            mount, {"name": "sent", "mountPath": SENT, "readOnly": True}, {"name": "shared", "mountPath": SHARED_MEMORY},
+            mount, {"name": "sent", "mountPath": SENT, "readOnly": True},
+            {"name": "shared", "mountPath": SHARED_MEMORY},
         ],
     }  # fmt: skip
     spec: Object = {
@@ -424,7 +431,8 @@ def _resources(devices: int, options: ClusterOptions, pool: NodePool) -> Object:
 
 
 def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
-    spec: Object = {"parallelism": num_nodes, "completions": num_nodes, "template": pod, "backoffLimit": 3}
+    spec: Object = {"parallelism": num_nodes, "completions": num_nodes, "template": pod,
+                    "backoffLimit": 3 if cluster.has_failure_policy else 6}  # fmt: skip
     if cluster.has_suspend:
         spec["suspend"] = False
     if num_nodes > 1:

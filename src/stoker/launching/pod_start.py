@@ -66,7 +66,13 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     process = subprocess.Popen(command, cwd=root, env=environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
+    teller = None
+    if host == "0" and environ.get("KUBEFLOW_TRAINER_STATUS_URL"):
+        teller = subprocess.Popen([python, "-m", "stoker.launching.platform_progress", str(root / orders["run"])],
+                                  cwd=root, env=environ)  # fmt: skip
     code = process.wait()
+    if teller is not None:
+        teller.terminate()
     say_why(launch / f"host-{host}.json", Path(orders["message"]))
     return code if code >= 0 else 128 - code
 

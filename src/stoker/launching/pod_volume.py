@@ -20,7 +20,7 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching import pod_files
 from stoker.launching.bundle import Bundle
 from stoker.launching.cluster_api import AlreadyThere, ClusterApi, CommandOutput, Object
-from stoker.launching.cluster_state import state_of
+from stoker.launching.cluster_state import ending_of, state_of
 from stoker.launching.lines import extract_tar, is_inside, size_and_time, write_tar
 from stoker.launching.manifests import CONTAINER, MOUNT, labels, selector
 from stoker.store.files import is_aside
@@ -109,24 +109,33 @@ class RunVolume:
 
     def _visit(self, patience_s: float = 300.0) -> str:
         """The name of a running pod that was started for files alone."""
-        with suppress(AlreadyThere):  # of an earlier question
-            self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
         until = time.monotonic() + patience_s
         while True:
-            pod = self._api.get("Pod", self._visitor_name)
+            pod = self._api.find("Pod", self._visitor_name)
+            if pod is None:
+                with suppress(AlreadyThere):
+                    self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
+                continue
             phase = pod.get("status", {}).get("phase")
-            if phase == "Running":
+            if phase == "Running" and "deletionTimestamp" not in pod["metadata"]:
                 return self._visitor_name
-            if phase in {"Failed", "Succeeded"}:
+            if _is_old(pod):
                 self.leave()
-                why = pod["status"].get("message") or phase
-                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}",
-                                  remedy="The same command again.")  # fmt: skip
+            elif phase in {"Failed", "Succeeded"}:
+                _, why, _ = ending_of(pod)
+                self.leave()
+                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}.")
             if time.monotonic() > until:
-                about = state_of({"kind": "Pod", "metadata": pod["metadata"], "spec": {}}, [pod])
+                why = state_of({"kind": "Pod", "metadata": pod["metadata"], "spec": {}}, [pod]).why
                 self.leave()
-                raise PlaceUnreachable(f"Pod {self._visitor_name}, which reads the volume, does not start: {about.why}")
+                raise PlaceUnreachable(f"Pod {self._visitor_name}, which reads the volume, does not start: {why}.")
             time.sleep(_POLL_S)
+
+
+def _is_old(pod: Object) -> bool:
+    """Whether a pod for files is over because its time was: left behind by an earlier question."""
+    status: Object = pod.get("status", {})
+    return bool(status.get("reason") == "DeadlineExceeded" or status.get("phase") == "Succeeded")
 
 
 def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Object:

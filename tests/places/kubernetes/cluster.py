@@ -114,20 +114,22 @@ class Cluster:
         folder = self.disk / name
         folder.mkdir(parents=True)
         self.server.ask("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": {
-            "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce", "ReadWriteMany"], "storageClassName": "disk",
+            "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "storageClassName": "disk",
             "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": str(folder)}}})  # fmt: skip
         return folder
 
 
-def kubeconfig(url: str, tokens: dict[str, str], namespace: str = "team") -> dict[str, Any]:
-    """A kubeconfig with a context for each token."""
+def kubeconfig(url: str, tokens: dict[str, str], others: dict[str, str] | None = None) -> dict[str, Any]:
+    """A kubeconfig with a context for each token at `url`, and for others, by name, each at an address of its own."""
+    servers = dict.fromkeys(tokens, url) | (others or {})
     return {
         "apiVersion": "v1", "kind": "Config", "current-context": next(iter(tokens)),
-        "clusters": [{"name": "test", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
-        "users": [{"name": name, "user": {"token": token}} for name, token in tokens.items()],
-        "contexts": [
-            {"name": name, "context": {"cluster": "test", "user": name, "namespace": namespace}} for name in tokens
+        "clusters": [
+            {"name": n, "cluster": {"server": u, "insecure-skip-tls-verify": True}} for n, u in servers.items()
         ],
+        "users": [{"name": name, "user": {"token": tokens.get(name, "none")}} for name in servers],
+        "contexts": [{"name": n, "context": {"cluster": n, "user": n, "namespace": "team"}} for n in servers],
     }  # fmt: skip
 
 

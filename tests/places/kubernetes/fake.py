@@ -1,7 +1,7 @@
 """A fake of an API server of Kubernetes 1.37, with JobSet, Kubeflow's Trainer and Kueue, which obeys their rules.
 
-What is sent is validated: by kubernetes-validate's schemas of 1.37, strictly, and by the models of kubeflow-trainer-api;
-a field that those do not know is refused, as `fieldValidation=Strict` does. Controllers are run by `settle`, and before
+What is sent is validated: by kubernetes-validate's schemas of 1.37, strictly, and by kubeflow-trainer-api's models; a
+field that those do not know is refused, as `fieldValidation=Strict` does. Controllers are run by `settle`, and before
 each answer: Indexed Jobs with podFailurePolicy and replacement of ended pods, suspension, JobSets, TrainJobs, Kueue's
 workloads, garbage collection. Pods are run by the tests' kubelet, or moved by hand with `end_pod`.
 """
@@ -138,7 +138,7 @@ class FakeCluster:
         for workload in self.of("workloads"):
             workload["status"] = {"conditions": [
                 {"type": "QuotaReserved", "status": "False", "message": "couldn't assign flavors"},
-                {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate a workload"},
+                {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate one"},
             ]}  # fmt: skip
             self._owner(workload)["spec"]["suspend"] = True
         self.settle()
@@ -198,7 +198,8 @@ class FakeCluster:
                 ):
                     self.add("workloads", name, metadata={"ownerReferences": [_reference(thing)]},
                              spec={"queueName": about["labels"][_QUEUE]}, status={"conditions": [
-                                 {"type": "QuotaReserved", "status": "False", "message": "no quota is free"}]})  # fmt: skip
+                                 {"type": "QuotaReserved", "status": "False", "message": "no quota is free"}]}
+                             )  # fmt: skip
 
     def _train(self, trainjob: Object) -> None:
         name, spec = trainjob["metadata"]["name"], trainjob["spec"]
@@ -210,7 +211,8 @@ class FakeCluster:
             "resources": trainer.get("resourcesPerNode", {})}  # fmt: skip
         patched["spec"]["containers"] = [container]
         job = {"completionMode": "Indexed", "parallelism": trainer["numNodes"], "completions": trainer["numNodes"],
-               "backoffLimit": 0, "template": patched | {"spec": {"restartPolicy": "Never", **patched["spec"]}}}  # fmt: skip
+               "backoffLimit": 0, "template": {**patched, "spec": {"restartPolicy": "Never", **patched["spec"]}},
+               }  # fmt: skip
         if ("jobsets", name) not in self.objects:
             self.add("jobsets", name, metadata={"ownerReferences": [_reference(trainjob)]}, spec={
                 "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}]})  # fmt: skip
@@ -256,7 +258,7 @@ class FakeCluster:
         if len(done) >= spec["completions"]:
             status["conditions"] = [{"type": "Complete", "status": "True"}]
             return
-        # As with podReplacementPolicy Failed, the default beside a podFailurePolicy: none beside one that is being ended.
+        # As with podReplacementPolicy Failed, the default with a podFailurePolicy: none beside one that is being ended.
         taken = done | {
             _index(pod) for pod in mine if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}
         }
@@ -291,7 +293,7 @@ class FakeCluster:
         name = pod["metadata"]["name"]
         if action == "FailJob":
             status["conditions"] = [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy",
-                                     "message": f"Container node for pod team/{name} failed matching FailJob rule"}]  # fmt: skip
+                                     "message": f"Container node of pod {name}: FailJob rule"}]  # fmt: skip
         elif status["failed"] > spec["backoffLimit"]:
             status["conditions"] = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
 
@@ -325,40 +327,46 @@ class FakeCluster:
         if words[0] == "namespaces" and len(words) > 2:
             words = words[2:]
         plural, name, part = [*words, "", ""][:3]
-        verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
         if plural == "selfsubjectaccessreviews":
-            asked = body["spec"]["resourceAttributes"]  # type: ignore[index]
-            resource = "/".join(text for text in (asked["resource"], asked.get("subresource")) if text)
-            return {"status": {"allowed": (asked["verb"], resource) not in self.forbidden}}
+            return self._review((body or {})["spec"]["resourceAttributes"])
+        verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
         if (verb, plural) in self.forbidden:
             raise Refused(403, "Forbidden", f'{plural} is forbidden: User "somebody" cannot {verb} resource "{plural}"')
-        if plural == "localqueues" and part == "pendingworkloads":
-            return {
-                "items": [
-                    {"metadata": w["metadata"], "positionInLocalQueue": n} for n, w in enumerate(self.of("workloads"))
-                ]
-            }
-        if part == "binding":
-            self.objects[plural, name]["spec"]["nodeName"] = body["target"]["name"]  # type: ignore[index]
-            self.objects[plural, name].setdefault("status", {}).setdefault("conditions", []).append(
-                {"type": "PodScheduled", "status": "True"}
-            )
-            return {}
+        if part in {"binding", "pendingworkloads"}:
+            return self._part(part, name, body)
         if method == "POST":
             return self._create(plural, body or {}, is_dry="dryRun" in query)
         if not name:
             return {"items": [thing for thing in self.of(plural) if _selected(thing, query.get("labelSelector", ""))]}
+        return self._one(method, (plural, name), query, body or {})
+
+    def _review(self, asked: Object) -> Object:
+        resource = "/".join(text for text in (asked["resource"], asked.get("subresource")) if text)
+        return {"status": {"allowed": (asked["verb"], resource) not in self.forbidden}}
+
+    def _part(self, part: str, name: str, body: Object | None) -> Object:
+        if part == "pendingworkloads":
+            places = [
+                {"metadata": w["metadata"], "positionInLocalQueue": n} for n, w in enumerate(self.of("workloads"))
+            ]
+            return {"items": places}
+        pod = self.objects["pods", name]
+        pod["spec"]["nodeName"] = (body or {})["target"]["name"]
+        pod.setdefault("status", {}).setdefault("conditions", []).append({"type": "PodScheduled", "status": "True"})
+        return {}
+
+    def _one(self, method: str, key: tuple[str, str], query: dict[str, str], body: Object) -> Object:
         if method == "PATCH" and "fieldManager" in query:
-            if (plural, name) not in self.objects:
-                return self._create(plural, body or {}, is_dry=False)
-            validate(body or {})
-        if (plural, name) not in self.objects:
-            raise Refused(404, "NotFound", f'{plural} "{name}" not found')
-        thing = self.objects[plural, name]
+            if key not in self.objects:
+                return self._create(key[0], body, is_dry=False)
+            validate(body)
+        if key not in self.objects:
+            raise Refused(404, "NotFound", f'{key[0]} "{key[1]}" not found')
+        thing = self.objects[key]
         if method == "PATCH":
-            _merge(thing, body or {})
+            _merge(thing, body)
         elif method == "DELETE":
-            self._remove(plural, name, (body or {}).get("gracePeriodSeconds"))
+            self._remove(*key, body.get("gracePeriodSeconds"))
         return thing
 
     def _create(self, plural: str, manifest: Object, *, is_dry: bool) -> Object:
@@ -371,17 +379,18 @@ class FakeCluster:
             limits = manifest["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
             asked = int(limits.get("nvidia.com/gpu", 0)) * manifest["spec"]["completions"]
             if asked > self.quota:
-                raise Refused(403, "Forbidden", f'jobs "{name}" is forbidden: exceeded quota: gpus, requested: {asked}, '
+                raise Refused(403, "Forbidden", f'jobs "{name}" is forbidden: exceeded quota: g, requested: {asked}, '
                               f"limited: {self.quota}")  # fmt: skip
         manifest = copy.deepcopy(manifest)
         if plural == "secrets":
             texts = manifest.pop("stringData", {})
-            manifest["data"] = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            sent = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            manifest["data"] = manifest.get("data", {}) | sent
         fields = {key: value for key, value in manifest.items() if key not in {"kind", "metadata"}}
         stored = self.add(plural, name, metadata=manifest["metadata"], **fields)
         if is_dry:
             del self.objects[plural, name]
-        return stored if plural != "secrets" else stored | {"stringData": texts}
+        return stored
 
 
 def validate(manifest: Object) -> None:

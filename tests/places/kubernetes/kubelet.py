@@ -1,8 +1,8 @@
 """A kubelet of the tests: registers nodes, places pods, runs them as processes, reports, serves logs and exec.
 
 A container is a process of this machine in a mount namespace of its own, on an overlay of the root directory, with its
-volumes where the pod mounts them. Images: `python` has this Python on its PATH, any other has nothing. What a kubelet and
-a scheduler do and a run can notice is done: binding by resources and affinity, waiting for ConfigMaps, Secrets and
+volumes where the pod mounts them. Images: `python` has this Python on its PATH, any other has nothing. What a kubelet
+and a scheduler do and a run can notice is done: binding by resources and affinity, waiting for ConfigMaps, Secrets and
 claims, SIGTERM and the grace period, activeDeadlineSeconds, termination messages, evictions, and nodes that die.
 """
 
@@ -244,7 +244,8 @@ class Pod:
             "phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1",
             "conditions": [*kept, {"type": "Ready", "status": ready, "lastTransitionTime": now()}],
             "containerStatuses": [{
-                "name": self.container["name"], "image": self.container["image"], "imageID": "", "ready": ready == "True",
+                "name": self.container["name"], "image": self.container["image"], "imageID": "",
+                "ready": ready == "True",
                 "restartCount": 0, "state": state,
             }],
         }  # fmt: skip
@@ -328,7 +329,7 @@ class Kubelets:
     def _heartbeat(self) -> None:
         for name in self._nodes.keys() - self.dead:
             self.server.merge(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [
-                {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}]}})  # fmt: skip
+                {"type": "Ready", "status": "True", "reason": "Ready", "lastHeartbeatTime": now()}]}})  # fmt: skip
 
     def _look(self, manifest: Object) -> None:
         uid, node = manifest["metadata"]["uid"], manifest["spec"].get("nodeName")
@@ -354,7 +355,8 @@ class Kubelets:
             if not why:
                 target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
                 self.server.ask("POST", f"{path}/binding", {
-                    "apiVersion": "v1", "kind": "Binding", "metadata": {"name": about["name"]}, "target": target})  # fmt: skip
+                    "apiVersion": "v1", "kind": "Binding", "target": target,
+                    "metadata": {"name": about["name"]}})  # fmt: skip
                 return
             reasons.append(why)
         message = f"0/{len(reasons)} nodes are available: {', '.join(sorted(set(reasons)))}."
@@ -375,7 +377,7 @@ class Kubelets:
                 if labels.get(rule["key"]) not in rule["values"]:
                     return "node(s) didn't match Pod's node affinity"
         used = sum(_gpus(pod.spec) for pod in self.pods.values()
-                   if pod.spec["nodeName"] == name and pod.process is not None and pod.process.poll() is None)  # fmt: skip
+                   if pod.spec["nodeName"] == name and pod.process and pod.process.poll() is None)  # fmt: skip
         if _gpus(spec) + used > int(node["status"]["allocatable"]["nvidia.com/gpu"]):
             return "Insufficient nvidia.com/gpu"
         return ""
@@ -396,7 +398,8 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     if not certificate.exists():
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-days", "2",
              "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
             check=True, capture_output=True,
         )  # fmt: skip
@@ -452,8 +455,7 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
 
     def send(channel: int, data: bytes, opcode: int = 2) -> None:
         body = bytes([channel]) + data if opcode == 2 else data
-        size = bytes([len(body)]) if len(body) < 126 else b"\x7e" + struct.pack(">H", len(body)) if len(body) < 65536 else (
-            b"\x7f" + struct.pack(">Q", len(body)))  # fmt: skip
+        size = bytes([len(body)]) if len(body) < 126 else b"\x7f" + struct.pack(">Q", len(body))
         with sending:
             line.sendall(bytes([0x80 | opcode]) + size + body)
 
