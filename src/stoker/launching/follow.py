@@ -9,7 +9,6 @@ and nothing is ended, restarted or taken for lost. It ends a run only where the 
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable
@@ -406,8 +405,10 @@ def describe_state(state: LaunchState, place: str) -> str:
 def write_report(directory: RunDirectory) -> None:
     """Write the report of a run that came home anew, with what is known here alone: waits, states, cost."""
     if directory.is_run and directory.report_path.exists():
+        from stoker.training.run_handle import report  # noqa: PLC0415 - loads torch, which following itself does not
+
         with suppress(StokerError):  # the one from there stays
-            importlib.import_module("stoker.training.run_handle").report(directory.path)
+            report(directory.path)
 
 
 def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:
