@@ -37,7 +37,7 @@ def test_train_tells_people_on_standard_error_what_it_plans_does_and_found() -> 
     """Plain lines where there is no terminal; standard output stays empty."""
     outcome = stoker_here("train", job_file(), "--set", "lr=0.2", "--plan", plan_file())
     assert (outcome.code, outcome.out) == (0, "")
-    lines = outcome.err.splitlines()
+    lines = [line for line in outcome.err.splitlines() if not line.endswith(" …")]  # of what takes over a second
     assert lines[0].startswith("planned in ")
     assert "micro-batch 16" in lines[0]
     metrics = stoker.load("latest").metrics
@@ -155,7 +155,7 @@ def test_ctrl_c_before_training_is_exit_code_130() -> None:
     """One word, no traceback, no run."""
     outcome = stoker_here("train", job_file("raise KeyboardInterrupt"))
     assert outcome.code == 130
-    assert outcome.err == "interrupted\n"
+    assert outcome.err.splitlines()[-1] == "interrupted"
     assert not Path("runs").exists()
 
 
