@@ -55,7 +55,7 @@ echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
 done
-echo "cores $(nproc)"
+echo "cores $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 echo "load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo "memory $(awk '/MemAvailable/ {print $2}' /proc/meminfo)"
 echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
