@@ -24,9 +24,7 @@ from tests.launching.test_ray import submission
 RAY = Path(os.environ.get("STOKER_RAY", "build/ray")) / "bin" / "ray"
 pytestmark = [
     pytest.mark.places,
-    pytest.mark.skipif(
-        not RAY.exists(), reason="no Ray: python -m venv build/ray && build/ray/bin/pip install ray[default]"
-    ),
+    pytest.mark.skipif(not RAY.exists(), reason="no Ray in build/ray: make a virtual environment with ray[default]"),
 ]
 
 
@@ -36,8 +34,10 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.word = f"127.0.0.1:{_free_port()}"
-        self._ray("start", "--head", "--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port",
-                  self.word.rpartition(":")[2], "--num-cpus", "2", "--disable-usage-stats", "--temp-dir", str(folder))  # fmt: skip
+        self._ray(
+            "start", "--head", "--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port",
+            self.word.rpartition(":")[2], "--num-cpus", "2", "--disable-usage-stats", "--temp-dir", str(folder),
+        )  # fmt: skip
 
     def _ray(self, *words: str) -> None:
         subprocess.run([str(RAY.absolute()), *words], check=True, capture_output=True, timeout=180)

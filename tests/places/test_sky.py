@@ -18,7 +18,7 @@ PYTHON = Path(os.environ.get("STOKER_SKY", "build/sky")) / "bin" / "python"
 pytestmark = [
     pytest.mark.places,
     pytest.mark.skipif(
-        not PYTHON.exists(), reason="no SkyPilot: python -m venv build/sky && build/sky/bin/pip install skypilot"
+        not PYTHON.exists(), reason="no SkyPilot in build/sky: make a virtual environment with skypilot"
     ),
 ]
 
@@ -28,9 +28,9 @@ gpu_1x_l4,L4,1,8,64,0.80,us-east-1,,
 gpu_1x_h100_pcie,H100,1,26,200,2.49,us-west-3,,
 gpu_1x_a10,A10,1,30,200,0.75,us-east-1,,
 """,
-    "runpod": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice,AvailabilityZone
-1x_L4_SECURE,L4,1,8,64,0.43,US,,,US-GA-1
-1x_A100-80GB_SECURE,A100-80GB,1,8,100,1.64,US,,,US-GA-1
+    "runpod": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+1x_L4_SECURE,L4,1,8,64,0.43,US,,
+1x_A100-80GB_SECURE,A100-80GB,1,8,100,1.64,US,,
 """,
 }
 HOURS = {"l4": 10.0, "h100": 1.5, "a10": 9.0, "a100-80": 3.0}
@@ -44,8 +44,7 @@ from sky.clouds import cloud as sky_cloud
 from sky.optimizer import Optimizer
 from sky.utils import common
 from stoker_names import device_name
-allowed = check._get_workspace_allowed_clouds("default") if hasattr(check, "_get_workspace_allowed_clouds") else ["lambda", "runpod"]
-global_user_state.set_allowed_clouds(allowed, "default")
+global_user_state.set_allowed_clouds(check._get_workspace_allowed_clouds("default"), "default")
 global_user_state.set_enabled_clouds(["RunPod", "Lambda"], sky_cloud.CloudCapability.COMPUTE, "default")
 with sky.Dag() as dag:
     task = sky.Task("x", run="true")
