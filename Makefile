@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve test pytest test-slow test-places test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,6 +29,9 @@ pytest: $(INSTALLED)
 
 test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (5 minutes)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 -m slow
+
+test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
+	$(BIN)/python -m pytest -q -n 0 -m places tests/places
 
 test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own readers (in an environment of its own)
 	$(BIN)/python -m venv --system-site-packages $(VENV)/trackers

@@ -114,7 +114,7 @@ from pathlib import Path
 directory = Path(sys.argv[1])
 def progress(samples):
     with (directory / "events.jsonl").open("a") as log:
-        log.write('{"event": "progress", "at": 1.0, "samples": %d}\\n' % samples)
+        log.write('{"kind": "progress", "at": 1.0, "fields": {"samples": %d}}\\n' % samples)
 def starts():
     count = directory / "starts"
     count.write_text(count.read_text() + "x" if count.exists() else "x")

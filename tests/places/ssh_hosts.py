@@ -30,7 +30,7 @@ class Host:
     port: int
     folder: Path
     namespace: str = ""
-    pids: list[int] = field(default_factory=list)
+    servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def inside(self, *command: str) -> list[str]:
         """A command for this machine's network."""
@@ -78,7 +78,7 @@ class Hosts:
         server = subprocess.Popen(
             host.inside(SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(etc / "log")), start_new_session=True
         )
-        host.pids.append(server.pid)
+        host.servers.append(server)
         until = time.monotonic() + 10
         while True:
             with suppress(OSError), socket.create_connection((host.address, host.port), timeout=1):
@@ -164,6 +164,7 @@ def _running(folder: Path) -> Iterator[Hosts]:
     finally:
         for host in hosts.hosts:
             subprocess.run(["ssh", "-F", str(hosts.config), "-O", "exit", host.name], capture_output=True, check=False)
-            for pid in host.pids:
-                with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGTERM)
+            for server in host.servers:
+                if server.poll() is None:
+                    server.terminate()
+                server.wait(10)

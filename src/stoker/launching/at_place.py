@@ -60,6 +60,7 @@ LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 """Set to the kind of launcher for every process that Stoker's own script started."""
 
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
+_POSITIONS = ("progress", "checkpointed", "evaluated")
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -383,12 +384,11 @@ def newest_samples(events: Path) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with suppress(ValueError, AttributeError):  # torn, or not an object
+        with suppress(ValueError, AttributeError, KeyError, TypeError):  # torn, or no event
             event = json.loads(line)
-            if event.get("event") in {"progress", "checkpointed", "evaluated"} and isinstance(
-                event.get("samples"), int
-            ):
-                return int(event["samples"])
+            samples = event["fields"].get("samples") if event["kind"] in _POSITIONS else None
+            if isinstance(samples, int):
+                return samples
     return 0
 
 

@@ -9,6 +9,7 @@ and nothing is ended, restarted or taken for lost. It ends a run only where the 
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import Launcher
 from stoker.launching.meter import Meter
 from stoker.launching.place_history import remember_run
@@ -209,8 +210,8 @@ class Follower:
         sink: receives the run's events, and changes of its state as `noted` and `warned` events, which are not stored.
         shows_past: whether events that are here already are given to `sink` too.
         ask: called on Ctrl-C; a second Ctrl-C detaches.
-        holds_stops: a `stopped` event that others follow, as after a preemption, is given to `sink` as `noted`: a live
-            display ends with the first `stopped`.
+        holds_stops: for people: a `stopped` event that others follow, as after a preemption, is given to `sink` as
+            `noted`, since a live display ends with the first `stopped`; and the report is the one here.
         clock, sleep: time [s], and waiting.
         is_watching: False: give what is there, once, and return.
     """
@@ -236,7 +237,7 @@ class Follower:
         self._stream = EventStream(
             self.directory.events_path, lambda offset: self.launcher.events(self.launch.handle, offset)
         )
-        self._state = launch.state
+        self._state = LaunchState(phase="unknown", why="not asked yet")
         self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
         self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
@@ -309,8 +310,11 @@ class Follower:
             self._release(is_last=False)
             if event.kind == "stopped" and self.holds_stops:
                 self._held = event
-            else:
-                self.sink(event)
+                continue
+            if event.kind == "finished" and self.holds_stops:  # people find the report here
+                report = str(self.directory.report_path)
+                event = replace(event, fields={**event.fields, "report": report})  # noqa: PLW2901 - the same event
+            self.sink(event)
 
     def _release(self, *, is_last: bool) -> None:
         """Show the `stopped` event that was held back: as what it is if nothing followed it."""
@@ -335,7 +339,7 @@ class Follower:
     def _keep(self, state: LaunchState) -> None:
         """Show a state that differs from the last one shown, and keep it in the run's record if it is another phase."""
         state = state if state.at else replace(state, at=_now())
-        before, self._state = self._state, state
+        before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
             self.launch = replace(self.launch, states=(*self.launch.states, state))
             self.directory.write_launch(self.launch)
@@ -372,6 +376,7 @@ class Follower:
                 self.sleep(min(LONGEST_PAUSE_S, POLL_S * 2**number))
             else:
                 remember_run(self.directory, self.launch)
+                write_report(self.directory)
                 return Followed(directory=self.directory, state=self._state, is_home=True)
         return Followed(directory=self.directory, state=self._state, problem=problem)
 
@@ -396,6 +401,13 @@ def describe_state(state: LaunchState, place: str) -> str:
     if state.restarts:
         words += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
     return words
+
+
+def write_report(directory: RunDirectory) -> None:
+    """Write the report of a run that came home anew, with what is known here alone: waits, states, cost."""
+    if directory.is_run and directory.report_path.exists():
+        with suppress(StokerError):  # the one from there stays
+            importlib.import_module("stoker.training.run_handle").report(directory.path)
 
 
 def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:

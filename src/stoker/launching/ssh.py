@@ -165,7 +165,7 @@ class SshLauncher(Launcher):
             return going
         shipped = ship(lines[0], submission, tell=tell, submitted_at=_now(), owner=submission.owner)
         handle: Handle = {
-            "hosts": [line.name for line in lines], "directory": shipped.directory, "python": shipped.python,
+            "hosts": submission.target.address.split(","), "directory": shipped.directory, "python": shipped.python,
             "stoker": shipped.stoker, "sent_bytes": shipped.sent_bytes,
         }  # fmt: skip
         lines[0].write(f"{shipped.directory}/launch/{_HANDLE}", json.dumps(handle).encode())
