@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-places test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve test pytest test-slow test-places test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,11 @@ test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own rea
 	$(BIN)/python -m venv --system-site-packages $(VENV)/trackers
 	$(VENV)/trackers/bin/python -m pip install --quiet -c constraints.txt -e '.[all]' -r bench/tracking/requirements.txt
 	$(VENV)/trackers/bin/python -m pytest -q -n 0 tests/tracking
+
+test-keep: $(INSTALLED) ## Runs kept in S3: a server of its API and the real s3fs (in an environment of its own)
+	$(BIN)/python -m venv $(VENV)/keep
+	$(VENV)/keep/bin/python -m pip install --quiet -e '.[keep]' -r bench/resume/requirements.txt
+	$(VENV)/keep/bin/python -m pytest -q -n 0 tests/store/test_mirror.py tests/flow/test_keep_s3.py
 
 lint: $(INSTALLED) ## Style, formatting, types and layers
 	$(BIN)/ruff check

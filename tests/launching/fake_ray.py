@@ -89,7 +89,7 @@ class FakeRay:
                 head.requests.append(f"{self.command} {self.path}")
                 self.answer(*head.respond(self.command, self.path, self.rfile.read(size)))
 
-            do_GET = do_PUT = do_POST = do_DELETE = handle_any
+            do_GET = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815 - names of http.server
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -152,7 +152,7 @@ class FakeRay:
         job = self.jobs[name] = Job(body, self.folder / f"{name}.log")
         if not self.holds:
             with job.log.open("wb") as log:
-                job.process = subprocess.Popen(
+                job.process = subprocess.Popen(  # noqa: S602 - as Ray does
                     body["entrypoint"], shell=True, cwd=work, start_new_session=True, stdout=log,
                     stderr=subprocess.STDOUT, env=os.environ | body["runtime_env"].get("env_vars", {}),
                 )  # fmt: skip

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 VMS = {
-    "aws": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone
-g6.xlarge,L4,1,4,16,,0.8048,0.3,us-east-1,us-east-1a
-p4d.24xlarge,A100,8,96,1152,,21.9576,8.1,us-east-1,us-east-1a
-p5.48xlarge,H100,8,192,2048,,55.04,15.9,us-east-2,us-east-2a
-m6i.large,,,2,8,,0.096,0.04,us-east-1,us-east-1a
+    "aws": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region
+g6.xlarge,L4,1,4,16,,0.8048,0.3,us-east-1
+p4d.24xlarge,A100,8,96,1152,,21.9576,8.1,us-east-1
+p5.48xlarge,H100,8,192,2048,,55.04,15.9,us-east-2
+m6i.large,,,2,8,,0.096,0.04,us-east-1
 """,
     "lambda": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 gpu_1x_h100_pcie,H100,1,26,200,2.49,us-west-3,,
@@ -39,7 +39,8 @@ elif words[:2] == ["jobs", "launch"]:
     (folder / "task.json").write_text(json.dumps(task))
     (folder / "sent").write_text("\\n".join(sorted(
         str(p.relative_to(task["workdir"])) for p in pathlib.Path(task["workdir"]).rglob("*") if p.is_file())))
-    (folder / "secrets").write_text(json.dumps({{n: os.environ[n] for w, n in zip(words, words[1:]) if w == "--secret"}}))
+    names = [n for w, n in zip(words, words[1:]) if w == "--secret"]
+    (folder / "secrets").write_text(json.dumps({{n: os.environ[n] for n in names}}))
     print("Managed job submitted, ID: 7")
 elif words[:2] == ["jobs", "queue"]:
     print("Fetching managed job statuses...\\n" + (folder / "queue").read_text())

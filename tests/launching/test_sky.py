@@ -105,14 +105,17 @@ def test_the_catalogue_is_read_as_skypilot_keeps_it(sky: Path, tmp_path: Path) -
         read_catalogue(tmp_path / "runtime/.sky/catalogs/v8", clouds=("gcp",))
 
 
-def test_offers_are_the_cheapest_machine_of_each_cloud(sky: Path) -> None:
-    """With price, source and the word that takes them."""
+def test_offers_are_the_word_at_its_highest_price_and_the_cheapest_machine_of_each_cloud(sky: Path) -> None:
+    """So that a limit of money holds whichever machine SkyPilot takes."""
     found = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4")))
-    assert [(one.text, one.price_per_h) for one in found] == [("sky:lambda/1xl4", 0.79), ("sky:aws/1xl4", 0.8048)]
+    assert [(one.text, one.price_per_h) for one in found] == [
+        ("sky:any/l4", 0.8048), ("sky:lambda/1xl4", 0.79), ("sky:aws/1xl4", 0.8048)
+    ]  # fmt: skip
+    assert "the dearest of 2" in found[0].price_source
     spot = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4:spot")))
     assert [(one.text, one.price_per_h, one.preempted_per_h) for one in spot] == [
-        ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H)
-    ]
+        ("sky:any/l4:spot", 0.3, PREEMPTED_PER_H), ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H)
+    ]  # fmt: skip
     assert LAUNCHER.probe(LAUNCHER.parse("any/l4"), {}).facts["SkyPilot"] == "0.14.1"
     assert LAUNCHER.probe(LAUNCHER.parse("any/3xl4"), {}).missing
 

@@ -289,6 +289,20 @@ def test_a_url_that_cannot_be_used_is_refused_at_once(url: str) -> None:
         RemoteRuns.open(url)
 
 
+def test_a_run_comes_home_to_where_it_was_ordered(tmp_path: Path, remote: RemoteRuns) -> None:
+    """At a place elsewhere the directory holds what was ordered before the run is there: that stays."""
+    run = make_run(tmp_path / "a/mlp")
+    checkpointed(run, 1000)
+    mirrored(run, remote)
+    order = tmp_path / "b/mlp/launch/order.json"
+    order.parent.mkdir(parents=True)
+    order.write_text("{}")
+    came_home(remote, tmp_path / "b/mlp")
+    assert RunDirectory(tmp_path / "b/mlp").read_run() == run.read_run()
+    assert CheckpointStore(tmp_path / "b/mlp/checkpoints").names() == ("000000001000",)
+    assert order.read_text() == "{}"
+
+
 def test_a_finished_run_comes_home_without_checkpoints(tmp_path: Path, remote: RemoteRuns) -> None:
     """Its record says that it is finished, so that the same command does not train it again; its weights are there."""
     run = make_run(tmp_path / "a/mlp")

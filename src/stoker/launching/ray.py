@@ -72,17 +72,17 @@ class RayLauncher(Launcher):
     def parse(self, text: str) -> LaunchTarget:
         """The dashboard's address, and the devices to use of one node."""
         match = re.fullmatch(
-            r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/(?:(\d+)(?:[x×]|$))?([A-Za-z][\w.-]*)?)?",
+            r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/(?:(\d+)|(?:(\d+)[x×])?([A-Za-z][\w.-]*)))?",
             text.strip(),
         )
-        if match is None or match[4] == "0":
+        if match is None or "0" in (match[4], match[5]):
             raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
-        scheme, host, port, count, device = match.groups()
+        scheme, host, port, bare, count, device = match.groups()
         port = port or ("" if scheme == "https" else "8265")
         address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
         device = (device or "").lower()
         return LaunchTarget(
-            text=f"ray:{text}", kind=self.kind, address=address, devices_each=int(count or 1),
+            text=f"ray:{text}", kind=self.kind, address=address, devices_each=int(count or bare or 1),
             device="" if device == "here" else device,
         )  # fmt: skip
 

@@ -223,21 +223,30 @@ class SkyLauncher(Launcher):
         return Probe(facts=facts, device=best.device)
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
-        """The machines of the catalogue with the devices, the cheapest region of each kind, cheapest first."""
-        _, source = _catalogue(request.target)
-        kinds: dict[tuple[str, int, str, bool], CloudOffer] = {}
-        for offer in self._fitting(request.target):
-            kinds.setdefault((offer.device, offer.count, offer.cloud, offer.is_spot), offer)
-        return tuple(
-            Offer(
-                text=f"sky:{offer.cloud}/{offer.count}x{offer.device}{':spot' if offer.is_spot else ''}", num_nodes=1,
-                devices_each=offer.count, device=offer.device, starts_in_s=STARTING_S, price_per_h=offer.price_per_h,
-                price_source=f"{source}: {offer.instance} in {offer.region}",
-                preempted_per_h=PREEMPTED_PER_H if offer.is_spot else 0.0,
+        """The word itself, at the highest price that SkyPilot may take; then the cheapest machine of each cloud."""
+        target = request.target
+        _, source = _catalogue(target)
+        fitting = self._fitting(target)
+        if not fitting:
+            return ()
+
+        def offer(machine: CloudOffer, text: str, source: str) -> Offer:
+            return Offer(
+                text=text, num_nodes=1, devices_each=machine.count, device=machine.device, starts_in_s=STARTING_S,
+                price_per_h=machine.price_per_h, price_source=f"{source}: {machine.instance} in {machine.region}",
+                preempted_per_h=PREEMPTED_PER_H if machine.is_spot else 0.0,
                 why=f"{format_seconds(STARTING_S)} for a machine is a judgement; whether there is one is not known",
-            )
-            for offer in kinds.values()
-        )  # fmt: skip
+            )  # fmt: skip
+
+        kinds: dict[tuple[str, int, str], CloudOffer] = {}
+        for machine in fitting:
+            kinds.setdefault((machine.device, machine.count, machine.cloud), machine)
+        alternatives = fitting[:_MOST_ALTERNATIVES]
+        found = [offer(alternatives[-1], target.text, f"{source}, the dearest of {len(alternatives)}")]
+        for machine in kinds.values():
+            text = f"sky:{machine.cloud}/{machine.count}x{machine.device}{':spot' if machine.is_spot else ''}"
+            found.append(offer(machine, text, source))
+        return tuple(found if target.device else found[1:])
 
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""

@@ -231,12 +231,10 @@ def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable
             try:
                 samples = _fetch(remote, name, files, theirs, aside, tell)
                 with disk_errors(here.path, f"the run {name}", error=BadRun):
-                    if here.path.exists():  # vacant: what a run that never came to be left behind
-                        remove_tree(here.path)
-                    disk().rename(aside, here.path)
-            except BaseException:
-                remove_tree(aside)
-                raise
+                    _move_in(aside, here)
+            finally:
+                if aside.exists():
+                    remove_tree(aside)
             tell(f"{name} comes from {remote.url}, {theirs.status} at {format_count(samples)} samples")
         return
     mine = here.read_run()
@@ -250,6 +248,20 @@ def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable
         with here.locked():
             samples = _fetch(remote, name, files, theirs, here.path, tell)
         tell(f"{name} is further in {remote.url}, and comes from there: {format_count(samples)} samples")
+
+
+def _move_in(fetched: Path, here: RunDirectory) -> None:
+    """Put a fetched run where it belongs: into a vacant directory file by file, with its record last."""
+    if not here.path.exists():
+        disk().rename(fetched, here.path)
+        return
+    with here.locked():
+        for entry in sorted(fetched.iterdir(), key=lambda entry: entry.name == "run.json"):
+            target = here.path / entry.name
+            if target.is_dir():
+                remove_tree(target)
+            disk().rename(entry, target)
+        disk().sync_directory(here.path)
 
 
 def _mark(checkpoints: Path) -> int:

@@ -1,0 +1,106 @@
+"""A real Ray cluster of one node on this machine; needs an environment with Ray, `STOKER_RAY` names it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.launching.launcher import Submission
+from stoker.launching.ray import LAUNCHER
+from stoker.records import ENDED
+from stoker.testing.launcher_conformance import LiveLauncherConformance
+from tests.launching.test_ray import TestLive as OnFakeRay
+from tests.launching.test_ray import submission
+
+RAY = Path(os.environ.get("STOKER_RAY", "build/ray")) / "bin" / "ray"
+pytestmark = [
+    pytest.mark.places,
+    pytest.mark.skipif(not RAY.exists(), reason="no Ray in build/ray: make a virtual environment with ray[default]"),
+]
+
+
+class Cluster:
+    """A head node with two CPUs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.word = f"127.0.0.1:{_free_port()}"
+        self._ray(
+            "start", "--head", "--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port",
+            self.word.rpartition(":")[2], "--num-cpus", "2", "--disable-usage-stats", "--temp-dir", str(folder),
+        )  # fmt: skip
+
+    def _ray(self, *words: str) -> None:
+        subprocess.run([str(RAY.absolute()), *words], check=True, capture_output=True, timeout=180)
+
+    def stop(self) -> None:
+        """End the processes of this cluster alone."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if str(self.folder).encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), 9)
+            except OSError:
+                continue
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One cluster for all tests here; its sockets need a short path."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    made = Cluster(folder)
+    yield made
+    made.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class TestRealRay(LiveLauncherConformance):
+    launcher = LAUNCHER
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @contextmanager
+    def place(self, folder: Path) -> Iterator[Submission]:
+        """The cluster."""
+        yield submission(self.cluster, folder, run=f"live-{folder.name}")  # type: ignore[arg-type]
+
+    def until(self, handle: dict[str, Any], *phases: str) -> Iterator[Any]:
+        """States at short intervals."""
+        yield from OnFakeRay().until(handle, *phases)
+
+
+def test_a_slice_goes_on_and_a_finished_run_comes_home(cluster: Cluster, tmp_path: Path) -> None:
+    """A run in slices is started again at the node until it is finished; its directory is as it was there."""
+    run = submission(
+        cluster, tmp_path, run="sliced", arguments=("--set", "epochs=900", "--threads", "1", "--slice", "6s")
+    )  # type: ignore[arg-type]
+    handle = LAUNCHER.start(run, lambda text: None)
+    *_, last = OnFakeRay().until(handle, *ENDED)
+    assert (last.phase, last.exit_code) == ("finished", 0), last
+    LAUNCHER.fetch(handle, tmp_path / "home")
+    there = tmp_path / "root/runs/sliced"
+    for name in ("run.json", "model.safetensors", "events.jsonl"):
+        assert (tmp_path / "home" / name).read_bytes() == (there / name).read_bytes()
+
+
+def test_a_cluster_without_gpus_says_so(cluster: Cluster) -> None:
+    """The real answers have the fields that the probe reads."""
+    probe = LAUNCHER.probe(LAUNCHER.parse(f"{cluster.word}/4xa100"), {})
+    assert "0 GPUs" in "".join(probe.facts.values())
+    assert probe.missing
+    assert not LAUNCHER.probe(LAUNCHER.parse(f"{cluster.word}/cpu"), {}).missing

@@ -1,0 +1,107 @@
+"""SkyPilot itself, offline: its schema for our task, and its optimiser against our ranking; `STOKER_SKY` names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.launching.sky import LAUNCHER, STARTING_S, rank, read_catalogue
+from tests.launching.fake_sky import sky
+from tests.launching.test_sky import KEEP, TestConformance
+
+__all__ = ["sky"]
+PYTHON = Path(os.environ.get("STOKER_SKY", "build/sky")) / "bin" / "python"
+pytestmark = [
+    pytest.mark.places,
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="no SkyPilot in build/sky: make a virtual environment with skypilot"
+    ),
+]
+
+VMS = {
+    "lambda": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+gpu_1x_l4,L4,1,8,64,0.80,us-east-1,,
+gpu_1x_h100_pcie,H100,1,26,200,2.49,us-west-3,,
+gpu_1x_a10,A10,1,30,200,0.75,us-east-1,,
+""",
+    "runpod": """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+1x_L4_SECURE,L4,1,8,64,0.43,US,,
+1x_A100-80GB_SECURE,A100-80GB,1,8,100,1.64,US,,
+""",
+}
+HOURS = {"l4": 10.0, "h100": 1.5, "a10": 9.0, "a100-80": 3.0}
+
+_SCRIPT = """
+import json, sys
+hours, minimize = json.loads(sys.argv[1]), sys.argv[2]
+import sky
+from sky import check, global_user_state
+from sky.clouds import cloud as sky_cloud
+from sky.optimizer import Optimizer
+from sky.utils import common
+from stoker_names import device_name
+global_user_state.set_allowed_clouds(check._get_workspace_allowed_clouds("default"), "default")
+global_user_state.set_enabled_clouds(["RunPod", "Lambda"], sky_cloud.CloudCapability.COMPUTE, "default")
+with sky.Dag() as dag:
+    task = sky.Task("x", run="true")
+    task.set_resources({sky.Resources(accelerators={name: 1}) for name in ("L4", "H100", "A10", "A100-80GB")})
+    task.set_time_estimator(lambda r: 3600 * hours[device_name(next(iter(r.accelerators)))] + float(sys.argv[3]))
+Optimizer.optimize(dag, minimize=getattr(common.OptimizeTarget, minimize), quiet=True)
+best = task.best_resources
+print(json.dumps([str(best.cloud).lower(), device_name(next(iter(best.accelerators)))]))
+"""
+
+
+def _in_sky(folder: Path, script: str, *arguments: str) -> str:
+    """What a program prints that uses SkyPilot, whose home is `folder`."""
+    home = folder / "home"
+    for cloud, rows in VMS.items():
+        file = home / ".sky/catalogs/v8" / cloud / "vms.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(rows)
+    common = home / ".sky/catalogs/v8/common"
+    common.mkdir(parents=True, exist_ok=True)
+    names = "L4,GCP\nH100,Lambda\nA10,Lambda\nA100-80GB,RunPod\n"
+    (common / "accelerators.csv").write_text("AcceleratorName,Clouds\n" + names)
+    (folder / "stoker_names.py").write_text(
+        "def device_name(name):\n    return {'A100-80GB': 'a100-80'}.get(name, name.lower())\n"
+    )
+    done = subprocess.run(
+        [str(PYTHON.absolute()), "-c", script, *arguments], capture_output=True, text=True, check=False, timeout=300,
+        env={"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("minimize", "objective"), [("COST", "money"), ("TIME", "time")])
+def test_its_optimiser_chooses_the_same_machine(tmp_path: Path, minimize: str, objective: str) -> None:
+    """Given our run times, on the same catalogue; by the price of an hour another one would be first."""
+    answer = _in_sky(tmp_path, _SCRIPT, json.dumps(HOURS), minimize, str(STARTING_S))
+    offers, _ = read_catalogue(tmp_path / "home/.sky/catalogs/v8", clouds=("lambda", "runpod"))
+    ranked, _ = rank(offers, lambda device, count: 3600 * HOURS[device], objective=objective)  # type: ignore[arg-type]
+    best = ranked[0].offer
+    assert json.loads(answer.splitlines()[-1]) == [best.cloud, best.device]
+    assert best.price_per_h > min(offer.price_per_h for offer in offers)
+
+
+def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path) -> None:
+    """Its schema takes every field, and reads the machines, the recovery and the environment as they are meant."""
+    LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), lambda text: None)
+    task = json.loads((sky / "task.json").read_text())
+    (tmp_path / "work").mkdir()
+    task["workdir"] = str(tmp_path / "work")
+    script = (
+        "import json, sys\nfrom sky.utils import common_utils, schemas\n"
+        "task = json.loads(sys.argv[1])\n"
+        "common_utils.validate_schema(task, schemas.get_task_schema(), 'task: ')\n"
+        "common_utils.validate_schema(task['resources'], schemas.get_resources_schema(), 'resources: ')\nprint('ok')\n"
+    )
+    assert _in_sky(tmp_path, script, json.dumps(task)).splitlines()[-1] == "ok"
+    task["resources"]["ordered"][0]["job_recovery"]["recover_on_exit_code"] = [1]
+    with pytest.raises(AssertionError, match="recover_on_exit_code"):
+        _in_sky(tmp_path, script, json.dumps(task))
