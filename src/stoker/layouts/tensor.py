@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from stoker.devices.hardware import NODE_DEVICES
+from stoker.devices.cluster import NODE_DEVICES
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits

@@ -20,7 +20,7 @@ from stoker.devices import (
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.hardware import catalogue_links, unmeasured_links
+from stoker.devices.cluster import catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
@@ -164,7 +164,7 @@ class LayoutCandidates:
             elif place.is_shared:
                 self._links[key] = unmeasured_links(size)
             else:
-                self._links[key] = catalogue_links(place.entry, size, stride)
+                self._links[key] = catalogue_links(place.entry, size, stride, place.cluster)
         return self._links[key]
 
     def ranked(self) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:

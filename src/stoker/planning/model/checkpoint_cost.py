@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from stoker.devices.hardware import NODE_DEVICES, checkpoint_interval_s, lost_s, mtbf_h
+from stoker.devices.cluster import NODE_DEVICES
+from stoker.devices.hardware import checkpoint_interval_s, lost_s, mtbf_h
 from stoker.records import Decision, Estimate, Plan
 from stoker.units import format_seconds
 

@@ -273,7 +273,7 @@ class TracedForecasts:
         return num_micro_batches(self._local, plan)
 
     def _settings(self, plan: Plan) -> TraceSettings:
-        return trace_settings(plan, self._local, self._hardware.compute_capability or "")
+        return trace_settings(plan, self._local, self._hardware.compute_capability or "", self.layout)
 
     def _resident(self, plan: Plan) -> float:
         """Memory of the process [bytes], with the copy that a checkpoint is written from while training goes on."""
