@@ -21,10 +21,13 @@ from stoker.cli.terminal import (
     DeviceMtbf,
     JobFile,
     Memory,
+    Network,
     Objective,
+    PinnedPlan,
     Place,
     Places,
     PlanFile,
+    PreemptedEvery,
     Settings,
     Threads,
     load_job,
@@ -58,6 +61,9 @@ def plan(
     memory: Memory = None,
     threads: Threads = None,
     device_mtbf: DeviceMtbf = None,
+    pinned: PinnedPlan = None,
+    network: Network = None,
+    preempted_every: PreemptedEvery = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -79,6 +85,9 @@ def plan(
                 memory=memory,
                 threads=threads,
                 device_mtbf_h=device_mtbf,
+                only=pinned or None,
+                network=network,
+                preempted_every=preempted_every,
             )
         if as_json:
             print_document(to_json(decision))

@@ -52,7 +52,8 @@ class DividedUpdate:
     """One update over the processes of a layout.
 
     `parts` are those of the whole model, `held` those of the first process; `passes` is its number of forward passes.
-    `trace` gives the trace of an update in one process of the whole model.
+    `trace` gives the trace of an update in one process of the whole model. `gathered_share` is the size of a gathered
+    parameter over that of its master: a half where fp32 parameters are gathered in bf16.
     """
 
     layout: Layout
@@ -60,6 +61,7 @@ class DividedUpdate:
     held: ModelParts
     passes: int
     trace: Callable[[], Trace]
+    gathered_share: float = 1.0
 
 
 class LayoutAxis(abc.ABC):
@@ -112,7 +114,7 @@ class LayoutAxis(abc.ABC):
         return 0.0
 
     def copies_s(self, traffic: Sequence[Traffic], layout: Layout, seconds: Seconds) -> float:
-        """Time of a CPU process's copies into and out of messages in an update [s]."""
+        """Time of a process's copies into and out of messages in an update [s]."""
         return 0.0
 
     def num_idle_turns(self, layout: Layout) -> int:
@@ -131,8 +133,13 @@ class LayoutAxis(abc.ABC):
         """The trace of process number `rank`, from the trace before this axis divides it, of `parts`."""
         return trace
 
-    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool) -> int:
-        """Peak memory of a process's message buffers [bytes]; `parts` are those that it holds."""
+    def message_bytes(
+        self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0
+    ) -> int:
+        """Peak memory of a process's message buffers [bytes]; `parts` are those that it holds.
+
+        `gathered_share` as in `DividedUpdate`.
+        """
         return 0
 
     def bucket_bytes(self, parts: ModelParts) -> int:

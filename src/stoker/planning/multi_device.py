@@ -131,7 +131,7 @@ class LayoutCandidates:
     @property
     def profile(self) -> Profile:
         """The job's facts, for such devices."""
-        return self.planner.profile(self.place.device.kind)
+        return self.planner.profile_at(self.place)
 
     @functools.cache  # noqa: B019 - lives as long as one planning
     def parts(self, layout: Layout) -> ModelParts:

@@ -193,7 +193,7 @@ class LayoutForecasts(TracedForecasts):
             ("waiting for the other processes", spread.waiting_s),
         )  # fmt: skip
         added = [Share(what=what, value=value) for what, value in parts if value > 0]
-        buffers = self._message_bytes(held_parts(self.parts, self.layout, 0))
+        buffers = self._message_bytes(plan, held_parts(self.parts, self.layout, 0))
         memory = [Share(what="communication buffers", value=float(buffers))] if buffers else []
         return dataclasses.replace(
             traced,
@@ -208,7 +208,7 @@ class LayoutForecasts(TracedForecasts):
             return ()
         update = DividedUpdate(
             layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0), passes=passes,
-            trace=functools.partial(self._whole, self._settings(plan)),
+            trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
         )  # fmt: skip
         sharing = {axis.name for axis in self.layout.mesh if axis.shares_batch}
         traffic = [loss_traffic()]
@@ -249,7 +249,7 @@ class LayoutForecasts(TracedForecasts):
         host_s = norms_s = 0.0
         if self._is_on_cpu:  # on a GPU it is hidden
             host_s = sum(axis.overhead_s(self.parts, self.layout, passes) for axis in self._axes)
-            host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
+        host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
         if self._has_synced_norms:  # their work on top of PyTorch's own batch norms
             works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
             norms_s = WORK_PER_NORM * passes * sum(times.seconds(one) for one in works)
@@ -314,7 +314,7 @@ class LayoutForecasts(TracedForecasts):
     def _untraced_bytes(self, plan: Plan, rank: int) -> int:
         """Memory that no trace of a process has [bytes]: message buffers; where work is uneven, state and waiting."""
         held, passes = held_parts(self.parts, self.layout, rank), self._micro_batches(plan)
-        untraced = self._message_bytes(held)
+        untraced = self._message_bytes(plan, held)
         if len(self._ranks) == 1:
             return untraced
         trace = self._ranks[rank].trace(self._settings(plan))
@@ -323,9 +323,17 @@ class LayoutForecasts(TracedForecasts):
             axis.bucket_bytes(held) + axis.waiting_bytes(trace, self.layout, rank, passes) for axis in self._axes
         )
 
-    def _message_bytes(self, parts: ModelParts) -> int:
+    def _message_bytes(self, plan: Plan, parts: ModelParts) -> int:
         """Memory of messages in one process [bytes]."""
-        return sum(axis.message_bytes(parts, self.layout, is_on_cpu=self._is_on_cpu) for axis in self._axes)
+        share = self._gathered_share(plan)
+        return sum(
+            axis.message_bytes(parts, self.layout, is_on_cpu=self._is_on_cpu, gathered_share=share)
+            for axis in self._axes
+        )
+
+    def _gathered_share(self, plan: Plan) -> float:
+        """Size of a gathered parameter over that of its master."""
+        return 0.5 if self._settings(plan).gathered_in == "bf16" else 1.0
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:
