@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -204,16 +204,30 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
         for operation, phase, where, count in work.counts
     }  # fmt: skip
     if is_compiled:
-        _fuse(parts, work, [seconds for seconds, _ in measured])
+        _fuse(parts, work, kernel_shares(work.trace, [seconds for seconds, _ in measured], moving_by(times, work.trace)))
     return list(parts.values())
 
 
-def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, seconds: Sequence[float]) -> None:
-    """Count chains of elementwise operations as one kernel each."""
+def moving_by(times: OperationTimes, trace: Trace) -> Callable[[float], float] | None:
+    """Time of a kernel on a GPU by the bytes it moves [s]; None for a CPU."""
+    if trace.settings.target != "cuda":
+        return None
+
+    def seconds(num_bytes: float) -> float:
+        moved = round(num_bytes)
+        return times.seconds(Operation(name="mul", inputs=(), outputs=(), flops=0, bytes_read=moved, bytes_written=0))
+
+    return seconds
+
+
+def _fuse(
+    parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, shares: Sequence[tuple[float, float]]
+) -> None:
+    """Count chains of operations as one kernel each."""
     repeats = _repeats(work.trace, work.micro_batches)
     for part in parts.values():
         part.count = part.kernels = 0.0
-    for one, (of_time, of_kernel) in zip(work.trace.occurrences, kernel_shares(work.trace, seconds), strict=True):
+    for one, (of_time, of_kernel) in zip(work.trace.occurrences, shares, strict=True):
         times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
         part = parts[one.operation, one.phase, work.trace.where(one)]
         part.count += times_over * of_time
