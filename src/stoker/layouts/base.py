@@ -121,6 +121,13 @@ class LayoutAxis(abc.ABC):
         """Number of micro-batches in whose time a process waits for others in an update [1]."""
         return 0
 
+    def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
+        """Coordinates along this axis whose processes stand for all: one of each kind of work, the first if even.
+
+        Of processes that do the same work the one that needs the most memory stands for the others.
+        """
+        return range(layout.group(self.name)[0]) if self.is_uneven else (0,)
+
     def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
         """The parts whose parameters, or parts of them, process number `rank` holds."""
         return parts

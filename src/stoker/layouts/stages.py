@@ -8,6 +8,7 @@ output.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
@@ -63,6 +64,16 @@ class Stages(LayoutAxis):
     def num_idle_turns(self, layout: Layout) -> int:
         """As `LayoutAxis.num_idle_turns`."""
         return layout.stages - 1
+
+    def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
+        """As `LayoutAxis.representatives`: the first stage, the last, and of those between them the first of each kind,
+        where the most micro-batches wait. Stages with as many blocks and as large parameters are of one kind."""
+        cuts = cuts_of(parts, layout.stages)
+        kinds = [[stop - start, 0] for start, stop in itertools.pairwise((0, *cuts, len(parts.blocks)))]
+        for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True):
+            kinds[stage][1] += one.num_bytes
+        between = {tuple(kinds[stage]): stage for stage in reversed(range(1, layout.stages - 1))}
+        return sorted({0, layout.stages - 1, *between.values()})
 
     def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
         """As `LayoutAxis.held`: the parts of one stage, its blocks numbered from 0."""

@@ -16,10 +16,11 @@ Compilation", ASPLOS 2024, section 4.4 (fusion of pointwise and reduction nodes)
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from stoker.records.trace import Trace
+from stoker.records.trace import TensorShape, Trace
 
 _CHAINED = frozenset({
     "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max",
@@ -62,14 +63,14 @@ def kernel_shares(
     """
     shares = [(1.0, 1.0)] * len(trace.occurrences)
     joined = _CHAINED if moving is None else _CHAINED | _OVER_ROWS
-    outliving = {} if moving is None else _outliving(trace)
+    made = {} if moving is None else _births(trace)
     for chain in _chains(trace, joined):
         each = [seconds[trace.occurrences[index].operation] for index in chain]
         total = sum(each)
         if moving is None:
             left = max(each) / total if total > 0 else 1.0
         else:
-            left = min(1.0, moving(_bytes_across(trace, chain, outliving)) / total) if total > 0 else 1.0
+            left = min(1.0, moving(_bytes_across(trace, chain, made)) / total) if total > 0 else 1.0
         for index in chain:
             shares[index] = (left, 1 / len(chain))
     return shares
@@ -91,35 +92,69 @@ def _chains(trace: Trace, joined: frozenset[str]) -> Iterator[list[int]]:
         yield chain
 
 
-def _outliving(trace: Trace) -> dict[int, list[tuple[int, int]]]:
-    """Storages by the occurrence that makes them: size [bytes], and the occurrence after which they are freed."""
-    last = len(trace.occurrences)
-    by_birth: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for storage in trace.storages:
-        if storage.born >= 0:
-            by_birth[storage.born].append((storage.num_bytes, last if storage.died is None else storage.died))
-    return by_birth
-
-
-def _bytes_across(trace: Trace, chain: Sequence[int], outliving: dict[int, list[tuple[int, int]]]) -> float:
+def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> float:
     """Bytes that enter or leave a chain of occurrences."""
-    made: set[object] = set()
-    read: dict[object, int] = {}
+    made: set[TensorShape] = set()
+    read: dict[TensorShape, int] = {}
     moved, end = 0.0, chain[-1]
     for index in chain:
         operation = trace.operations[trace.occurrences[index].operation]
         numel = sum(tensor.numel for tensor in operation.inputs) or 1
         each = operation.bytes_read / numel  # broadcast tensors count once, whatever their dtype
-        foreign: dict[object, int] = {}
+        foreign: dict[TensorShape, int] = {}
         for tensor in operation.inputs:
             if tensor not in made:
                 foreign[tensor] = foreign.get(tensor, 0) + 1
         for tensor, times in foreign.items():
             # The same tensor read again by a later operation of the kernel is still in registers.
-            moved += max(0, times - read.get(tensor, 0)) * tensor.numel * each  # type: ignore[attr-defined]
+            moved += max(0, times - read.get(tensor, 0)) * tensor.numel * each
             read[tensor] = max(times, read.get(tensor, 0))
         made.update(operation.outputs)
-        moved += sum(size for size, died in outliving.get(index, ()) if died > end)
+        results = (trace.storages[storage] for storage in births.get(index, ()))
+        moved += sum(one.num_bytes for one in results if one.died is None or one.died > end)
         if any(name in operation.name for name in _BATCH_NORMS):
             moved += _BATCH_PASSES * operation.inputs[0].numel * each
     return moved
+
+
+def compiled_storages(trace: Trace) -> Trace:
+    """The trace of a GPU with the storages that compiled code makes: what stays within a kernel takes no memory.
+
+    Results that live until the backward pass are computed there again from the inputs of their chain, where these live
+    until then anyway; else as many bytes of them are kept as the inputs would have taken.
+    Source: the min-cut partitioner of `torch._functorch.partitioners`, which recomputes what is fused, not reductions
+    and products; this rule by chains is ours.
+    """
+    made = _births(trace)
+    sizes = [storage.num_bytes for storage in trace.storages]
+    ends = [len(trace.occurrences) if one.died is None else one.died for one in trace.storages]
+    before = 0
+    for chain in _chains(trace, _CHAINED | _OVER_ROWS):
+        first, last = chain[0], chain[-1]
+        # What other operations since the chain before made, and did not keep: the chain's inputs.
+        given = sum(
+            sizes[index] for place in range(before, first) for index in made.get(place, ())
+            if trace.storages[index].category == "temporary" and ends[index] >= first
+        )  # fmt: skip
+        room, before = given, last + 1
+        for index in (index for place in chain for index in made.get(place, ())):
+            storage = trace.storages[index]
+            if ends[index] <= last and storage.category == "temporary":
+                sizes[index] = 0
+            elif storage.category == "activation":
+                sizes[index] = min(sizes[index], room)
+                room -= sizes[index]
+    storages = tuple(
+        one if one.num_bytes == size else dataclasses.replace(one, num_bytes=size)
+        for one, size in zip(trace.storages, sizes, strict=True)
+    )
+    return dataclasses.replace(trace, storages=storages)
+
+
+def _births(trace: Trace) -> dict[int, list[int]]:
+    """Storages by the occurrence that makes them."""
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    for index, storage in enumerate(trace.storages):
+        if storage.born >= 0:
+            made[storage.born].append(index)
+    return made

@@ -388,6 +388,28 @@ class PowerModel:
         allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
         return min(1.0, (allowed_w / needed_w) ** (1 / _CLOCK_EXPONENT)) if needed_w > 0 else 1.0
 
+    def clock_gain(self, throttled_s: float, others: Iterable[tuple[float, float]], clock: float) -> float:
+        """Factor by which throttled arithmetic runs faster in a step than alone [1], because other work draws less.
+
+        The driver holds the mean of some tenths of a second to the limit, which many kernels share. Arithmetic that
+        alone draws the limit at `clock` (a share of the full one) takes what the others leave.
+
+        Args:
+            throttled_s: time of throttled arithmetic, at the clock that it has alone [s].
+            others: time and power of everything else [s, W].
+            clock: share of the full clock that it has alone.
+        """
+        if self.limit_w is None or clock >= 1 or throttled_s <= 0:
+            return 1.0
+        allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
+        left = sum(seconds * max(0.0, self.limit_w - watts) for seconds, watts in others) / (allowed_w * throttled_s)
+        low, high = 1.0, 1 / clock
+        for _ in range(40):  # g^(exponent - 1) - 1/g grows with g
+            middle = (low + high) / 2
+            is_low = middle ** (_CLOCK_EXPONENT - 1) - 1 / middle < left
+            low, high = (middle, high) if is_low else (low, middle)
+        return low
+
     def energy_j(self, seconds: float, flops: dict[str, float], num_bytes: float) -> float:
         """Energy of some work [J]: `seconds` busy, `flops` by dtype, bytes across memory; never above the limit."""
         arithmetic = sum(count * self.joules_per_flop(dtype) for dtype, count in flops.items())

@@ -19,7 +19,7 @@ one out, 5.12; the kernel is exponential in the distance of logarithmic sizes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +41,8 @@ from stoker.planning.model.gpu_roofline import (
 from stoker.records.hardware import Hardware, Timing
 from stoker.records.trace import Operation
 
+_ARITHMETIC = ("product", "batched product", "convolution", "recurrent")
+
 _GAP_S = 1.5e-6
 """Time between two kernels of a stream, the next already queued [s]."""
 _DATASHEET_ERRORS = {
@@ -53,8 +55,15 @@ _DRIFT = 0.04
 """Deviation between two boards of a model and their rooms [fraction]."""
 _THROTTLED_DRIFT = 0.6
 """More of it for a board throttled by its power limit, per share of the clock lost: much depends on its cooling."""
-_TENSOR_DRIFT = 0.08
-"""More of it for tensor cores whose shapes were not measured."""
+_FAMILY_ERRORS: dict[Kind, tuple[str, float]] = {
+    "product": ("products on tensor cores", 0.12), "batched product": ("products on tensor cores", 0.12),
+    "recurrent": ("products on tensor cores", 0.12), "convolution": ("convolutions on tensor cores", 0.14),
+    "attention": ("fused attention", 0.25), "row": ("memory", 0.10), "stream": ("memory", 0.10),
+}  # fmt: skip
+_PLAIN_ERROR = 0.05
+"""One standard deviation that all operations of a family share [fraction], as their rate is one constant: on tensor
+cores, across memory, and (the last) of products outside of tensor cores. From the residuals of published steps, each
+family of which leaves out (`docs/forecast-accuracy.md`)."""
 
 
 @dataclass
@@ -106,6 +115,32 @@ class GpuTimes:
         """One standard deviation of `seconds` [fraction]."""
         return self._time_and_error(operation)[1]
 
+    def step_gain(self, executed: Iterable[tuple[Operation, float]]) -> float:
+        """Factor on the rate of `is_throttled` arithmetic in a step, over that of an operation alone [1].
+
+        Args:
+            executed: operations of the step, each with its count.
+        """
+        power = self.sustained.power
+        throttled_s, others = 0.0, []
+        for operation, count in executed:
+            seconds = count * self.seconds(operation)
+            if self.is_throttled(operation):
+                throttled_s += seconds
+            elif seconds > 0:
+                moved = count * (operation.bytes_read + operation.bytes_written)
+                others.append((seconds, power.floor_w + moved / seconds * power.joules_per_byte()))
+        peak = self.sustained.peak_flops("fp32")[0] * getattr(self.sustained.shares, self.sustained.groups()[0])
+        return power.clock_gain(throttled_s, others, power.sustained_share(peak, "fp32"))
+
+    def is_throttled(self, operation: Operation) -> bool:
+        """True for arithmetic outside of tensor cores, whose clock the power limit may lower.
+
+        What tensor cores sustain is known from whole steps, of which slower kernels are a part.
+        """
+        kind, dtype = kind_of(operation)
+        return kind in _ARITHMETIC and not self.sustained.peak_flops(dtype)[1]
+
     def _time_and_error(self, operation: Operation) -> tuple[float, float]:
         # Attributes may be lists, so an operation itself cannot be a key.
         key = (operation.name, operation.inputs, operation.outputs, operation.bytes_read, repr(operation.attributes))
@@ -124,12 +159,19 @@ class GpuTimes:
         self._known[key] = seconds, error
         return seconds, error
 
+    def shared_error(self, operation: Operation) -> tuple[str, float]:
+        """The family whose error an operation shares, and one standard deviation of it [fraction]."""
+        kind, dtype = kind_of(operation)
+        family, error = _FAMILY_ERRORS[kind]
+        if kind not in {"row", "stream"} and not self.sustained.peak_flops(dtype)[1]:
+            family, error = "other arithmetic", _PLAIN_ERROR
+        return family, _DRIFT if self.calibration.residuals else error
+
     def _drift(self, dtype: str) -> float:
         """Deviation that a micro-benchmark of single operations does not show [fraction]."""
         peak, is_tensor = self.sustained.peak_flops(dtype)
-        lost = 1 - self.sustained.power.sustained_share(0.9 * peak, dtype if is_tensor else "fp32")
-        unseen = _TENSOR_DRIFT if is_tensor and not self.calibration.residuals else 0.0
-        return _DRIFT + _THROTTLED_DRIFT * lost + unseen
+        lost = 0.0 if is_tensor else 1 - self.sustained.power.sustained_share(0.9 * peak, "fp32")
+        return _DRIFT + _THROTTLED_DRIFT * lost
 
 
 Floats = NDArray[np.float64]

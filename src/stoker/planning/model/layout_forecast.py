@@ -290,8 +290,9 @@ class LayoutForecasts(TracedForecasts):
         """One process of each kind of work."""
         ranks = [0]
         for axis in self._axes:
-            size, distance = self.layout.group(axis.name) if axis.is_uneven else (1, 0)
-            ranks = [rank + number * distance for rank in ranks for number in range(size)]
+            distance = self.layout.group(axis.name)[1]
+            places = axis.representatives(self.parts, self.layout)
+            ranks = [rank + place * distance for rank in ranks for place in places]
         return ranks
 
     def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
@@ -307,9 +308,19 @@ class LayoutForecasts(TracedForecasts):
         settings, passes = self._settings(plan), self._micro_batches(plan)
         needed = []
         for rank, needs in self._ranks.items():
-            peak, more = needs.peak(settings, passes), self._untraced_bytes(plan, rank) + self._data_bytes(plan)
+            peak = needs.peak(settings, passes, is_compiled=plan.compile)
+            more = self._untraced_bytes(plan, rank) + self._data_bytes(plan)
             needed.append((float(peak.allocated + more), float(peak.reserved + more)))
         return max(needed, key=lambda allocated_reserved: allocated_reserved[1])
+
+    def _least_device_bytes(self, plan: Plan) -> float:
+        """Memory that the allocator of the process that needs the most can do with [bytes]."""
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        return max(
+            float(needs.least_reserved(settings, passes, is_compiled=plan.compile)
+                  + self._untraced_bytes(plan, rank) + self._data_bytes(plan))
+            for rank, needs in self._ranks.items()
+        )  # fmt: skip
 
     def _untraced_bytes(self, plan: Plan, rank: int) -> int:
         """Memory that no trace of a process has [bytes]: message buffers; where work is uneven, state and waiting."""

@@ -17,7 +17,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stoker.planning.model.compiled_graphs import kernel_shares
 from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype
@@ -33,6 +33,9 @@ _DRIFT = 0.05
 """Drift of a machine since it was measured, one standard deviation [fraction]."""
 _OF_COMPILED = 0.2
 """Deviation of the time of compiled code, whose kernels are unknown before [fraction]. A judgement."""
+_OF_PROGRAM = 0.06
+"""Deviation between versions of libraries and ways to write a program, on a GPU where nothing was measured [fraction].
+A judgement."""
 _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
 """Times of an unmeasured host [s]: to start an operation, and once per update. Eager PyTorch 2.x on a 3 GHz core."""
 _USUAL_LINK_BYTES_PER_S = 1.2e10
@@ -138,6 +141,7 @@ def update_time(
     is_captured: bool = False,
     malloc: str = "default",
     is_data_there: bool = False,
+    is_copied_ahead: bool = False,
 ) -> UpdateTime:
     """The time of one update.
 
@@ -150,6 +154,7 @@ def update_time(
         is_captured: operations are started one after another without autograd, or by one call.
         malloc: a CPU's allocator, as in a Plan.
         is_data_there: the training data are in the device's memory: no batch is copied to it.
+        is_copied_ahead: batches are copied to a GPU during the update before; only what takes longer than it counts.
     """
     parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
     is_cuda, host_s, compile_s = hardware.device.kind == "cuda", _host_s(hardware), None
@@ -169,13 +174,13 @@ def update_time(
         kernels = 0.0 if phase == "optimizer" else sum(part.kernels for part in parts if part.phase == phase)
         launch_s = host_s[phase] * kernels
         by_phase[phase] = max(device_s, launch_s) if is_cuda else device_s + launch_s
+    if is_cuda and is_copied_ahead:
+        others[_CROSSING] = max(0.0, others[_CROSSING] - sum(by_phase.values()))
     total = max(sum(by_phase.values()) + sum(others.values()), 1e-9)
-    error_s: defaultdict[int, float] = defaultdict(float)  # fully correlated within an operation, else independent
-    for part in parts:
-        error_s[id(part.operation)] += part.total_s * part.error
+    relative = _error_s(parts, times) / total
     drift = hardware.pace.deviation if hardware.pace else _DRIFT
-    relative = math.sqrt(sum(error**2 for error in error_s.values())) / total
-    deviation = math.hypot(relative, drift, _OF_COMPILED if is_compiled else 0.0)
+    program = _OF_PROGRAM if is_cuda and hardware.benchmark is None else 0.0
+    deviation = math.hypot(relative, drift, program, _OF_COMPILED if is_compiled else 0.0)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
@@ -187,6 +192,21 @@ def update_time(
     )
 
 
+def _error_s(parts: Sequence[_Part], times: OperationTimes) -> float:
+    """One standard deviation of the parts' sum [s].
+
+    Errors are the same wherever an operation is executed, and independent from one operation to another; on top, those
+    of a family, such as all products on tensor cores, share one, since their rate is one constant.
+    """
+    own: defaultdict[object, float] = defaultdict(float)
+    for part in parts:
+        own[id(part.operation)] += part.total_s * part.error
+        if isinstance(times, SharesErrors):
+            family, error = times.shared_error(part.operation)
+            own[family] += part.total_s * error
+    return math.sqrt(sum(error**2 for error in own.values()))
+
+
 def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
     """The work with its times."""
     operations = list(work.trace.operations)
@@ -195,7 +215,8 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
             if operation.flops and "attention" not in operation.name:
                 inputs = (replace(one, dtype="tf32") if one.dtype == "fp32" else one for one in operation.inputs)
                 operations[index] = replace(operation, inputs=tuple(inputs))
-    measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
+    seconds = seconds_in_step(((operations[index], count) for index, _, _, count in work.counts), times)
+    measured = [(seconds(operation), times.relative_error(operation)) for operation in operations]
     parts = {
         (operation, phase, where): _Part(
             operations[operation], phase, where, *measured[operation],
@@ -204,8 +225,18 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
         for operation, phase, where, count in work.counts
     }  # fmt: skip
     if is_compiled:
-        _fuse(parts, work, kernel_shares(work.trace, [seconds for seconds, _ in measured], moving_by(times, work.trace)))
+        _fuse(parts, work, kernel_shares(work.trace, [each_s for each_s, _ in measured], moving_by(times, work.trace)))
     return list(parts.values())
+
+
+def seconds_in_step(executed: Iterable[tuple[Operation, float]], times: OperationTimes) -> Callable[[Operation], float]:
+    """Time of an operation in a step of these, each with its count [s].
+
+    On a GPU, arithmetic that the power limit throttles runs faster in a step than alone.
+    """
+    if not isinstance(times, RisesInSteps) or (gain := times.step_gain(executed)) == 1:
+        return times.seconds
+    return lambda operation: times.seconds(operation) / (gain if times.is_throttled(operation) else 1.0)
 
 
 def moving_by(times: OperationTimes, trace: Trace) -> Callable[[float], float] | None:
@@ -296,6 +327,28 @@ class OperationTimes(Protocol):
 
     def relative_error(self, operation: Operation) -> float:
         """One standard deviation of `seconds` [fraction]."""
+        ...
+
+
+@runtime_checkable
+class SharesErrors(Protocol):
+    """Times of operations some of whose errors are common to a family of them."""
+
+    def shared_error(self, operation: Operation) -> tuple[str, float]:
+        """The family, and one standard deviation of its common error [fraction]."""
+        ...
+
+
+@runtime_checkable
+class RisesInSteps(Protocol):
+    """Times of operations alone, some of which are shorter in a step."""
+
+    def step_gain(self, executed: Iterable[tuple[Operation, float]]) -> float:
+        """Factor on the rate of throttled operations in a step of these, each with its count [1]."""
+        ...
+
+    def is_throttled(self, operation: Operation) -> bool:
+        """Whether that factor is for this operation."""
         ...
 
 
