@@ -34,7 +34,9 @@ GATED = operation("mul", (WIDE, WIDE), WIDE)
 
 def trace_of(*made: tuple[Operation, int, str, int | None], target: str = "cuda") -> Trace:
     """Forward operations, each with the size, category and death of what it makes; a backward product at the end."""
-    occurrences = [Occurrence(operation=index, phase="forward", part=0, module=0, source=0) for index in range(len(made))]
+    occurrences = [
+        Occurrence(operation=index, phase="forward", part=0, module=0, source=0) for index in range(len(made))
+    ]
     occurrences.append(Occurrence(operation=len(made), phase="backward", part=0, module=0, source=0))
     storages = tuple(
         Storage(num_bytes=size, category=category, born=index, died=died)  # type: ignore[arg-type]

@@ -143,7 +143,9 @@ PlanFile = Annotated[
 PinnedPlan = Annotated[
     list[str] | None,
     typer.Option(
-        "--plan", metavar="FILE|KEY=VALUE", help="Forecast this plan: a file, or such as micro_batch=2 shards=8; repeatable."
+        "--plan",
+        metavar="FILE|KEY=VALUE",
+        help="Forecast this plan: a file, or such as micro_batch=2 shards=8; repeatable.",
     ),
 ]
 Network = Annotated[

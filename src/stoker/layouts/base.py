@@ -140,9 +140,7 @@ class LayoutAxis(abc.ABC):
         """The trace of process number `rank`, from the trace before this axis divides it, of `parts`."""
         return trace
 
-    def message_bytes(
-        self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0
-    ) -> int:
+    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
         """Peak memory of a process's message buffers [bytes]; `parts` are those that it holds.
 
         `gathered_share` as in `DividedUpdate`.

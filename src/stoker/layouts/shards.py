@@ -122,9 +122,7 @@ class Shards(LayoutAxis):
         state = with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE)
         return with_operations(state, local)
 
-    def message_bytes(
-        self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0
-    ) -> int:
+    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
         """As `LayoutAxis.message_bytes`.
 
         On a GPU two gathered blocks, the one in use and the next, with the buffer they came in, and the gradients of a

@@ -129,7 +129,9 @@ def preempted_s(every: float | str | None) -> float | None:
     """The mean time between preemptions [s], or None; raises BadJob if it is not positive and finite."""
     value = parse_duration(every, "--preempted-every") if isinstance(every, str) else every
     if value is not None and not 0 < value < math.inf:
-        raise BadJob(f"preempted_every must be a positive number of seconds, got {value}", remedy='Or a text such as "6h".')
+        raise BadJob(
+            f"preempted_every must be a positive number of seconds, got {value}", remedy='Or a text such as "6h".'
+        )
     return value
 
 
@@ -304,9 +306,9 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     return Decision(
         device=place.name,
         candidates=(chosen,),
-        rejected=() if only is not None else (
-            *losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))
-        ),
+        rejected=()
+        if only is not None
+        else (*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
         explanation=(*planner.prepared.notes, *lines, price_assumptions(chosen)),
         took_s=0.0,
         breakdown=_breakdown(planner, place, chosen),
@@ -480,7 +482,9 @@ def _pinned(only: Plan | str | Path | Sequence[str], place: Place, profile: Prof
     if isinstance(only, Plan | Path):
         plan = given_plan(only)
         assert plan is not None, "something was given"
-        return dataclasses.replace(plan, device=place.device.torch_name, device_mtbf_h=mtbf_h(place.device.kind, profile.device_mtbf_h))
+        return dataclasses.replace(
+            plan, device=place.device.torch_name, device_mtbf_h=mtbf_h(place.device.kind, profile.device_mtbf_h)
+        )
     words = [only] if isinstance(only, str) else list(only)
     if len(words) == 1 and "=" not in words[0]:
         return _pinned(words[0], place, profile)

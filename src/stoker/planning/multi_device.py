@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,11 +26,12 @@ from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.layouts import axes_of
+from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
-from stoker.planning.model.search_space import layouts_of
+from stoker.planning.model.search_space import execution_settings, layouts_of, saving_memory, trace_settings
 from stoker.planning.plan_ranking import LEAST_GAIN, rank
 from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
@@ -44,6 +46,7 @@ from stoker.stepping.layouts.compatibility import traits_of
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
 from stoker.store.record_caches import links_cache
+from stoker.units import format_bytes
 
 
 def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
@@ -81,6 +84,9 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
     )
 
 
+_MOST_HYBRIDS = 3
+"""Products of shards and replicas that are planned where a single axis fits."""
+
 _MOST_REJECTED = 24
 """Rejected layouts that a decision keeps."""
 
@@ -110,6 +116,14 @@ class LayoutRules:
             optimizer = build_optimizer(self.job, self.model, Plan(device="cpu", micro_batch=1))
             return type(optimizer).__name__ if needs_closure(optimizer) else None
         return None
+
+
+class _Found(NamedTuple):
+    """Candidates, rejections, and the errors of layouts that do not fit."""
+
+    candidates: list[Candidate]
+    rejected: list[Rejection]
+    unfit: list[DoesNotFit]
 
 
 class LayoutCandidates:
@@ -170,34 +184,76 @@ class LayoutCandidates:
     def ranked(self) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
         """The best plan under each layout, fastest first, and why other layouts are rejected.
 
-        Layouts of two axes are planned only if no single axis fits.
+        Layouts of one axis come first. If one of them fits, of the products only shards with replicas are planned, and
+        of these the ones that send the least; else all products of two axes. What cannot fit by its state alone is not
+        traced.
 
         Raises:
             BadJob: no layout is legal, or the model cannot be traced.
             DoesNotFit: none fits.
         """
-        candidates: list[Candidate] = []
-        rejected: list[Rejection] = []
-        unfit: list[DoesNotFit] = []
+        found = _Found([], [], [])
         for layout in layouts_of(self.place.count):
-            if candidates and len(layout.divided) > 1:
+            if found.candidates and len(layout.divided) > 1:
                 break
-            problem = self.rules.problem_with(layout)
-            if problem is None:
-                try:
-                    candidates.append(self.best(layout))
-                    continue
-                except DoesNotFit as error:
-                    unfit.append(error)
-                    problem = error.message
-            plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
-            rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+            self._consider(layout, found)
+        if found.candidates and self._favourite is not None and self.place.count > self.place.cluster.domain_devices:
+            for layout in self._hybrids(self._favourite):
+                self._consider(layout, found)
+        candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if candidates:
             return _in_order(candidates), tuple(rejected[:_MOST_REJECTED])
         if unfit:
             raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
         raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
+
+    def _consider(self, layout: Layout, found: _Found) -> None:
+        """Add the best plan under a layout, or why there is none."""
+        problem = self.rules.problem_with(layout)
+        if problem is None:
+            try:
+                found.candidates.append(self.best(layout))
+                return
+            except DoesNotFit as error:
+                found.unfit.append(error)
+                problem = error.message
+        plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
+        found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+
+    def _hybrids(self, favourite: Plan) -> list[Layout]:
+        """Shards with replicas that have room and send the least under the settings of `favourite`."""
+        count = self.place.count
+        layouts = [
+            Layout(replicas=count // shards, shards=shards)
+            for shards in range(2, count // 2 + 1) if count % shards == 0
+        ]  # fmt: skip
+        with_room = [one for one in layouts if self._lacks(one, favourite) is None]
+        return sorted(with_room, key=lambda one: self.forecasts(one).messages_s(favourite))[:_MOST_HYBRIDS]
+
+    def _lacks(self, layout: Layout, plan: Plan) -> str | None:
+        """Why a layout cannot fit by its state alone; None if it may."""
+        memory_bytes = self.place.memory_bytes_each
+        if self.place.device.kind != "cuda" or not memory_bytes:
+            return None
+        least = self.forecasts(layout).least_bytes(plan, self._moments)
+        if least < memory_bytes:
+            return None
+        return (
+            f"parameters, gradients, optimiser state and message buffers take {format_bytes(least)} of each device; "
+            f"{self.place.device.model} has {format_bytes(memory_bytes)}"
+        )
+
+    @functools.cached_property
+    def _moments(self) -> OptimizerFootprint:
+        """The optimiser's state, from the smallest trace that any layout needs."""
+        profile = dataclasses.replace(self.profile, batch=self.place.count * self.profile.batch)
+        plan = next(execution_settings(profile, self.place.device))
+        *_, saving = saving_memory(plan, profile)
+        capability = self.place.hardware.compute_capability or ""
+        with users_code("the model or the loss", self.planner.prepared.entry):
+            trace = self.planner.needs.trace(trace_settings(saving, profile, capability))
+        return OptimizerFootprint.of(trace, self.parts(Layout()))
 
     def best(self, layout: Layout) -> Candidate:
         """The plan under a layout that is forecast to be the fastest.
@@ -206,6 +262,9 @@ class LayoutCandidates:
             DoesNotFit: none fits.
         """
         place, forecasts, local = self.place, self.forecasts(layout), local_profile(self.profile, layout)
+        plan = Plan(device=place.device.torch_name, micro_batch=1, precision="bf16")
+        if (problem := self._lacks(layout, plan)) is not None:
+            raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
         device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
         if (favourite := self._favourite) is not None:  # settings that lost under the first layout are not tried again
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))

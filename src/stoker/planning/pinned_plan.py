@@ -106,5 +106,7 @@ def problem_with(plan: Plan, profile: Profile, device: Device, local: Profile) -
         have = ", ".join(dtype for dtype in ("fp32", "tf32", "bf16") if dtype == "fp32" or dtype in device.fast_dtypes)
         return f"{device.name} has no {plan.precision}; precision may be {have}"
     if (plan.precision == "fp64") != profile.is_double:
-        return f"precision is {plan.precision}, and the model's weights are in {'fp64' if profile.is_double else 'fp32'}"
+        return (
+            f"precision is {plan.precision}, and the model's weights are in {'fp64' if profile.is_double else 'fp32'}"
+        )
     return None

@@ -51,9 +51,7 @@ _BATCH_PASSES = 1
 """More passes of a norm whose reduction goes over the batch: it ends before its results can be used."""
 
 
-def kernel_shares(
-    trace: Trace, seconds: Sequence[float], moving: Seconds | None = None
-) -> list[tuple[float, float]]:
+def kernel_shares(trace: Trace, seconds: Sequence[float], moving: Seconds | None = None) -> list[tuple[float, float]]:
     """For each occurrence, the share of its time that compiling leaves, and its share of a kernel launch.
 
     Args:

@@ -136,7 +136,10 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     """Time of an operation at the sustained rates, times `scales` [s], without its launch."""
     bandwidth = sustained.bandwidth * scales.bandwidth
     if kind == "stream":
-        seconds, arithmetic = stream_bytes(operation, sustained.hardware) / bandwidth, sustained.flops("fp32") * scales.flops
+        seconds, arithmetic = (
+            stream_bytes(operation, sustained.hardware) / bandwidth,
+            sustained.flops("fp32") * scales.flops,
+        )
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
         return max(seconds, operation.flops / arithmetic)
@@ -186,7 +189,10 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             return operation.flops / arithmetic
         moved = float(operation.bytes_read + operation.bytes_written)
         if channels and channels <= _FEW_CHANNELS:
-            return max(moved / (rates.bytes_per_s * _GROUPED_SHARE), operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops)
+            return max(
+                moved / (rates.bytes_per_s * _GROUPED_SHARE),
+                operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
+            )
         if operation.attribute("channels_last") is not True:
             # Kernels for tensor cores take channels-last: tensors are copied there and back.
             seconds += moved / rates.bytes_per_s

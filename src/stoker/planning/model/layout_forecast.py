@@ -163,6 +163,22 @@ class LayoutForecasts(TracedForecasts):
         moments = OptimizerFootprint.of(self._whole(self._settings(plan)), self.parts)
         return rank_state(self.parts, self.layout, rank, moments)
 
+    def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
+        """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.
+
+        State and message buffers of the first process, without activations.
+        """
+        held = held_parts(self.parts, self.layout, 0)
+        return rank_state(self.parts, self.layout, 0, moments).total + self._message_bytes(plan, held)
+
+    def messages_s(self, plan: Plan) -> float:
+        """Time of all messages of shards and replicas in an update, hidden or not [s], without a trace of the layout."""
+        whole = sum(
+            self._links_of(*self.layout.group(one.axis)).seconds(one.collective, size) * one.times
+            for one in self.traffic(plan) for size in one.sizes
+        )  # fmt: skip
+        return whole
+
     def _saved_bytes(self, plan: Plan) -> float:
         """Largest number of bytes that one process writes at a checkpoint; processes with equal parts take turns.
 

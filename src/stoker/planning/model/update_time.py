@@ -251,9 +251,7 @@ def moving_by(times: OperationTimes, trace: Trace) -> Callable[[float], float] |
     return seconds
 
 
-def _fuse(
-    parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, shares: Sequence[tuple[float, float]]
-) -> None:
+def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, shares: Sequence[tuple[float, float]]) -> None:
     """Count chains of operations as one kernel each."""
     repeats = _repeats(work.trace, work.micro_batches)
     for part in parts.values():

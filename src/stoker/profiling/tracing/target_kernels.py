@@ -165,7 +165,10 @@ def single_kernels_of_cuda() -> Iterator[None]:
         name for name in _SINGLE
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
     ]  # fmt: skip
-    with replaced_kernels("CUDA", dict.fromkeys(missing, never)), replaced_kernels("AutogradCUDA", {"rms_norm": _rms_norm}):
+    with (
+        replaced_kernels("CUDA", dict.fromkeys(missing, never)),
+        replaced_kernels("AutogradCUDA", {"rms_norm": _rms_norm}),
+    ):
         yield
 
 
