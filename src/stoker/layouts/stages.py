@@ -66,8 +66,10 @@ class Stages(LayoutAxis):
         return layout.stages - 1
 
     def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
-        """As `LayoutAxis.representatives`: the first stage, the last, and of those between them the first of each kind,
-        where the most micro-batches wait. Stages with as many blocks and as large parameters are of one kind."""
+        """As `LayoutAxis.representatives`: the first stage, the last, and of those between them the first of each kind.
+
+        There the most micro-batches wait. Stages with as many blocks and as large parameters are of one kind.
+        """
         cuts = cuts_of(parts, layout.stages)
         kinds = [[stop - start, 0] for start, stop in itertools.pairwise((0, *cuts, len(parts.blocks)))]
         for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True):

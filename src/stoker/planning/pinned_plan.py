@@ -16,8 +16,8 @@ from stoker.devices import Place
 from stoker.errors import BadJob, nearest
 from stoker.records import Device, Layout, Plan, Profile
 
-_PLAN = {one.name: one for one in dataclasses.fields(Plan) if one.name not in ("device", "layout", "device_mtbf_h")}
-_LAYOUT = {one.name: one for one in dataclasses.fields(Layout) if one.name != "added"}
+_PLAN = [one.name for one in dataclasses.fields(Plan) if one.name not in ("device", "layout", "device_mtbf_h")]
+_LAYOUT = [one.name for one in dataclasses.fields(Layout) if one.name != "added"]
 
 
 def words_of(texts: Sequence[str]) -> dict[str, str]:
@@ -55,8 +55,8 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         usual |= {"optimizer_implementation": (*profile.optimizer_implementations, "default")[0], "threads": 1}
         usual["loader"] = "device" if profile.is_in_memory else "inline"
     try:
-        made = Layout(**{key: _valued(key, value, _LAYOUT, Layout) for key, value in layout.items()})
-        chosen = {key: _valued(key, value, _PLAN, Plan) for key, value in given.items()}
+        made = Layout(**{key: _valued(key, value, Layout) for key, value in layout.items()})
+        chosen = {key: _valued(key, value, Plan) for key, value in given.items()}
         if chosen.get("num_workers"):
             usual["loader"] = "workers"
         if made.world_size > 1 and "micro_batch" not in chosen:
@@ -66,7 +66,7 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         raise BadJob(f"--plan: {problem}") from problem
 
 
-def _valued(key: str, value: Any, fields: Mapping[str, Any], record: type) -> Any:
+def _valued(key: str, value: Any, record: type) -> Any:
     """A value of the type of a field; raises ValueError with what it may be."""
     wanted = typing.get_type_hints(record)[key]
     choices = typing.get_args(wanted)

@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.planning.model.gpu_roofline import flops_by_dtype
 from stoker.planning.model.compiled_graphs import kernel_shares
+from stoker.planning.model.gpu_roofline import flops_by_dtype
 from stoker.planning.model.update_time import OperationTimes, UpdateTime, UpdateWork, moving_by, seconds_in_step
 from stoker.records import (
     Achieved,

@@ -172,12 +172,11 @@ class LayoutForecasts(TracedForecasts):
         return rank_state(self.parts, self.layout, 0, moments).total + self._message_bytes(plan, held)
 
     def messages_s(self, plan: Plan) -> float:
-        """Time of all messages of shards and replicas in an update, hidden or not [s], without a trace of the layout."""
-        whole = sum(
+        """Time of all messages of shards and replicas in an update, hidden or not [s]; no trace is made for it."""
+        return sum(
             self._links_of(*self.layout.group(one.axis)).seconds(one.collective, size) * one.times
             for one in self.traffic(plan) for size in one.sizes
         )  # fmt: skip
-        return whole
 
     def _saved_bytes(self, plan: Plan) -> float:
         """Largest number of bytes that one process writes at a checkpoint; processes with equal parts take turns.

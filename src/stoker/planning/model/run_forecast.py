@@ -263,8 +263,7 @@ class TracedForecasts:
             is_compiled=plan.compile,
             is_captured=plan.captured,
             malloc=plan.malloc,
-            is_data_there=plan.loader == "device",
-            is_copied_ahead=plan.loader in ("memory", "workers"),
+            loader=plan.loader,
         )
 
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 from stoker.planning.model.compiled_graphs import kernel_shares
 from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype
 from stoker.records.hardware import Hardware
-from stoker.records.plan import Estimate, Share
+from stoker.records.plan import Estimate, Loader, Share
 from stoker.records.run import Calibration
 from stoker.records.trace import Operation, Phase, Trace
 from stoker.units import MIB
@@ -140,8 +140,7 @@ def update_time(
     is_compiled: bool = False,
     is_captured: bool = False,
     malloc: str = "default",
-    is_data_there: bool = False,
-    is_copied_ahead: bool = False,
+    loader: Loader = "inline",
 ) -> UpdateTime:
     """The time of one update.
 
@@ -153,8 +152,8 @@ def update_time(
         is_compiled: elementwise chains are one kernel each, and the host starts fewer.
         is_captured: operations are started one after another without autograd, or by one call.
         malloc: a CPU's allocator, as in a Plan.
-        is_data_there: the training data are in the device's memory: no batch is copied to it.
-        is_copied_ahead: batches are copied to a GPU during the update before; only what takes longer than it counts.
+        loader: as in a Plan. No batch is copied to a GPU that has the data; unless the training process fetches, one is
+            copied during the update before, and only what takes longer than that counts.
     """
     parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
     is_cuda, host_s, compile_s = hardware.device.kind == "cuda", _host_s(hardware), None
@@ -165,7 +164,7 @@ def update_time(
     if is_captured:  # a GPU gets the whole pass at once
         host_s |= {phase: (0.0 if is_cuda else _CAPTURED_ON_CPU) * host_s[phase] for phase in _NO_HOST_S}
     others = _without_operations(work, hardware, host_s, malloc)
-    if is_data_there:
+    if loader == "device":
         others[_CROSSING] = 0.0
     by_phase: dict[Phase, float] = {}
     for phase in _PHASES:
@@ -174,7 +173,7 @@ def update_time(
         kernels = 0.0 if phase == "optimizer" else sum(part.kernels for part in parts if part.phase == phase)
         launch_s = host_s[phase] * kernels
         by_phase[phase] = max(device_s, launch_s) if is_cuda else device_s + launch_s
-    if is_cuda and is_copied_ahead:
+    if is_cuda and loader in ("memory", "workers"):
         others[_CROSSING] = max(0.0, others[_CROSSING] - sum(by_phase.values()))
     total = max(sum(by_phase.values()) + sum(others.values()), 1e-9)
     relative = _error_s(parts, times) / total
