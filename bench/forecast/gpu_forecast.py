@@ -72,11 +72,10 @@ def forecast_step(step: Step, times: GpuTimes, *, is_compiled: bool, allocator: 
     spread: dict[str, float] = defaultdict(float)
     phases = []
     chosen = (step.fused_forward, step.fused_backward) if is_compiled else (step.forward, step.backward)
-    gain = times.step_gain(pair for counts in chosen for pair in counts.items())
     for counts in chosen:
         on_device = 0.0
         for operation, count in counts.items():
-            seconds = times.seconds(operation) * count / (gain if times.is_throttled(operation) else 1.0)
+            seconds = times.seconds(operation) * count
             kind = kind_of(operation)[0]
             parts[kind] += seconds
             # Errors of one kind are taken to go together, those of different kinds not.

@@ -38,8 +38,9 @@ _REACHED = 0.8
 """Share of a link's printed rate, one way, that rings of NCCL reach."""
 _START_S = 1e-5
 """Time until a collective's kernel runs on all devices of a machine [s]."""
-_OVERLAP = 0.9
-"""Share of a collective that overlaps with arithmetic [0 to 1]: its copies take a few multiprocessors."""
+_OVERLAP = 0.8
+"""Share of a collective that overlaps with arithmetic [0 to 1]: its copies take multiprocessors and bandwidth, so that
+both are slower meanwhile. Source: X. Miao et al., "Galvatron", VLDB 2023, section 3.3: up to 1.3 times."""
 _HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 1e-6, 3e-6, 5e-6
 """Time of a step to the next device within a machine, and to the next machine [s]."""
 _USUAL_PCIE = 15.75

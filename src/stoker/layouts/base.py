@@ -121,6 +121,10 @@ class LayoutAxis(abc.ABC):
         """Number of micro-batches in whose time a process waits for others in an update [1]."""
         return 0
 
+    def waiting_share(self, layout: Layout) -> float:
+        """Share of a GPU's arithmetic that it waits for others besides, idle turns and messages left out [1]."""
+        return 0.0
+
     def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
         """Coordinates along this axis whose processes stand for all: one of each kind of work, the first if even.
 

@@ -17,6 +17,10 @@ from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
 from stoker.records import Layout, Profile, Trace
 from stoker.records.profile import ModelParts
 
+_WAITING = 0.15
+"""Share of a stage's arithmetic that it waits for its neighbours: each turn begins with a message from one of them, and
+turns are not equally long. A judgement between weak scaling in Narayanan et al. 2021 (section 5.4, about 0.1) and
+published runs of nanotron (0.3 and more)."""
 _UPDATE_S = 1.2e-3
 """Overhead of a pipeline's schedule: an update [s]."""
 
@@ -64,6 +68,10 @@ class Stages(LayoutAxis):
     def num_idle_turns(self, layout: Layout) -> int:
         """As `LayoutAxis.num_idle_turns`."""
         return layout.stages - 1
+
+    def waiting_share(self, layout: Layout) -> float:
+        """As `LayoutAxis.waiting_share`."""
+        return _WAITING
 
     def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
         """As `LayoutAxis.representatives`: the first stage, the last, and of those between them the first of each kind.

@@ -69,19 +69,3 @@ def test_tensor_cores_save_energy_only_where_there_are_any() -> None:
     with_cores, without = PowerModel.of(gpu()), PowerModel.of(gpu(dense_flops={"fp32": 19.5e12}))
     assert with_cores.joules_per_flop("bf16") < 0.2 * with_cores.joules_per_flop("fp32")
     assert without.joules_per_flop("bf16") == without.joules_per_flop("fp32")
-
-
-def test_arithmetic_runs_faster_between_kernels_that_draw_less() -> None:
-    """An L4 whose products are throttled gets back what memory-bound kernels leave, up to the full clock."""
-    power = PowerModel.of(gpu(compute_capability="8.9", power_w=72.0))
-    clock = power.sustained_share(23e12, "fp32")
-    alone, mixed, mostly_idle = (
-        power.clock_gain(1.0, [(seconds, 30.0)], clock) for seconds in (0.0, 0.5, 100.0)
-    )  # fmt: skip
-    assert alone == pytest.approx(1.0)
-    assert 1.02 < mixed < 1.5
-    assert mostly_idle == pytest.approx(1 / clock)
-    # The mean power of the mixed step is the limit.
-    arithmetic_w = power.floor_w + (72.0 - power.floor_w) * mixed**1.5
-    assert (arithmetic_w / mixed + 0.5 * 30.0) / (1 / mixed + 0.5) == pytest.approx(72.0, rel=1e-3)
-    assert PowerModel.of(gpu(compute_capability="9.0", power_w=700.0)).clock_gain(1.0, [(1.0, 100.0)], 1.0) == 1.0

@@ -16,7 +16,7 @@ CUDA = TraceSettings(target="cuda", capability="9.0", micro_batch=4)
 
 def state_bytes(trace: Trace) -> dict[str, int]:
     """Bytes kept from update to update, by category."""
-    kept = ("parameter", "gradient", "optimizer state")
+    kept = ("parameter", "gradient", "optimizer state", "buffer")
     return {what: sum(one.num_bytes for one in trace.storages if one.category == what) for what in kept}
 
 

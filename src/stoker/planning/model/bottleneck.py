@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from stoker.planning.model.compiled_graphs import kernel_shares
 from stoker.planning.model.gpu_roofline import flops_by_dtype
-from stoker.planning.model.update_time import OperationTimes, UpdateTime, UpdateWork, moving_by, seconds_in_step
+from stoker.planning.model.update_time import OperationTimes, UpdateTime, UpdateWork, moving_by
 from stoker.records import (
     Achieved,
     Basis,
@@ -231,10 +231,9 @@ def update_bounds(
         is_compiled: elementwise chains are one kernel each.
     """
     operations = work.trace.operations
-    in_step = seconds_in_step(((operations[index], count) for index, _, _, count in work.counts), times)
     left = [1.0] * len(operations)  # mean share of each operation's time that compiling leaves
     if is_compiled:
-        each_s = [in_step(operation) for operation in operations]
+        each_s = [times.seconds(operation) for operation in operations]
         shares = kernel_shares(work.trace, each_s, moving_by(times, work.trace))
         kept: defaultdict[int, list[float]] = defaultdict(list)
         for one, (of_time, _) in zip(work.trace.occurrences, shares, strict=True):
@@ -246,7 +245,7 @@ def update_bounds(
     if hardware.device.kind != "cuda":
         start_s = hardware.benchmark.launch_s if hardware.benchmark is not None else _START_S
     for operation, count in executed:
-        each = in_step(operation)
+        each = times.seconds(operation)
         started = min(start_s, each)
         seconds["host launch"] += count * started
         seconds[_roof(operation, hardware, ceilings, precision)] += count * (each - started)

@@ -13,8 +13,8 @@ Energies per FLOP are in pJ, which is W per TFLOP/s. Sources: fp32 of capability
 of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 0.4 of their peaks, all in the public
 measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
 RTX 5090 near their peaks. 8.6 is that of its process node. Tensor cores: one share of these energies, fitted on the
-family of published language-model steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.75
-and 0.62 of the peak. Single products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716),
+family of published language-model steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.70
+and 0.59 of the peak. Single products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716),
 of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P.
 Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step heats a board for longer than one product does.
 """
@@ -341,7 +341,7 @@ _FP32_PICOJOULE = {
     "10.3": 6.0, "12.0": 5.5,
 }  # fmt: skip
 _UNKNOWN_PICOJOULE = 10.0
-_TENSOR_SHARE = {"tf32": 0.23, "bf16": 0.115, "fp16": 0.115, "fp8": 0.065, "int8": 0.065}
+_TENSOR_SHARE = {"tf32": 0.25, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
 """Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5
@@ -393,28 +393,6 @@ class PowerModel:
         needed_w = full_flops * self.joules_per_flop(dtype)
         allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
         return min(1.0, (allowed_w / needed_w) ** (1 / _CLOCK_EXPONENT)) if needed_w > 0 else 1.0
-
-    def clock_gain(self, throttled_s: float, others: Iterable[tuple[float, float]], clock: float) -> float:
-        """Factor by which throttled arithmetic runs faster in a step than alone [1], because other work draws less.
-
-        The driver holds the mean of some tenths of a second to the limit, which many kernels share. Arithmetic that
-        alone draws the limit at `clock` (a share of the full one) takes what the others leave.
-
-        Args:
-            throttled_s: time of throttled arithmetic, at the clock that it has alone [s].
-            others: time and power of everything else [s, W].
-            clock: share of the full clock that it has alone.
-        """
-        if self.limit_w is None or clock >= 1 or throttled_s <= 0:
-            return 1.0
-        allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
-        left = sum(seconds * max(0.0, self.limit_w - watts) for seconds, watts in others) / (allowed_w * throttled_s)
-        low, high = 1.0, 1 / clock
-        for _ in range(40):  # g^(exponent - 1) - 1/g grows with g
-            middle = (low + high) / 2
-            is_low = middle ** (_CLOCK_EXPONENT - 1) - 1 / middle < left
-            low, high = (middle, high) if is_low else (low, middle)
-        return low
 
     def energy_j(self, seconds: float, flops: dict[str, float], num_bytes: float) -> float:
         """Energy of some work [J]: `seconds` busy, `flops` by dtype, bytes across memory; never above the limit."""

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from stoker.layouts import axes_of
 from stoker.layouts.base import DividedUpdate, Traffic
@@ -49,13 +50,25 @@ from stoker.records.profile import ModelParts
 HardwareOf = Callable[[int | None], Hardware]
 
 
+_BOARDS_DIFFER = 0.015
+"""Standard deviation of the rates of equal GPUs under their power limits [fraction]. Source: S. Bekman, "Machine
+Learning Engineering", accelerators: devices of a node differ by 5 % and more between the fastest and the slowest."""
+_WAITING_SPREAD = 2.0
+"""Uncertainty of the time that GPUs wait for each other (a factor)."""
+
+
+def _of_slowest(count: int) -> float:
+    """How much longer the slowest of `count` equal devices takes than the mean [fraction] (Blom 1958)."""
+    return _BOARDS_DIFFER * NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayoutUpdate:
     """One update over a layout.
 
     `compute_s` is the slowest process's arithmetic, with the turns in which stages wait (`bubble_s`); `overhead_s` is
-    the layout's own work, `messages` those between processes, `waiting_s` the time that processes on one CPU wait for
-    each other at messages.
+    the layout's own work, `messages` those between processes, `waiting_s` the time that processes wait for each other:
+    on one CPU at messages, on GPUs for the slowest of them.
     """
 
     compute_s: float
@@ -269,10 +282,12 @@ class LayoutForecasts(TracedForecasts):
             works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
             norms_s = WORK_PER_NORM * passes * sum(times.seconds(one) for one in works)
         overhead, meetings = host_s + norms_s, num_meetings(traffic)
-        wait_s = self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
+        wait_s = meetings * self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
+        if not self._is_on_cpu:
+            shares = [axis.waiting_share(self.layout) for axis in self._axes]
+            wait_s += step_s * (sum(shares) + _of_slowest(self.layout.world_size))
         spread = LayoutUpdate(
-            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages,
-            waiting_s=meetings * wait_s,
+            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages, waiting_s=wait_s,
         )  # fmt: skip
         self._spread[plan] = spread, self._with_messages(slowest, spread, passes)
         return self._spread[plan]
@@ -280,10 +295,12 @@ class LayoutForecasts(TracedForecasts):
     def _with_messages(self, slowest: UpdateTime, spread: LayoutUpdate, passes: int) -> UpdateTime:
         """The slowest process's update with messages and waiting, which are less certain than its arithmetic."""
         own, value = slowest.step_s, spread.total_s
-        added_s = value - own.value
+        waited_s = 0.0 if self._is_on_cpu else spread.waiting_s
+        added_s = value - own.value - waited_s
         links = [self._links_of(*self.layout.group(one.traffic.axis)) for one in spread.messages]
         factor = max((one.spread for one in links), default=1.0)
-        low, high = own.low + added_s / factor, own.high + added_s * factor
+        low = own.low + added_s / factor + waited_s / _WAITING_SPREAD
+        high = own.high + added_s * factor + waited_s * _WAITING_SPREAD
         basis = "unknown" if any(one.basis == "unknown" for one in links) else own.basis
         waits = 1 + self._num_idle_turns / passes
         return dataclasses.replace(

@@ -214,8 +214,7 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
             if operation.flops and "attention" not in operation.name:
                 inputs = (replace(one, dtype="tf32") if one.dtype == "fp32" else one for one in operation.inputs)
                 operations[index] = replace(operation, inputs=tuple(inputs))
-    seconds = seconds_in_step(((operations[index], count) for index, _, _, count in work.counts), times)
-    measured = [(seconds(operation), times.relative_error(operation)) for operation in operations]
+    measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
     parts = {
         (operation, phase, where): _Part(
             operations[operation], phase, where, *measured[operation],
@@ -226,16 +225,6 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
     if is_compiled:
         _fuse(parts, work, kernel_shares(work.trace, [each_s for each_s, _ in measured], moving_by(times, work.trace)))
     return list(parts.values())
-
-
-def seconds_in_step(executed: Iterable[tuple[Operation, float]], times: OperationTimes) -> Callable[[Operation], float]:
-    """Time of an operation in a step of these, each with its count [s].
-
-    On a GPU, arithmetic that the power limit throttles runs faster in a step than alone.
-    """
-    if not isinstance(times, RisesInSteps) or (gain := times.step_gain(executed)) == 1:
-        return times.seconds
-    return lambda operation: times.seconds(operation) / (gain if times.is_throttled(operation) else 1.0)
 
 
 def moving_by(times: OperationTimes, trace: Trace) -> Callable[[float], float] | None:
@@ -333,19 +322,6 @@ class SharesErrors(Protocol):
 
     def shared_error(self, operation: Operation) -> tuple[str, float]:
         """The family, and one standard deviation of its common error [fraction]."""
-        ...
-
-
-@runtime_checkable
-class RisesInSteps(Protocol):
-    """Times of operations alone, some of which are shorter in a step."""
-
-    def step_gain(self, executed: Iterable[tuple[Operation, float]]) -> float:
-        """Factor on the rate of throttled operations in a step of these, each with its count [1]."""
-        ...
-
-    def is_throttled(self, operation: Operation) -> bool:
-        """Whether that factor is for this operation."""
         ...
 
 

@@ -22,7 +22,7 @@ from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording, Storages
-from stoker.records import Coupling, Operation, Plan, TensorShape, Trace, TraceSettings
+from stoker.records import Coupling, Operation, Plan, Storage, TensorShape, Trace, TraceSettings
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
@@ -122,6 +122,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     if settings.gathered_in is not None:
         in_bf16(model)
+        fakes.forget_all_but(model)
     with fakes.copying():  # a loss that is a module has tensors of its own
         step = Step(job, plan, coupling, model=model)
     traced.recorder.name_modules(step.model)
@@ -152,6 +153,12 @@ def with_masters(trace: Trace) -> Trace:
     A gradient is summed over processes, and then is fp32, before it is kept.
     """
     kept = {"parameter", "gradient", "optimizer state", "average"}
+    is_optimizer = [one.phase == "optimizer" for one in trace.occurrences]
+
+    def is_fp32(storage: Storage) -> bool:
+        """Whether a storage of bf16 is fp32 then: state, and what the optimiser makes."""
+        in_optimizer = storage.category == "temporary" and storage.born >= 0 and is_optimizer[storage.born]
+        return (storage.category in kept or in_optimizer) and storage.num_bytes > _LARGEST_COUNTER
 
     def widened(operation: Operation) -> Operation:
         def wide(shapes: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
@@ -174,20 +181,19 @@ def with_masters(trace: Trace) -> Trace:
             one = replace(one, operation=places[one.operation])  # noqa: PLW2901 - the same occurrence
         occurrences.append(one)
     storages = tuple(
-        replace(one, num_bytes=2 * one.num_bytes) if one.category in kept and one.num_bytes > _LARGEST_COUNTER else one
-        for one in trace.storages
+        replace(one, num_bytes=2 * one.num_bytes) if is_fp32(one) else one for one in trace.storages
     )
     repetition = trace.repetition
     if repetition is not None:
-        is_optimizer = [one.phase == "optimizer" for one in trace.occurrences]
-        grown = {index: trace.storages[index].category for index, _ in repetition.grown}
         repetition = replace(
             repetition,
             widened=tuple(
                 replace(one, operation=widened(one.operation)) if is_optimizer[one.occurrence] else one
                 for one in repetition.widened
             ),
-            grown=tuple((index, 2 * size if grown[index] in kept else size) for index, size in repetition.grown),
+            grown=tuple(
+                (index, 2 * size if is_fp32(trace.storages[index]) else size) for index, size in repetition.grown
+            ),
         )
     return replace(
         trace, operations=tuple(operations), occurrences=tuple(occurrences), storages=storages, repetition=repetition
