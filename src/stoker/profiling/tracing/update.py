@@ -180,9 +180,7 @@ def with_masters(trace: Trace) -> Trace:
                 places[one.operation] = len(operations) - 1
             one = replace(one, operation=places[one.operation])  # noqa: PLW2901 - the same occurrence
         occurrences.append(one)
-    storages = tuple(
-        replace(one, num_bytes=2 * one.num_bytes) if is_fp32(one) else one for one in trace.storages
-    )
+    storages = tuple(replace(one, num_bytes=2 * one.num_bytes) if is_fp32(one) else one for one in trace.storages)
     repetition = trace.repetition
     if repetition is not None:
         repetition = replace(
