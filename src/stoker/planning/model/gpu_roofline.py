@@ -341,7 +341,7 @@ _FP32_PICOJOULE = {
     "10.3": 6.0, "12.0": 5.5,
 }  # fmt: skip
 _UNKNOWN_PICOJOULE = 10.0
-_TENSOR_SHARE = {"tf32": 0.25, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
+_TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
 """Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5

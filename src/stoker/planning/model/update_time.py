@@ -33,7 +33,7 @@ _DRIFT = 0.05
 """Drift of a machine since it was measured, one standard deviation [fraction]."""
 _OF_COMPILED = 0.2
 """Deviation of the time of compiled code, whose kernels are unknown before [fraction]. A judgement."""
-_OF_PROGRAM = 0.06
+_OF_PROGRAM = 0.05
 """Deviation between versions of libraries and ways to write a program, on a GPU where nothing was measured [fraction].
 A judgement."""
 _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
