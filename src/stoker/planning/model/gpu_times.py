@@ -61,8 +61,8 @@ _THROTTLED_DRIFT = 0.6
 """More of it for a board throttled by its power limit, per share of the clock lost: much depends on its cooling."""
 _FAMILY_ERRORS: dict[Kind, tuple[str, float]] = {
     "product": ("products on tensor cores", 0.09), "batched product": ("products on tensor cores", 0.09),
-    "recurrent": ("products on tensor cores", 0.09), "convolution": ("convolutions on tensor cores", 0.10),
-    "attention": ("fused attention", 0.20), "row": ("memory", 0.08), "stream": ("memory", 0.08),
+    "recurrent": ("products on tensor cores", 0.09), "convolution": ("convolutions on tensor cores", 0.09),
+    "attention": ("fused attention", 0.20), "row": ("memory", 0.07), "stream": ("memory", 0.07),
 }  # fmt: skip
 _PLAIN_ERROR = 0.05
 """One standard deviation that all operations of a family share [fraction], as their rate is one constant: on tensor

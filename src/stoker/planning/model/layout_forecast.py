@@ -184,12 +184,25 @@ class LayoutForecasts(TracedForecasts):
         held = held_parts(self.parts, self.layout, 0)
         return rank_state(self.parts, self.layout, 0, moments).total + self._message_bytes(plan, held)
 
-    def messages_s(self, plan: Plan) -> float:
-        """Time of all messages of shards and replicas in an update, hidden or not [s]; no trace is made for it."""
-        return sum(
-            self._links_of(*self.layout.group(one.axis)).seconds(one.collective, size) * one.times
-            for one in self.traffic(plan) for size in one.sizes
-        )  # fmt: skip
+    def messages_s(self, plan: Plan, passes: int) -> float:
+        """Time of all messages between processes in an update [s], hidden or not, roughly.
+
+        Args:
+            plan: the settings, with a micro-batch of one sample; no other trace is made than that of this plan.
+            passes: number of passes for which parameters are gathered.
+        """
+        samples = self._local.batch
+        total_s = 0.0
+        for axis in self._axes:
+            update = DividedUpdate(
+                layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0),
+                passes=passes if axis.name in ("shards", "replicas") else samples,
+                trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
+            )  # fmt: skip
+            for one in axis.traffic(update):
+                links = self._links_of(*self.layout.group(one.axis))
+                total_s += one.times * sum(links.seconds(one.collective, size) for size in one.sizes)
+        return total_s
 
     def _saved_bytes(self, plan: Plan) -> float:
         """Largest number of bytes that one process writes at a checkpoint; processes with equal parts take turns.

@@ -371,7 +371,7 @@ class Prior:
 
 
 PRIORS = {
-    "cuda": Prior(middle=1.03, deviation=0.04),
+    "cuda": Prior(middle=1.015, deviation=0.04),
     "cpu": Prior(middle=1.0, deviation=0.08),
 }
 """By kind of device. CUDA: the replay is exact, the memory of libraries (workspaces of cuDNN, buffers of NCCL) is

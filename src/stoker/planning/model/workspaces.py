@@ -242,7 +242,7 @@ def context_bytes() -> Estimate:
     driver offers 0.3 to 0.7 GiB less than `nvidia-smi` shows: PyTorch's errors say "23.69 GiB total capacity" of an RTX
     3090 of 24, "79.15 GiB" of an A100 of 80.
     """
-    return Estimate(value=850e6, low=600e6, high=1.3e9, unit="bytes", basis="datasheet")
+    return Estimate(value=800e6, low=600e6, high=1.3e9, unit="bytes", basis="datasheet")
 
 
 def _size(tensor: TensorShape) -> int:
