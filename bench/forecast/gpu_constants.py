@@ -46,10 +46,11 @@ NOT_REFITTED = (
 )
 """Which constants stay as shipped when a device is left out, its points having been among those they come from."""
 JUDGED_ON_LABELS = (
+    "gpu_times._RECOVERY: throttled arithmetic in a step against alone, from five labels of a T4",
     "gpu_forecast.SlowAllocator.call_s: a call of cudaMalloc, from forward passes of three V100 training labels",
     "gpu_forecast.SlowAllocator.slow_s_per_byte: training's upper end, from forward passes as long as backward ones",
 )
-"""Which constants come from whole models. Both act in training only."""
+"""Which constants come from whole models. The last two act in training only."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class Label:
     @property
     def is_judged_on(self) -> bool:
         """Whether a constant of the forecast was judged from this very label."""
+        if self.device == "tesla t4":  # of `gpu_times._RECOVERY`
+            return True
         return self.is_training and (self.device, self.model, self.tokens, self.batch) in _JUDGED_ON
 
 

@@ -10,6 +10,7 @@ measuring them alone). `DIR` as for `gpu_latency`.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import random
@@ -54,6 +55,7 @@ def rows(points: Points, folder: Path, num_points: int) -> Iterator[dict[str, An
             "datasheet": fitted_without(device, points, devices).times(devices[device]),
             f"{num_points} points": Constants().times(with_points(devices[device], drawn)),
         }
+        models = {basis: dataclasses.replace(times, in_step=False) for basis, times in models.items()}
         known = {id(timing) for timing in drawn}
         for kind, timings in sorted(points.by_device[device].items()):
             unseen = [one for one in timings if id(one) not in known and one.seconds >= _LEAST_S]

@@ -7,6 +7,8 @@ the plan to pin (`plan`, JSON: fields of a Plan, `layout` among them), `what` wa
 alone), `measured_step_ms`, its `group` and `id`; other columns are not read. Nothing is searched and nothing runs: the
 given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases that cannot be
 forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
+
+fp16 stands as bf16 in the cases: on devices that have fp16 alone, such as a V100, bf16 is priced at the rate of fp16.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     """
     job, entry = load_job(folder / case["job"], {name: str(value) for name, value in json.loads(case["set"]).items()})
     (place,) = planned_devices(case["on"], attached_devices())
+    rates = place.hardware.dense_flops
+    if "bf16" not in rates and "fp16" in rates:
+        hardware = dataclasses.replace(place.hardware, dense_flops=rates | {"bf16": rates["fp16"]})
+        place = dataclasses.replace(place, hardware=hardware)
     planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
     # What the samples share is stated by the types of layers: the probe would run the model here.
     vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")

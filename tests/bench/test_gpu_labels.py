@@ -61,8 +61,9 @@ def test_what_cannot_be_modelled_is_refused_with_a_reason(change: dict[str, str]
 
 
 def test_the_labels_that_a_constant_was_judged_from_are_known() -> None:
-    """Three of training on one V100, and no other."""
+    """Three of training on one V100, and all of the T4."""
     assert Label.of(ROW).is_judged_on
     assert not Label.of({**ROW, "mode": "inf"}).is_judged_on
     assert not Label.of({**ROW, "batch": "4"}).is_judged_on
-    assert not Label.of({**ROW, "device": "Tesla_T4"}).is_judged_on
+    assert not Label.of({**ROW, "device": "Tesla_P4"}).is_judged_on
+    assert Label.of({**ROW, "device": "Tesla_T4", "mode": "inf"}).is_judged_on

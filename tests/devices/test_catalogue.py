@@ -40,7 +40,7 @@ def test_every_cell_has_a_source_and_a_date(entry):
     for column, cell in entry.cells.items():
         assert cell.source.title, column
         assert cell.source.publisher, column
-        assert date(2026, 8, 1) <= cell.compared_on <= date(2026, 11, 21), column
+        assert date(2026, 8, 1) <= cell.compared_on <= date(2026, 11, 25), column
         assert cell.source.publisher != "Stoker" or cell.note, f"{column}: from what?"
 
 

@@ -208,13 +208,21 @@ def test_a_limit_of_memory_is_what_a_place_then_has() -> None:
     assert (place.is_limited, limited.is_limited) == (False, True)
 
 
-def test_nodes_of_eight_are_counted_together() -> None:
-    """`2x8xh100` is what clusters are called; other nodes, and nodes of this machine, are refused with what works."""
+def test_machines_times_devices_are_counted_together() -> None:
+    """`2x8xh100` is what clusters are called; machines of this machine are refused with what works."""
     (place,) = planned_devices("2x8xh100", LAPTOP)
-    assert (place.name, place.count) == ("16xh100", 16)
-    for word, why, instead in (
-        ("2x4xh100", "forecasts assume nodes of 8", "8xh100"), ("2x8xhere", "'here' is this machine", "16xhere")
-    ):  # fmt: skip
-        with pytest.raises(NoDevice, match=why) as caught:
-            planned_devices(word, LAPTOP)
-        assert f"--on {instead}`" in caught.value.remedy
+    assert (place.name, place.count, place.cluster.node_devices) == ("16xh100", 16, 8)
+    (place,) = planned_devices("4x4xh100", LAPTOP)
+    assert (place.name, place.count, place.cluster.node_devices, place.cluster.cards) == ("4x4xh100", 16, 4, 4)
+    with pytest.raises(NoDevice, match="'here' is this machine") as caught:
+        planned_devices("2x8xhere", LAPTOP)
+    assert "--on 16xhere`" in caught.value.remedy
+
+
+def test_a_number_that_does_not_fill_machines_is_refused() -> None:
+    """Twelve H100 are one machine and a half; the remedy has both whole numbers, and `3x4xh100` is a way out."""
+    with pytest.raises(NoDevice, match="12 devices do not fill machines of 8") as caught:
+        planned_devices("12xh100", LAPTOP)
+    assert "--on 8xh100 or 16xh100" in caught.value.remedy
+    assert planned_devices("3x4xh100", LAPTOP)[0].count == 12
+    assert planned_devices("4xh100", LAPTOP)[0].count == 4

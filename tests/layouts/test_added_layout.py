@@ -57,7 +57,7 @@ class Mirrors(LayoutAxis):
     def overhead_s(self, parts, layout, passes):
         return 5.0
 
-    def message_bytes(self, parts, layout, *, is_on_cpu):
+    def message_bytes(self, parts, layout, *, is_on_cpu, gathered_share=1.0):
         return 10**9
 
 

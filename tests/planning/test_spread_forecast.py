@@ -79,7 +79,9 @@ def test_two_replicas_compute_half_and_sum_the_rest() -> None:
     assert forecast.exposed_s is not None
     assert forecast.exposed_s.value == pytest.approx(1e-9 * (PARTS.trained_bytes + 24 + 40))
     assert forecast.communication_bytes == PARTS.trained_bytes + 24 + 40
-    assert forecast.step_s.value == pytest.approx(spread.compute_s + forecast.exposed_s.value)
+    # Two GPUs of a kind are not equally fast: both wait for the slower one.
+    assert 0 < spread.waiting_s < 0.02 * spread.compute_s
+    assert forecast.step_s.value == pytest.approx(spread.compute_s + forecast.exposed_s.value + spread.waiting_s)
     assert forecast.samples_per_s.value == pytest.approx(64 / forecast.step_s.value)
 
 
@@ -125,7 +127,7 @@ def test_processes_on_one_cpu_wait_for_each_other_at_every_message() -> None:
     on_cpu, on_gpu = (forecasts(Layout(shards=2), kind, known[kind]).spread(PLAN) for kind in known)
     assert on_cpu.waiting_s == 9
     assert on_cpu.exposed_s == pytest.approx(sum(one.seconds for one in on_cpu.messages))
-    assert on_gpu.waiting_s == 0
+    assert on_gpu.waiting_s < 0.02 * on_gpu.compute_s
     assert on_gpu.exposed_s < on_cpu.exposed_s
     # A stage hands on in 2 x 3 turns, and waits in half of them.
     assert forecasts(Layout(stages=2), "cpu", known["cpu"]).spread(ON_CPU).waiting_s == 1 + 3

@@ -21,10 +21,13 @@ from stoker.cli.terminal import (
     DeviceMtbf,
     JobFile,
     Memory,
+    Network,
     Objective,
+    PinnedPlan,
     Place,
     Places,
     PlanFile,
+    PreemptedEvery,
     Settings,
     Threads,
     load_job,
@@ -78,6 +81,9 @@ def plan(
     slice_length: Annotated[
         str | None, typer.Option("--slice", metavar="TIME", help="Say how many slices of this length it takes.")
     ] = None,
+    pinned: PinnedPlan = None,
+    network: Network = None,
+    preempted_every: PreemptedEvery = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -113,6 +119,9 @@ def plan(
                 threads=threads,
                 device_mtbf_h=device_mtbf,
                 slice=slice_length,
+                only=pinned or None,
+                network=network,
+                preempted_every=preempted_every,
             )
         if as_json:
             print_document(to_json(decision))

@@ -141,6 +141,22 @@ PlanFile = Annotated[
         "--plan", metavar="FILE", help="Use this plan; `stoker plan --json` writes one. `safe`: nothing is tried."
     ),
 ]
+PinnedPlan = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE|KEY=VALUE",
+        help="Forecast this plan: a file, or such as micro_batch=2 shards=8; repeatable.",
+    ),
+]
+Network = Annotated[
+    str | None,
+    typer.Option("--network", metavar="WORDS|FILE", help="Cards of each machine elsewhere, such as 8x400gbit."),
+]
+PreemptedEvery = Annotated[
+    str | None,
+    typer.Option("--preempted-every", metavar="TIME", help="Mean time until a spot machine is taken away, such as 6h."),
+]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")
 ]

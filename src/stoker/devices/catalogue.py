@@ -71,11 +71,16 @@ COLUMNS: Mapping[str, Column] = {
     "l2_mib": Column("L2 cache", "MiB", 0.25, 4096),
     "link_gb_per_s": Column("links to its neighbours, both ways", "GB/s", 10, 1e4),
     "pcie_gb_per_s": Column("PCI Express, one way", "GB/s", 1, 1000),
+    "node_devices": Column("devices of the vendor's machine", "devices", 1, 64),
+    "domain_devices": Column("devices joined by its links", "devices", 1, 1024),
+    "network_cards": Column("network cards of the machine", "cards", 1, 64),
+    "network_gbit": Column("rate of each, one way", "Gbit/s", 1, 10_000),
 }
 """All columns. Vendors mostly write GB of memory for GiB; `memory_reported_mib` is the driver's figure.
 
 `idle_w` is read with no process on the device: a process that only holds a CUDA context costs 26 to 66 W more (S. S.
-Vadari, arXiv:2605.23918). `link_gb_per_s` is the sum over all links such as NVLink, both directions.
+Vadari, arXiv:2605.23918). `link_gb_per_s` is the sum over all links such as NVLink, both directions. The last four
+are of the vendor's own machine with such devices, cards for storage left out: see `stoker.devices.cluster`.
 """
 
 

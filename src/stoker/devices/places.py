@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.devices.catalogue import Catalogue, CatalogueEntry, catalogue, normalized_name
-from stoker.devices.hardware import NODE_DEVICES, device_of, hardware_of
+from stoker.devices.cluster import USUAL_MACHINES, Cluster, parse_network, require_whole_nodes
+from stoker.devices.hardware import device_of, hardware_of
 from stoker.errors import NoDevice
 from stoker.records import Device, Hardware
 from stoker.units import format_bytes
@@ -22,7 +23,7 @@ class Place:
     `entry` is its model in the catalogue (None: not known); prices use its name. `count` is the number of devices of a
     job, with one process each, and is then part of the name: `8xh100`. On an attached CPU these processes share cores
     and memory; `device` and `hardware` are the whole machine's. `is_limited`: `device.memory_bytes` is a limit set by
-    the user.
+    the user. `cluster` are the machines that devices elsewhere stand in.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Place:
     entry: CatalogueEntry | None = None
     count: int = 1
     is_limited: bool = False
+    cluster: Cluster = USUAL_MACHINES
 
     @property
     def is_shared(self) -> bool:
@@ -82,7 +84,7 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
             f"{word!r} names {len(words)} devices, where one is wanted.",
             remedy=f"`stoker plan JOB --on {','.join(words)}` compares them; then name one, such as `--on {words[0]}`.",
         )
-    count, name = _split(word)
+    count, name, _ = _split(word)
     device = _one_attached(name, attached, known)
     if count == 1:
         return device
@@ -92,34 +94,38 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
     )
 
 
-def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | None = None) -> tuple[Place, ...]:
+def planned_devices(
+    words: str, attached: Sequence[Device], known: Catalogue | None = None, *, network: str | None = None
+) -> tuple[Place, ...]:
     """The devices that words between commas mean, each once, in order; none of them need be attached.
 
     Args:
         words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model that can be
             planned for. An alias that leaves the memory open means all its models. A number before a word is the number
-            of devices: `8xh100,a100-80g,2xhere`; `2x8xh100` are two nodes of eight.
+            of devices: `8xh100,a100-80g,2xhere`; `2x8xh100` are two machines of eight.
         attached: the attached devices, best first. An attached model is planned for as it is here.
         known: the catalogue; the user's if None.
+        network: of devices elsewhere; see `cluster.parse_network`. None: that of the vendor's machine.
 
     Raises:
-        NoDevice: a word is unknown, means a local device that is not attached, more GPUs than are attached, or a device
-            without a time model.
+        NoDevice: a word is unknown, means a local device that is not attached, more GPUs than are attached, a device
+            without a time model, or a number that does not fill machines.
+        BadJob: the network cannot be.
     """
     known = catalogue() if known is None else known
     names = [word.strip() for word in words.split(",") if word.strip()]
     if not names:
         raise NoDevice(f"--on {words!r} names no device.", remedy="Try `--on here`, or `--on h100,l4,rtx-4090`.")
-    places = [place for name in names for place in _places(name, attached, known)]
+    places = [place for name in names for place in _places(name, attached, known, network)]
     return tuple({place.name: place for place in places}.values())
 
 
-def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Place, ...]:
+def _places(word: str, attached: Sequence[Device], known: Catalogue, network: str | None) -> tuple[Place, ...]:
     """The places one word means."""
-    count, name = _split(word)
+    count, name, node = _split(word)
     if name == "all":
         places = tuple(_place_of(entry, known) for entry in known.entries if entry.can_be_planned)
-        return tuple(_several(place, count) for place in places)
+        return tuple(_several(place, count, node, network) for place in places)
     here = _attached_matches(name, attached, known)
     num_same = sum((device.kind, device.model) == (here[0].kind, here[0].model) for device in here)
     if here and (_is_local_word(name) or count <= num_same):
@@ -141,12 +147,23 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Pl
     entries = known.find(name)
     if not entries:
         raise _unknown(name, attached, known)
-    return tuple(_several(_place_of(entry, known), count) for entry in entries)
+    return tuple(_several(_place_of(entry, known), count, node, network) for entry in entries)
 
 
-def _several(place: Place, count: int) -> Place:
-    """The place with `count` devices."""
-    return place if count == 1 else dataclasses.replace(place, name=f"{count}x{place.name}", count=count)
+def _several(place: Place, count: int, node: int | None = None, network: str | None = None) -> Place:
+    """The place with `count` devices, `node` of them in a machine (None: as many as the vendor's has)."""
+    if count == 1:
+        return place
+    if place.is_here:
+        return dataclasses.replace(place, name=f"{count}x{place.name}", count=count)
+    cluster = Cluster.of(place.entry)
+    cluster = cluster if node is None else cluster.with_nodes(node)
+    cluster = cluster if network is None else parse_network(network, cluster)
+    require_whole_nodes(count, cluster, place.name)
+    machines = (
+        f"{count // node}x{node}x" if node is not None and node != Cluster.of(place.entry).node_devices else f"{count}x"
+    )
+    return dataclasses.replace(place, name=f"{machines}{place.name}", count=count, cluster=cluster)
 
 
 def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:
@@ -155,19 +172,21 @@ def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:
     )
 
 
-def _split(word: str) -> tuple[int, str]:
-    """`8xh100` as (8, 'h100'), `2x8xh100` (two nodes of eight) as (16, 'h100'), `cpu` as (1, 'cpu')."""
+def _split(word: str) -> tuple[int, str, int | None]:
+    """`8xh100` as (8, 'h100', None), `2x4xh100` (two machines of four) as (8, 'h100', 4), `cpu` as (1, 'cpu', None)."""
     match = re.fullmatch(r"(\d+)x(?:(\d+)x)?(.+)", word.strip().lower())
     nodes, each, name = match.groups() if match else ("1", None, word.strip().lower())
     count = int(nodes) * int(each or 1)
-    if each is not None and (int(each) != NODE_DEVICES or _is_local_word(name)):
-        what = f"{name!r} is this machine" if _is_local_word(name) else f"forecasts assume nodes of {NODE_DEVICES}"
-        remedy = f"Use `--on {max(1, count)}x{name}`" + ("." if _is_local_word(name) else
-                                                    f", which stands on nodes of {NODE_DEVICES}.")  # fmt: skip
-        raise NoDevice(f"{word!r} asks for {nodes} nodes of {each} devices, and {what}.", remedy=remedy)
-    if count < 1:
-        raise NoDevice(f"{word!r} asks for {count} devices.", remedy=f"Use `--on {name}`.")
-    return count, name
+    if each is not None and _is_local_word(name):
+        raise NoDevice(f"{word!r} asks for {nodes} machines of {each} devices, and {name!r} is this machine.",
+                       remedy=f"Use `--on {max(1, count)}x{name}`.")  # fmt: skip
+    if not 1 <= count <= _MOST_DEVICES:
+        raise NoDevice(f"{word!r} asks for {count} devices.", remedy=f"Use `--on {name}`, or up to {_MOST_DEVICES:,}.")
+    return count, name, None if each is None else int(each)
+
+
+_MOST_DEVICES = 2**20
+"""Ten times the largest machines."""
 
 
 def _is_local_word(name: str) -> bool:

@@ -52,7 +52,8 @@ class DividedUpdate:
     """One update over the processes of a layout.
 
     `parts` are those of the whole model, `held` those of the first process; `passes` is its number of forward passes.
-    `trace` gives the trace of an update in one process of the whole model.
+    `trace` gives the trace of an update in one process of the whole model. `gathered_share` is the size of a gathered
+    parameter over that of its master: a half where fp32 parameters are gathered in bf16.
     """
 
     layout: Layout
@@ -60,6 +61,7 @@ class DividedUpdate:
     held: ModelParts
     passes: int
     trace: Callable[[], Trace]
+    gathered_share: float = 1.0
 
 
 class LayoutAxis(abc.ABC):
@@ -112,12 +114,23 @@ class LayoutAxis(abc.ABC):
         return 0.0
 
     def copies_s(self, traffic: Sequence[Traffic], layout: Layout, seconds: Seconds) -> float:
-        """Time of a CPU process's copies into and out of messages in an update [s]."""
+        """Time of a process's copies into and out of messages in an update [s]."""
         return 0.0
 
     def num_idle_turns(self, layout: Layout) -> int:
         """Number of micro-batches in whose time a process waits for others in an update [1]."""
         return 0
+
+    def waiting_share(self, layout: Layout) -> float:
+        """Share of a GPU's arithmetic that it waits for others besides, idle turns and messages left out [1]."""
+        return 0.0
+
+    def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
+        """Coordinates along this axis whose processes stand for all: one of each kind of work, the first if even.
+
+        Of processes that do the same work the one that needs the most memory stands for the others.
+        """
+        return range(layout.group(self.name)[0]) if self.is_uneven else (0,)
 
     def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
         """The parts whose parameters, or parts of them, process number `rank` holds."""
@@ -131,8 +144,11 @@ class LayoutAxis(abc.ABC):
         """The trace of process number `rank`, from the trace before this axis divides it, of `parts`."""
         return trace
 
-    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool) -> int:
-        """Peak memory of a process's message buffers [bytes]; `parts` are those that it holds."""
+    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
+        """Peak memory of a process's message buffers [bytes]; `parts` are those that it holds.
+
+        `gathered_share` as in `DividedUpdate`.
+        """
         return 0
 
     def bucket_bytes(self, parts: ModelParts) -> int:

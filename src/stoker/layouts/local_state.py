@@ -82,14 +82,18 @@ def local_bytes(one: Parameter, layout: Layout, rank: int | None = None) -> int:
 def with_local_state(trace: Trace, parts: ModelParts, layout: Layout, kept: tuple[str, ...]) -> Trace:
     """The trace with storages of the categories `kept` as large as a process stores them.
 
-    A storage is recognised by its size: parameters of the same size get the mean of what is stored of them.
+    A storage is recognised by its size: parameters of the same size get the mean of what is stored of them. On a GPU so
+    are the temporaries of the optimiser, which works on lists of all parameters there.
     """
     sizes: defaultdict[int, list[int]] = defaultdict(list)
     for one in parts.parameters:
         sizes[one.num_bytes].append(local_bytes(one, layout))
     means = {whole: round(sum(local) / len(local)) for whole, local in sizes.items()}
+    optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), len(trace.occurrences))
+    first = optimizer if trace.settings.target == "cuda" else len(trace.occurrences)
     storages = tuple(
-        dataclasses.replace(one, num_bytes=means.get(one.num_bytes, one.num_bytes)) if one.category in kept else one
+        dataclasses.replace(one, num_bytes=means.get(one.num_bytes, one.num_bytes))
+        if one.category in kept or (one.category == "temporary" and one.born >= first) else one
         for one in trace.storages
-    )
+    )  # fmt: skip
     return dataclasses.replace(trace, storages=storages)

@@ -13,7 +13,7 @@ from stoker.layouts.base import DividedUpdate, LayoutAxis, Seconds, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.trace_division import STATE, in_rows, with_operations
-from stoker.records import Layout, Operation, TensorShape, Trace
+from stoker.records import Layout, Occurrence, Operation, TensorShape, Trace
 from stoker.records.profile import ModelParts, Parameter
 
 _UPDATE_S, _GROUP_S, _KEPT_GROUP_S, _PARAMETER_S = 5e-4, 2.1e-3, 1.7e-3, 3e-5
@@ -46,23 +46,25 @@ class Shards(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: parameters gathered, and gradients summed and scattered, in each pass.
 
-        Without `reshard` parameters stay gathered until the end of a pass, and gradients whole until the last pass of
-        an update. Parameters outside of blocks are gathered once a pass, since they are used at both ends of it.
+        Gradients are summed in the dtype of the masters. Without `reshard` parameters stay gathered until the end of a
+        pass, and gradients whole until the last pass of an update. Parameters outside of blocks are gathered once a
+        pass, since they are used at both ends of it.
         """
         layout, parts, passes = update.layout, update.held, update.passes
         root, *blocks = sharding_groups(parts, layout)
         groups = root, *blocks
+        gathered = [round(size * update.gathered_share) for size in groups]
         used = 8 * sum(one.is_trained for one in parts.parameters)
         traffic = [
-            Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=groups, times=passes,
-                    beside="blocks"),
+            Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=tuple(gathered),
+                    times=passes, beside="blocks"),
             Traffic(what="gradients summed and scattered", collective="reduce-scatter", axis="shards",
                     sizes=groups[::-1], times=passes if layout.reshard else 1, beside="blocks"),
             Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
         ]  # fmt: skip
         if layout.reshard and blocks:
             traffic.insert(1, Traffic(what="parameters gathered again", collective="all-gather", axis="shards",
-                                    sizes=tuple(blocks[::-1]), times=passes, beside="blocks"))  # fmt: skip
+                                    sizes=tuple(gathered[:0:-1]), times=passes, beside="blocks"))  # fmt: skip
         return tuple(traffic)
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
@@ -76,8 +78,8 @@ class Shards(LayoutAxis):
         """As `LayoutAxis.copies_s`.
 
         A gather copies a process's own part in and everything out, a scatter everything in; its result is used in
-        place. Source: `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in
-        torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+        place. On a GPU they run on the stream of the arithmetic, or take its bandwidth. Source: `foreach_all_gather`,
+        `foreach_all_gather_copy_out` and `foreach_reduce` in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
         """
 
         def copy_s(num_bytes: float) -> float:  # as the elementwise operation that takes as long
@@ -104,16 +106,24 @@ class Shards(LayoutAxis):
         return rows, *shape[1:]
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
-        """As `LayoutAxis.trace_of`, with the optimiser's work on one shard."""
+        """As `LayoutAxis.trace_of`, with the optimiser's work on one shard, and there the sums of gradients."""
         share = 1 / layout.shards
         # If parameters stay gathered, gradients of all passes but the last are added up whole.
         are_divided = layout.reshard or trace.settings.parts == 1
-        return with_operations(
-            with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE),
-            lambda one, operation: in_rows(operation, share) if one.phase == "optimizer" else operation,
-        )
+        shapes = {one.shape for one in parts.parameters if one.is_trained} if are_divided and layout.reshard else set()
 
-    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool) -> int:
+        def local(one: Occurrence, operation: Operation) -> Operation:
+            is_sum = (
+                trace.settings.gathered_in is not None and one.phase == "backward" and operation.name in ("add", "add_")
+                and operation.outputs[0].shape in shapes
+                and all(tensor.shape == operation.outputs[0].shape for tensor in operation.inputs)
+            )  # fmt: skip
+            return in_rows(operation, share) if one.phase == "optimizer" or is_sum else operation
+
+        state = with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE)
+        return with_operations(state, local)
+
+    def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
         """As `LayoutAxis.message_bytes`.
 
         On a GPU two gathered blocks, the one in use and the next, with the buffer they came in, and the gradients of a
@@ -123,7 +133,8 @@ class Shards(LayoutAxis):
         if is_on_cpu:
             return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * (root + sum(blocks)))
         largest = max(blocks, default=0)
-        return root + (2 * largest if layout.reshard else sum(blocks)) + 2 * max(root, largest)
+        gathered = root + (2 * largest if layout.reshard else sum(blocks))
+        return round(gathered_share * gathered + (gathered_share + 1) * max(root, largest))
 
 
 AXIS = Shards()

@@ -8,6 +8,7 @@ output.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
@@ -16,6 +17,10 @@ from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
 from stoker.records import Layout, Profile, Trace
 from stoker.records.profile import ModelParts
 
+_WAITING = 0.15
+"""Share of a stage's arithmetic that it waits for its neighbours: each turn begins with a message from one of them, and
+turns are not equally long. A judgement between weak scaling in Narayanan et al. 2021 (section 5.4, about 0.1) and
+published runs of nanotron (0.3 and more)."""
 _UPDATE_S = 1.2e-3
 """Overhead of a pipeline's schedule: an update [s]."""
 
@@ -63,6 +68,22 @@ class Stages(LayoutAxis):
     def num_idle_turns(self, layout: Layout) -> int:
         """As `LayoutAxis.num_idle_turns`."""
         return layout.stages - 1
+
+    def waiting_share(self, layout: Layout) -> float:
+        """As `LayoutAxis.waiting_share`."""
+        return _WAITING
+
+    def representatives(self, parts: ModelParts, layout: Layout) -> Sequence[int]:
+        """As `LayoutAxis.representatives`: the first stage, the last, and of those between them the first of each kind.
+
+        There the most micro-batches wait. Stages with as many blocks and as large parameters are of one kind.
+        """
+        cuts = cuts_of(parts, layout.stages)
+        kinds = [[stop - start, 0] for start, stop in itertools.pairwise((0, *cuts, len(parts.blocks)))]
+        for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True):
+            kinds[stage][1] += one.num_bytes
+        between = {tuple(kinds[stage]): stage for stage in reversed(range(1, layout.stages - 1))}
+        return sorted({0, layout.stages - 1, *between.values()})
 
     def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
         """As `LayoutAxis.held`: the parts of one stage, its blocks numbered from 0."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from stoker.devices.hardware import NODE_DEVICES
+from stoker.devices.cluster import NODE_DEVICES
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
@@ -77,7 +77,9 @@ class TensorGroup(LayoutAxis):
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
         """As `LayoutAxis.trace_of`."""
-        divided = _DividedLayers(trace, parts, layout.tensor)
+        # On a CPU the measured overhead of a divided layer has what is computed whole in the forecast.
+        is_cuda = trace.settings.target == "cuda"
+        divided = _DividedLayers(trace, parts, layout.tensor, sequence=layout.sequence and is_cuda)
         factors = [divided.output_share(one) for one in trace.occurrences]
         local = with_local_state(trace, parts, layout, ("gradient", *STATE))
         storages = tuple(
@@ -119,10 +121,20 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
 
 
 class _DividedLayers:
-    """The operations of a trace as a tensor group divides them."""
+    """The operations of a trace as a tensor group divides them.
 
-    def __init__(self, trace: Trace, parts: ModelParts, tensor: int) -> None:
+    With `sequence`, what lies between divided layers (norms, sums of the residual stream) goes over a part of each
+    sample's tokens: the dimension after the batch's of tensors of three.
+    """
+
+    def __init__(self, trace: Trace, parts: ModelParts, tensor: int, *, sequence: bool = False) -> None:
         self._trace, self._share = trace, 1 / tensor
+        lengths = Counter(
+            shape.shape[1]
+            for one in trace.occurrences if sequence and one.phase == "forward"
+            for shape in trace.operations[one.operation].outputs if len(shape.shape) == 3
+        )  # fmt: skip
+        self._tokens = lengths.most_common(1)[0][0] if lengths else 0
         self._divided: dict[str, Division] = parts.divided
         self._weights = {one.name.rpartition(".")[0]: one.shape for one in parts.parameters if len(one.shape) == 2}
         between: defaultdict[str, set[Division]] = defaultdict(set)
@@ -152,7 +164,21 @@ class _DividedLayers:
                 return with_dim(shape, dim, self._share)
 
             return scaled(operation, self._share, narrowed)
+        if self._tokens and one.phase != "optimizer" and operation.name not in PRODUCTS:
+            return self._of_tokens(operation)
         return operation
+
+    def _of_tokens(self, operation: Operation) -> Operation:
+        """The operation on one process's part of the sequence; unchanged if no tensor has the sequence."""
+
+        def narrowed(shape: TensorShape) -> TensorShape:
+            has_tokens = len(shape.shape) >= 3 and shape.shape[1] == self._tokens
+            return with_dim(shape, 1, self._share) if has_tokens else shape
+
+        tensors = (*operation.inputs, *operation.outputs)
+        before = sum(bytes_of(tensor) for tensor in tensors)
+        after = sum(bytes_of(narrowed(tensor)) for tensor in tensors)
+        return scaled(operation, after / before, narrowed) if after < before else operation
 
     def _product(
         self, operation: Operation, division: Division, weight: tuple[int, ...], *, is_forward: bool

@@ -16,16 +16,19 @@ from typing import Final, Literal
 from stoker import records
 from stoker.devices import Place, attached_devices, catalogue, cheapest, planned_devices
 from stoker.devices.cpu import attached_cpu, free_cores
+from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
+from stoker.planning.model.layout_forecast import local_profile
 from stoker.planning.model.memory import largest_that_fits
 from stoker.planning.model.objectives import ENOUGH_S, Objective, PlanLimits, advice, choose, rental_advice
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
 from stoker.planning.model.slices import length_in_s, sliced
 from stoker.planning.multi_device import on_many
+from stoker.planning.pinned_plan import plan_of, problem_with, words_of
 from stoker.planning.plan_history import keep_decision, kept_decision
 from stoker.planning.plan_ranking import SURE_ENOUGH, least_demanding
 from stoker.planning.planner import (
@@ -39,7 +42,7 @@ from stoker.planning.planner import (
 )
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.planning.safe_start import safe_plan, safe_start
-from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
+from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Profile, Rejection
 from stoker.units import Duration, format_bytes, parse_duration, parse_memory, parse_money
 
 SAFE: Final = "safe"
@@ -68,6 +71,9 @@ def plan(  # noqa: PLR0913 - what the command line offers
     device_mtbf_h: float | None = None,
     slice: Duration | float | str | None = None,  # noqa: A002 - as of `train`
     entry: Entry | None = None,
+    only: Plan | str | Path | Sequence[str] | None = None,
+    network: str | None = None,
+    preempted_every: float | str | None = None,
 ) -> Decision:
     """Choose device and settings for `job`, and forecast what it needs there.
 
@@ -83,9 +89,14 @@ def plan(  # noqa: PLR0913 - what the command line offers
         device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.hardware`.
         slice: the time that each process may take, at places that end jobs: also say how many slices the run takes.
         entry: the job file it came from.
+        only: forecast this plan: a Plan, a file with one, or words such as `micro_batch=2 shards=8`. A plan that does
+            not fit is forecast too: `probability_it_fits` says so.
+        network: between machines of devices elsewhere: words such as `8x400gbit`, or a TOML file; None: that of the
+            vendor's machine.
+        preempted_every: mean time after which a rented machine is taken away [s]; a number, or `6h`.
 
     Raises:
-        BadJob: the job cannot be trained as it is.
+        BadJob: the job cannot be trained as it is, or `only` is not legal for it.
         DoesNotFit: no legal plan fits, or none keeps the limits.
         NoDevice: a word of `on` is unknown, or `here` has none.
     """
@@ -95,16 +106,16 @@ def plan(  # noqa: PLR0913 - what the command line offers
     )
     slice_s = None if slice is None else length_in_s(slice)
     started = time.perf_counter()
-    places, unplanned = _places(on)
+    places, unplanned = _places(on, network)
     places = tuple(place.limited_to(memory_limit(memory), most_threads(threads)) for place in places)
     planner = Planner(
         resolve_job(job, entry), is_all_elsewhere=not any(place.is_here for place in places),
-        device_mtbf_h=require_mtbf(device_mtbf_h),
+        device_mtbf_h=require_mtbf(device_mtbf_h), preempted_s=preempted_s(preempted_every),
     )  # fmt: skip
-    decision = compare(planner, places, limits, objective)
+    decision = compare(planner, places, limits, objective, only)
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
-    if all(place.is_here and place.count == 1 for place in places):
+    if only is None and all(place.is_here and place.count == 1 for place in places):
         chosen = decision.chosen
         try:
             rentable = [] if chosen.forecast.total_s.value <= ENOUGH_S else _rentable(planner)
@@ -124,7 +135,17 @@ def require_mtbf(hours: float | None) -> float | None:
     return hours
 
 
-def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
+def preempted_s(every: float | str | None) -> float | None:
+    """The mean time between preemptions [s], or None; raises BadJob if it is not positive and finite."""
+    value = parse_duration(every, "--preempted-every") if isinstance(every, str) else every
+    if value is not None and not 0 < value < math.inf:
+        raise BadJob(
+            f"preempted_every must be a positive number of seconds, got {value}", remedy='Or a text such as "6h".'
+        )
+    return value
+
+
+def _places(on: str, network: str | None = None) -> tuple[tuple[Place, ...], tuple[str, ...]]:
     """The places that `on` names, and why some of the catalogue are left out: they cannot be planned for.
 
     Raises:
@@ -135,7 +156,7 @@ def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
     problems: list[NoDevice] = []
     for word in words or [on]:
         try:
-            places |= {place.name: place for place in planned_devices(word, attached)}
+            places |= {place.name: place for place in planned_devices(word, attached, network=network)}
         except NoDevice as problem:
             if len(words) < 2 or not catalogue().find(word.strip().lower()):
                 raise
@@ -223,8 +244,14 @@ def decide(
     return decision, planner.coupling if kept is None else kept[1]
 
 
-def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objective: Objective | None) -> Decision:
-    """The best plan for each place, the best place first.
+def compare(
+    planner: Planner,
+    places: Sequence[Place],
+    limits: PlanLimits,
+    objective: Objective | None,
+    only: Plan | str | Path | Sequence[str] | None = None,
+) -> Decision:
+    """The best plan for each place, the best place first; with `only`, that plan at each of them.
 
     Raises:
         DoesNotFit: the job fits on none of them, or none keeps the limits.
@@ -234,7 +261,8 @@ def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objec
     left_out: list[str] = []
     for place in places:
         try:
-            decisions[place.name] = on_one(planner, place)
+            pinned = None if only is None else _pinned(only, place, planner.profile_at(place))
+            decisions[place.name] = on_one(planner, place, pinned)
         except DoesNotFit as problem:
             unfit.append((place, problem))
         except BadJob as problem:  # a job that cannot use several devices may still use one
@@ -262,25 +290,41 @@ def compare(planner: Planner, places: Sequence[Place], limits: PlanLimits, objec
     )
 
 
-def on_one(planner: Planner, place: Place) -> Decision:
-    """The best plan for one place: confirmed by trials if it is here, else by forecast.
+def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
+    """The best plan for one place, or `only`: confirmed by trials if it is here, else by forecast.
 
     Raises:
+        BadJob: `only` is not legal for the job.
         DoesNotFit: no legal plan fits.
     """
-    if place.count > 1:
-        return on_many(planner, place)
+    if only is not None:
+        profile = planner.profile_at(place)
+        problem = problem_with(only, profile, place.device, local_profile(profile, only.layout))
+        if problem is not None:
+            raise BadJob(f"the plan is not legal: {problem}")
+    if place.count > 1 or (only is not None and only.layout.world_size > 1):
+        return on_many(planner, place, only)
     if place.is_here and planner.is_too_large_here is None:
-        return _confirmed(planner, place)
-    ranked = planner.ranked(place)
-    chosen = dataclasses.replace(with_costs(place, ranked[0], planner.forecasts(place)), why="by forecast")
+        return _confirmed(planner, place, only)
+    if only is not None:
+        forecast = planner.forecasts(place).forecast(only)
+        ranked: tuple[Candidate, ...] = (
+            Candidate(device=place.name, plan=only, forecast=forecast, memory_bytes=place.device.memory_bytes,
+                      is_here=place.is_here),
+        )  # fmt: skip
+    else:
+        ranked = planner.ranked(place)
+    why = "by forecast" if only is None else "as asked"
+    chosen = dataclasses.replace(with_costs(place, ranked[0], planner.forecasts(place)), why=why)
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     if planner.forecasts(place).is_fallback(chosen.plan):
         lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
     return Decision(
         device=place.name,
         candidates=(chosen,),
-        rejected=(*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
+        rejected=()
+        if only is not None
+        else (*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
         explanation=(*planner.prepared.notes, *lines, price_assumptions(chosen)),
         took_s=0.0,
         breakdown=_breakdown(planner, place, chosen),
@@ -444,6 +488,25 @@ def _require_usable(plan: Plan, prepared: ResolvedJob, device: Device) -> None:
             f"the plan has {plan.num_workers} loader workers, but the data are a stream, which one reader reads",
             remedy='Use num_workers 1, or the loader "inline".',
         )
+
+
+def _pinned(only: Plan | str | Path | Sequence[str], place: Place, profile: Profile) -> Plan:
+    """The plan that `only` pins, for the kind of device of `place`."""
+    if isinstance(only, str) and "=" not in only:
+        only = Path(only)
+    if isinstance(only, Plan | Path):
+        given = given_plan(only)
+        assert given is not None, "something was given"
+        plan = safe_plan(profile, place) if given == SAFE else given
+        return dataclasses.replace(
+            plan, device=place.device.torch_name, device_mtbf_h=mtbf_h(place.device.kind, profile.device_mtbf_h)
+        )
+    words = [only] if isinstance(only, str) else list(only)
+    if len(words) == 1 and "=" not in words[0]:
+        return _pinned(words[0], place, profile)
+    return dataclasses.replace(
+        plan_of(words_of(words), place, profile), device_mtbf_h=mtbf_h(place.device.kind, profile.device_mtbf_h)
+    )
 
 
 def given_plan(given: str | Path | Plan | None) -> Plan | Literal["safe"] | None:

@@ -20,7 +20,7 @@ from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
 
-TRACE_LAYOUT = 2
+TRACE_LAYOUT = 4
 """Version of traces in the cache; raised when the trace of the same job changes."""
 
 _SIZES = (2, 4)

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,23 +22,24 @@ from stoker.devices import (
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.hardware import catalogue_links, unmeasured_links
+from stoker.devices.cluster import catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.layouts import axes_of
+from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
-from stoker.planning.model.search_space import layouts_of
+from stoker.planning.model.search_space import execution_settings, layouts_of, saving_memory, trace_settings
 from stoker.planning.plan_ranking import LEAST_GAIN, rank
 from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
 from stoker.profiling.job_profile import model_parts
 from stoker.profiling.links import measure_links
-from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Profile, Rejection
+from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Profile, Rejection, Trace
 from stoker.records.hardware import Links
 from stoker.records.profile import ModelParts
 from stoker.stepping.layouts import divided_parts, model_problem
@@ -44,6 +47,7 @@ from stoker.stepping.layouts.compatibility import traits_of
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
 from stoker.store.record_caches import links_cache
+from stoker.units import format_bytes
 
 
 def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
@@ -81,6 +85,14 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
     )
 
 
+_MOST_PRODUCTS = 3
+"""Products of two axes that are planned in full, of those that fit."""
+
+_USUAL_PASSES = 2
+"""Micro-batches of an update in estimates that order layouts; of stages so many times their number."""
+_REACHED = 0.5
+"""Share of the datasheet's rate in estimates that order layouts [fraction]."""
+
 _MOST_REJECTED = 24
 """Rejected layouts that a decision keeps."""
 
@@ -112,6 +124,14 @@ class LayoutRules:
         return None
 
 
+class _Found(NamedTuple):
+    """Candidates, rejections, and the errors of layouts that do not fit."""
+
+    candidates: list[Candidate]
+    rejected: list[Rejection]
+    unfit: list[DoesNotFit]
+
+
 class LayoutCandidates:
     """The layouts of a job at a place of several devices, each with its forecasts."""
 
@@ -131,7 +151,7 @@ class LayoutCandidates:
     @property
     def profile(self) -> Profile:
         """The job's facts, for such devices."""
-        return self.planner.profile(self.place.device.kind)
+        return self.planner.profile_at(self.place)
 
     @functools.cache  # noqa: B019 - lives as long as one planning
     def parts(self, layout: Layout) -> ModelParts:
@@ -164,40 +184,123 @@ class LayoutCandidates:
             elif place.is_shared:
                 self._links[key] = unmeasured_links(size)
             else:
-                self._links[key] = catalogue_links(place.entry, size, stride)
+                self._links[key] = catalogue_links(place.entry, size, stride, place.cluster)
         return self._links[key]
 
     def ranked(self) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
         """The best plan under each layout, fastest first, and why other layouts are rejected.
 
-        Layouts of two axes are planned only if no single axis fits.
+        Layouts of one axis come first. Products of two are planned if none of these fits, or over several machines,
+        where shards within a few of them may send less: the most promising ones, by a bound on memory and an estimate
+        of time that need no trace of the layout, until enough of them fit.
 
         Raises:
             BadJob: no layout is legal, or the model cannot be traced.
             DoesNotFit: none fits.
         """
-        candidates: list[Candidate] = []
-        rejected: list[Rejection] = []
-        unfit: list[DoesNotFit] = []
+        found, products = _Found([], [], []), list[Layout]()
         for layout in layouts_of(self.place.count):
-            if candidates and len(layout.divided) > 1:
-                break
-            problem = self.rules.problem_with(layout)
-            if problem is None:
-                try:
-                    candidates.append(self.best(layout))
-                    continue
-                except DoesNotFit as error:
-                    unfit.append(error)
-                    problem = error.message
-            plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
-            rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+            if len(layout.divided) > 1:
+                products.append(layout)
+            else:
+                self._consider(layout, found)
+        is_cuda = self.place.device.kind == "cuda"
+        if not found.candidates or (is_cuda and self.place.count > self.place.cluster.domain_devices):
+            most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
+            for layout in self._promising(products, found):
+                if len(found.candidates) < most:
+                    self._consider(layout, found)
+        candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if candidates:
             return _in_order(candidates), tuple(rejected[:_MOST_REJECTED])
         if unfit:
             raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
         raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
+
+    def _promising(self, layouts: Sequence[Layout], found: _Found) -> list[Layout]:
+        """Layouts that are legal and may fit, the fastest by estimate first; the others are added to the rejected."""
+        if self.place.device.kind != "cuda":
+            return list(layouts)
+        if found.candidates:  # what fits along one axis is only made faster by a product that shares the batch
+            layouts = [one for one in layouts if one.replicas * one.shards == one.world_size]
+        estimates: dict[Layout, float] = {}
+        for layout in layouts:
+            problem = self.rules.problem_with(layout) or self._lacks(layout)
+            if problem is None:
+                estimates[layout] = self._estimate_s(layout)
+            else:
+                plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
+                found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+                found.unfit.append(DoesNotFit(problem, remedy="Take more devices, or ones with more memory."))
+        return sorted(estimates, key=lambda one: estimates[one])
+
+    def _estimate_s(self, layout: Layout) -> float:
+        """Time of an update by its arithmetic, turns that stages wait, and all messages, to compare layouts [s]."""
+        local, rates = local_profile(self.profile, layout), self.place.hardware.dense_flops
+        passes = min(local.batch, _USUAL_PASSES * layout.stages)
+        settings = self._least_trace.settings
+        flops = (
+            self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
+        )
+        arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
+        messages_s = self.forecasts(layout).messages_s(self._least_plan, passes)
+        return arithmetic_s * (1 + (layout.stages - 1) / passes) + messages_s
+
+    def _consider(self, layout: Layout, found: _Found) -> None:
+        """Add the best plan under a layout, or why there is none."""
+        problem = self.rules.problem_with(layout)
+        if problem is None:
+            try:
+                found.candidates.append(self.best(layout))
+                return
+            except DoesNotFit as error:
+                found.unfit.append(error)
+                problem = error.message
+        plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
+        found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+
+    def _lacks(self, layout: Layout) -> str | None:
+        """Why a layout cannot fit by its state and the least activations; None if it may."""
+        memory_bytes = self.place.memory_bytes_each
+        if self.place.device.kind != "cuda" or not memory_bytes:
+            return None
+        activations = self._least_activations / (layout.tensor * layout.stages)
+        least = self.forecasts(layout).least_bytes(self._least_plan, self._moments) + activations
+        if least < memory_bytes:
+            return None
+        return (
+            f"parameters, gradients, optimiser state, message buffers and the least activations take "
+            f"{format_bytes(least)} of each device; {self.place.device.model} has {format_bytes(memory_bytes)}"
+        )
+
+    @functools.cached_property
+    def _least_plan(self) -> Plan:
+        """The plan that needs the least memory of one process: a sample at a time, all blocks checkpointed."""
+        plan = next(execution_settings(self.profile, self.place.device))
+        *_, saving = saving_memory(plan, self.profile)
+        return saving
+
+    @functools.cached_property
+    def _least_trace(self) -> Trace:
+        """The trace of the whole model under that plan, which all layouts are judged by."""
+        local = dataclasses.replace(self.profile, batch=2, num_train=max(2, self.profile.num_train))
+        capability = self.place.hardware.compute_capability or ""
+        layout = Layout(shards=2) if self._least_plan.precision == "bf16" else Layout()
+        with users_code("the model or the loss", self.planner.prepared.entry):
+            return self.planner.needs.trace(trace_settings(self._least_plan, local, capability, layout))
+
+    @functools.cached_property
+    def _moments(self) -> OptimizerFootprint:
+        return OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+
+    @functools.cached_property
+    def _least_activations(self) -> float:
+        """What an update of that trace needs besides state [bytes]; 0 where samples are coupled, which need more."""
+        if self.profile.coupling.kind != "separable":
+            return 0.0
+        by_category = self.planner.needs.peak(self._least_trace.settings, 2).by_category
+        return by_category.get("activation", 0.0) + by_category.get("temporary", 0.0)
 
     def best(self, layout: Layout) -> Candidate:
         """The plan under a layout that is forecast to be the fastest.
@@ -206,6 +309,8 @@ class LayoutCandidates:
             DoesNotFit: none fits.
         """
         place, forecasts, local = self.place, self.forecasts(layout), local_profile(self.profile, layout)
+        if (problem := self._lacks(layout)) is not None:
+            raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
         device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
         if (favourite := self._favourite) is not None:  # settings that lost under the first layout are not tried again
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))

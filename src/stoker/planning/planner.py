@@ -14,6 +14,7 @@ import torch
 from stoker.activity import doing
 from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest, installed_torch, sample_cpu
 from stoker.devices.cpu import attached_cpu, free_cores
+from stoker.devices.hardware import mtbf_h
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.planning.job_traces import TraceBook
@@ -72,9 +73,15 @@ class Planner:
     """Facts of a job before it runs, each computed on first use."""
 
     def __init__(
-        self, prepared: ResolvedJob, *, is_all_elsewhere: bool = False, device_mtbf_h: float | None = None
+        self,
+        prepared: ResolvedJob,
+        *,
+        is_all_elsewhere: bool = False,
+        device_mtbf_h: float | None = None,
+        preempted_s: float | None = None,
     ) -> None:
         self.prepared, self._is_all_elsewhere, self.device_mtbf_h = prepared, is_all_elsewhere, device_mtbf_h
+        self._preempted_s = preempted_s
         self._began = sample_cpu()
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[_Where, TracedForecasts] = {}
@@ -119,6 +126,15 @@ class Planner:
             self._profiles[kind] = dataclasses.replace(profile, device_mtbf_h=self.device_mtbf_h)
         return self._profiles[kind]
 
+    def profile_at(self, place: Place) -> Profile:
+        """The job's facts at a place: machines that are taken away fail more often, with all their devices at once."""
+        profile = self.profile(place.device.kind)
+        if self._preempted_s is None or place.is_here:
+            return profile
+        machine = min(place.count, place.cluster.node_devices)
+        failures_per_h = 1 / mtbf_h(place.device.kind, self.device_mtbf_h) + 3600 / (self._preempted_s * machine)
+        return dataclasses.replace(profile, device_mtbf_h=1 / failures_per_h)
+
     def extents(self, samples_per_s: float) -> Extents:
         """How much there is to do; a budget of seconds is turned into samples by the rate."""
         prepared = self.prepared
@@ -140,7 +156,7 @@ class Planner:
         """Forecasts of plans on `place`, which need not be here."""
         if _where(place) not in self._forecasts:
             self._forecasts[_where(place)] = TracedForecasts(
-                self.profile(place.device.kind), functools.partial(measured_hardware, place), self.needs, self.extents,
+                self.profile_at(place), functools.partial(measured_hardware, place), self.needs, self.extents,
                 calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
                 fetch_s=self.fetch_s,
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
@@ -156,7 +172,7 @@ class Planner:
         """
         with users_code("the model or the loss", self.prepared.entry):
             return rank(
-                self.profile(place.device.kind), place.device, self._oom_aware_forecasts(place), name=place.name,
+                self.profile_at(place), place.device, self._oom_aware_forecasts(place), name=place.name,
                 is_here=place.is_here, is_limited=place.is_limited, can_compile=self.cannot_compile(place) is None,
             )  # fmt: skip
 

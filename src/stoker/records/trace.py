@@ -14,10 +14,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
-from stoker.records.codec import JSON
+from stoker.records.codec import JSON, OMIT_DEFAULT
 from stoker.records.device import Precision
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -142,7 +142,10 @@ class TraceSettings:
 
     `capability` is the compute capability of a CUDA target, such as `8.9`, and empty for a CPU: it decides which
     attention kernel runs. `parts` is 1, or 2 for an update of several micro-batches, whose second stands for all but
-    the first. `checkpointed_blocks` and `loss_chunks` as in a Plan.
+    the first. `checkpointed_blocks` and `loss_chunks` as in a Plan. `gathered_in` is the dtype that a layout gathers
+    parameters in and computes with, while masters, summed gradients and the optimiser's state are fp32 (`fully_shard`
+    with `MixedPrecisionPolicy(param_dtype, reduce_dtype=fp32)`); None: weights are used as they are stored, and
+    `precision` bf16 is autocast.
     """
 
     schema: ClassVar[int] = 1
@@ -155,6 +158,7 @@ class TraceSettings:
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
     loss_chunks: int = 1
+    gathered_in: Literal["bf16"] | None = field(default=None, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)

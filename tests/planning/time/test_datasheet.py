@@ -46,10 +46,19 @@ def test_consumer_boards_lose_no_bandwidth_to_error_correction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "watts", "peak", "published"),
+    ("capability", "watts", "peak", "best"),
     [("8.0", 400.0, 312, 271), ("8.0", 300.0, 312, 253), ("9.0", 700.0, 989, 795), ("10.0", 1000.0, 2250, 1745)],
 )
-def test_tensor_cores_under_their_power_limits_reach_what_was_published(capability, watts, peak, published) -> None:
-    """A100 as module and as card, H100 and B200 sustain in bf16 what others measured, within 10 % [TFLOP/s]."""
+def test_tensor_cores_sustain_less_in_steps_than_the_best_single_products(capability, watts, peak, best) -> None:
+    """A100 as module and as card, H100 and B200: 0.6 to 0.85 of the best shapes, alone and for moments [TFLOP/s]."""
     device = sustained(compute_capability=capability, power_w=watts, dense_flops={"fp32": 20e12, "bf16": peak * 1e12})
-    assert device.flops("bf16") / 1e12 == pytest.approx(published, rel=0.1)
+    assert 0.6 * best < device.flops("bf16") / 1e12 < 0.85 * best
+
+
+def test_attention_draws_less_and_keeps_its_clock() -> None:
+    """At less than half of the products' rate an H100 is far below its limit: the clock is the full one."""
+    device = sustained(
+        compute_capability="9.0", power_w=700.0, dense_flops={"fp32": 67e12, "bf16": 989e12}
+    )  # fmt: skip
+    assert device.flops("bf16", 0.45) == pytest.approx(0.45 * 0.80 * 989e12)
+    assert device.flops("bf16") < 0.9 * 0.80 * 989e12

@@ -92,3 +92,28 @@ def test_the_whole_follows_from_its_parts() -> None:
     made = addition(10**8)
     roof = roof_seconds(made, *kind_of(made), times.sustained, times.calibration.scales("stream", ""))
     assert 0 < times.seconds(made) - roof < 5e-6
+
+
+def test_operations_of_a_family_share_an_error_that_measurements_take_away() -> None:
+    """All products on tensor cores stand or fall by one rate, attention by another; fp32's error is smaller."""
+    times = GpuTimes.of(gpu())
+    of_products, of_fp32, of_norms = (
+        times.shared_error(one) for one in (product(512, 512, 512, "bf16"), product(512, 512, 512), layer_norm(64, 64))
+    )  # fmt: skip
+    assert of_products == times.shared_error(product(64, 64, 64, "bf16"))
+    assert len({of_products[0], of_fp32[0], of_norms[0]}) == 3
+    assert of_fp32[1] < of_products[1]
+
+
+def test_throttled_arithmetic_is_faster_in_a_step_than_alone() -> None:
+    """On a board of 70 W, and outside of tensor cores only; an A100 of 400 W has nothing to recover."""
+
+    def ratio(made, **changes) -> float:
+        times = GpuTimes.of(gpu(**changes))
+        return GpuTimes(times.sustained, times.calibration, in_step=False).seconds(made) / times.seconds(made)
+
+    small = {"compute_capability": "7.5", "power_w": 70.0, "dense_flops": {"fp32": 8.1e12, "bf16": 65e12}}
+    assert 1.05 < ratio(product(2048, 2048, 2048), **small) < 1.3
+    assert ratio(product(2048, 2048, 2048, "bf16"), **small) == 1.0
+    assert ratio(addition(10**7), **small) == 1.0
+    assert ratio(product(2048, 2048, 2048)) == 1.0

@@ -101,3 +101,39 @@ def test_operations_lie_near_those_like_them() -> None:
     assert np.linalg.norm(point_of(product(64, 64, 64, transpose_b=False), "product") - near) == pytest.approx(2.0)
     ways = [point_of(convolution(name), "convolution") for name in ("convolution", "convolution_backward")]
     assert not np.allclose(*ways)
+
+
+def test_rows_that_are_not_whole_words_slow_tensor_cores_down() -> None:
+    """A vocabulary of 50,257 as an operand costs thrice, as a result less; of 50,304 nothing; fp32 does not mind."""
+    padded, odd = (product(4096, 768, vocab, "bf16") for vocab in (50_304, 50_257))
+    assert seconds(odd) == pytest.approx(3.0 * seconds(padded), rel=0.01)
+    # A weight lies in rows of 768: only the result's are odd.
+    forward, forward_padded = (product(4096, vocab, 768, "bf16", transpose_b=True) for vocab in (50_257, 50_304))
+    assert 1.2 < seconds(forward) / seconds(forward_padded) < 2
+    assert seconds(product(4096, 768, 50_257)) == pytest.approx(seconds(product(4096, 768, 50_304)), rel=0.01)
+
+
+def test_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
+    """By the bytes of their tensors, both ways; fp32 outside of tensor cores takes either."""
+    formats = [convolution(dtype="bf16", channels_last=is_last) for is_last in (True, False)]
+    last, contiguous = map(seconds, formats)
+    moved = formats[0].bytes_read + formats[0].bytes_written
+    assert contiguous - last == pytest.approx(moved / (0.89 * gpu().bandwidth_bytes_per_s))
+    assert seconds(convolution(channels_last=True)) == seconds(convolution(channels_last=False))
+
+
+def grouped(channels: int, dtype: str = "bf16"):
+    """A 3 x 3 convolution of 128 channels or so in groups of `channels`."""
+    width = 128 // channels * channels
+    image, weight = tensor(32, width, 28, 28, dtype=dtype), tensor(width, channels, 3, 3, dtype=dtype)
+    flops = 2 * image.numel * 9 * channels
+    return operation("convolution", (image, weight), (image,), flops, groups=width // channels, channels_last=True)
+
+
+def test_groups_of_a_few_channels_are_bound_by_memory_and_odd_ones_have_no_kernels() -> None:
+    """Of 4 and of 8 as long as the tensors take at half the bandwidth; of 24 as arithmetic outside of tensor cores."""
+    few = [seconds(grouped(channels)) for channels in (4, 8)]
+    assert few[0] == pytest.approx(few[1], rel=0.05)
+    bytes_s = (grouped(8).bytes_read + grouped(8).bytes_written) / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert few[1] == pytest.approx(2 * bytes_s)
+    assert seconds(grouped(24)) > 3 * few[1]

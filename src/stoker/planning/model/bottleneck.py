@@ -16,8 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stoker.planning.model.compiled_graphs import kernel_shares
 from stoker.planning.model.gpu_roofline import flops_by_dtype
-from stoker.planning.model.update_time import OperationTimes, UpdateTime, UpdateWork, kernel_shares
+from stoker.planning.model.update_time import OperationTimes, UpdateTime, UpdateWork, moving_by
 from stoker.records import (
     Achieved,
     Basis,
@@ -232,7 +233,8 @@ def update_bounds(
     operations = work.trace.operations
     left = [1.0] * len(operations)  # mean share of each operation's time that compiling leaves
     if is_compiled:
-        shares = kernel_shares(work.trace, [times.seconds(operation) for operation in operations])
+        each_s = [times.seconds(operation) for operation in operations]
+        shares = kernel_shares(work.trace, each_s, moving_by(times, work.trace))
         kept: defaultdict[int, list[float]] = defaultdict(list)
         for one, (of_time, _) in zip(work.trace.occurrences, shares, strict=True):
             kept[one.operation].append(of_time)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from stoker.devices.hardware import NODE_DEVICES, checkpoint_interval_s, lost_s, mtbf_h
+from stoker.devices.cluster import NODE_DEVICES
+from stoker.devices.hardware import checkpoint_interval_s, lost_s, mtbf_h
 from stoker.records import Decision, Estimate, Plan
 from stoker.units import format_seconds
 
@@ -36,6 +37,9 @@ DISK_BYTES_PER_S = {"cpu": 500e6, "cuda": 2e9}
 
 RESTART_S = 60.0
 """Time to restart processes after a failure [s], without reading the state back: a judgement."""
+
+_HOPELESS = 1000.0
+"""Failures that cost more than so many times the run are forecast as that: it would not end."""
 
 LEAST_LOST_SHARE = 0.01
 """Failures are part of a forecast if they are expected to cost at least this share of it."""
@@ -93,7 +97,7 @@ def saving(
     one = Estimate(
         value=copying_s + waiting_s, low=copying_s / 3, high=3 * copying_s + writing_s, unit="s", basis="roofline"
     )
-    lost = lost_s(unsaved_s, every_s, RESTART_S + moved_s, mtbf_s)
+    lost = min(lost_s(unsaved_s, every_s, RESTART_S + moved_s, mtbf_s), _HOPELESS * unsaved_s)
     matters = lost >= LEAST_LOST_SHARE * unsaved_s
     return Saving(every_s=every_s, number=number, one=one, lost_s=lost if matters else None)
 
@@ -120,6 +124,11 @@ def settled(decision: Decision) -> Decision:
             f"{devices:,} devices fails in {format_seconds(3600 * each_h / devices)}, if each does once in "
             f"{each_h:,.0f} h (--device-mtbf)"
         )
-        lost = "" if forecast.lost_s is None else f", which costs {format_seconds(forecast.lost_s)} of the run"
-        lines = (*lines, line + lost)
+        if forecast.lost_s is not None:
+            useful = 1 - forecast.lost_s / forecast.total_s.value
+            line += (
+                f", which costs {format_seconds(forecast.lost_s)} of the run: time and money to finish include it, "
+                f"goodput {useful:.1%}"
+            )
+        lines = (*lines, line)
     return dataclasses.replace(decision, candidates=tuple(candidates), explanation=lines)

@@ -140,6 +140,15 @@ def is_depthwise(operation: Operation) -> bool:
     return isinstance(groups, int) and groups > 1 and any(shape[1] == 1 for shape in weights[1:])
 
 
+def channels_of_groups(operation: Operation) -> int:
+    """Input channels of each group of a grouped convolution; 0 if there is one group."""
+    groups = operation.attribute("groups", 1)
+    weights = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 3]
+    if not isinstance(groups, int) or groups <= 1 or len(weights) < 2:
+        return 0
+    return weights[2 if operation.name.endswith("_backward") and len(weights) > 2 else 1][1]
+
+
 def attention_sizes(operation: Operation) -> tuple[int, int, int, int] | None:
     """Heads of all samples, queries, keys and width of a fused attention; None if its shapes do not determine them."""
     shapes = [tensor.shape for tensor in operation.inputs if len(tensor.shape) == 4]

@@ -12,14 +12,18 @@ there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly e
 Energies per FLOP are in pJ, which is W per TFLOP/s. Sources: fp32 of capability 8.0 makes an A100 of 250 W sustain 0.9
 of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 0.4 of their peaks, all in the public
 measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
-RTX 5090 near their peaks. 8.6 is that of its process node. Tensor cores: A100 of 300 W, A100 of 400 W, H100 of 700 W
-and B200 of 1000 W then reach the rates of Bekman's "Maximum Achievable Matmul FLOPS" (2024), within 10 %.
+RTX 5090 near their peaks. 8.6 is that of its process node. Tensor cores: one share of these energies, fitted on the
+family of published language-model steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.70
+and 0.59 of the peak. Single products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716),
+of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P.
+Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step heats a board for longer than one product does.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,8 +57,19 @@ _BACKWARD_SHARE = 0.85
 """The backward pass relative to the forward pass. Source: as above, 63 % of the peak against 73 %."""
 _SIMT_SHARE = 0.6
 """Memory-efficient attention in fp32, outside of tensor cores; a judgement."""
-_DEPTHWISE_SHARE = 0.5
-"""Share of the bandwidth in a depthwise convolution; a judgement."""
+_DEPTHWISE_SHARE, _DEPTHWISE_FLOPS_SHARE = 0.4, 0.2
+"""Share of the bandwidth, and of the fp32 rate, in a depthwise convolution: each result is a short sum, whose addresses
+cost as much as its arithmetic. Fitted on the family of MobileNet (3 x 3), EfficientNet (3 x 3, 5 x 5) and ConvNeXt
+(7 x 7) among the published steps."""
+_GROUPED_SHARE, _GENERIC_GROUPED_SHARE = 0.5, 0.15
+"""Share of the bandwidth where cuDNN has kernels for groups of a few channels (powers of two up to 32, in
+channels-last), and share of the fp32 rate where it has none. From ResNeXt (groups of 4 to 32) and RegNet (of 24)."""
+_FEW_CHANNELS = 32
+_MISALIGNED = {8: 1.1, 4: 1.6, 2: 3.0}
+"""Time of a single product on tensor cores over that of one whose rows are whole 16-byte words, by the bytes that rows
+are a multiple of; where only the result's rows are not whole words, its third root. Source: NVIDIA, "Matrix
+Multiplication Background", section 4.1, for the order; A. Karpathy: padding a vocabulary of 50,257 to 50,304 made a
+GPT-2 step 25 % faster (2023), which 3.0 gives. Batches of small products are bound by memory, and unaffected."""
 _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 """Rate of Winograd's products over that of single ones, and time to start its transforms [s]. Fitted on 3 x 3
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
@@ -121,10 +136,13 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     """Time of an operation at the sustained rates, times `scales` [s], without its launch."""
     bandwidth = sustained.bandwidth * scales.bandwidth
     if kind == "stream":
-        seconds = stream_bytes(operation, sustained.hardware) / bandwidth
+        seconds, arithmetic = (
+            stream_bytes(operation, sustained.hardware) / bandwidth,
+            sustained.flops("fp32") * scales.flops,
+        )
         if gpu_kernels.is_depthwise(operation):
-            seconds /= _DEPTHWISE_SHARE
-        return max(seconds, operation.flops / (sustained.flops("fp32") * scales.flops))
+            seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
+        return max(seconds, operation.flops / arithmetic)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
         return row_bytes(operation, sustained.hardware, size) / bandwidth
@@ -137,12 +155,47 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     if kind == "convolution":
         return _convolution_seconds(operation, dtype, sustained, rates)
     sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
-    return float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
+    seconds = float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
+    return seconds * (_misalignment(operation, size) if kind == "product" and sustained.peak_flops(dtype)[1] else 1.0)
+
+
+_WORD_BYTES = 16
+"""Bytes that a load for tensor cores takes at once."""
+
+
+def _misalignment(operation: Operation, size: float) -> float:
+    """Factor on the time of a product on tensor cores for rows that are not whole words, as they lie in memory."""
+    *_, a, b = (tensor for tensor in operation.inputs if len(tensor.shape) >= 2)
+    operands = [
+        matrix.shape[-2 if operation.attribute(name) is True else -1]
+        for matrix, name in ((a, "transpose_a"), (b, "transpose_b"))
+    ]
+
+    def factor(rows: Sequence[int]) -> float:
+        multiple = min(math.gcd(int(row * size), _WORD_BYTES) for row in rows)
+        return _MISALIGNED.get(multiple, 1.0)
+
+    return max(factor(operands), factor([operation.outputs[0].shape[-1]]) ** (1 / 3))
 
 
 def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
     """Time of the fastest algorithm for each part [s]. Winograd's is for fp32: tensor cores are faster without it."""
     size, seconds = _BYTES[dtype], 0.0
+    if sustained.peak_flops(dtype)[1]:
+        channels = gpu_kernels.channels_of_groups(operation)
+        if channels and channels & (channels - 1):
+            # There is no kernel for them on tensor cores.
+            arithmetic = sustained.flops("fp32") * rates.flops / sustained.flops(dtype) * _GENERIC_GROUPED_SHARE
+            return operation.flops / arithmetic
+        moved = float(operation.bytes_read + operation.bytes_written)
+        if channels and channels <= _FEW_CHANNELS:
+            return max(
+                moved / (rates.bytes_per_s * _GROUPED_SHARE),
+                operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
+            )
+        if operation.attribute("channels_last") is not True:
+            # Kernels for tensor cores take channels-last: tensors are copied there and back.
+            seconds += moved / rates.bytes_per_s
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
     for ways in gpu_kernels.convolution_products(operation) or []:
         usable = ways if dtype == "fp32" else ways[:1]
@@ -172,10 +225,11 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
     share = _FUSED_SHARES.get(capability, _OTHER_FUSED_SHARE) if is_tensor else _SIMT_SHARE
     if operation.name.endswith("_backward"):
         share *= _BACKWARD_SHARE
+    reached = sustained.flops(dtype, share) * scales.flops  # slower arithmetic draws less power
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
-    arithmetic = operation.flops * done / (sustained.flops(dtype) * scales.flops * share)
+    arithmetic = operation.flops * done / reached
     return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
 
 
@@ -253,12 +307,16 @@ class Sustained:
             return rates["fp32"], False
         return rates[dtype], True
 
-    def flops(self, dtype: str) -> float:
-        """Rate on large tiles, at the clock that the power limit allows [FLOP/s]."""
+    def flops(self, dtype: str, reached: float = 1.0) -> float:
+        """Rate on large tiles, at the clock that the power limit allows [FLOP/s].
+
+        `reached` is the share of it that a kernel reaches at the same clock, such as fused attention.
+        """
         peak, is_tensor = self.peak_flops(dtype)
         capability = self.hardware.compute_capability or ""
         share: float = _TENSOR_SHARES.get(capability, 0.8) if is_tensor else getattr(self.shares, self.groups()[0])
-        return peak * share * self.power.sustained_share(peak * share, dtype if is_tensor else "fp32")
+        full = peak * share * reached
+        return full * self.power.sustained_share(full, dtype if is_tensor else "fp32")
 
     def rates(self, dtype: str) -> Rates:
         """The rates that tiles run at."""
@@ -283,8 +341,8 @@ _FP32_PICOJOULE = {
     "10.3": 6.0, "12.0": 5.5,
 }  # fmt: skip
 _UNKNOWN_PICOJOULE = 10.0
-_TENSOR_SHARE = {"tf32": 0.16, "bf16": 0.08, "fp16": 0.08, "fp8": 0.045, "int8": 0.045}
-"""Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip."""
+_TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
+"""Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
 """Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5
 14 pJ/bit; here with the energy of the way on the chip, and between GDDR5 and GDDR6."""

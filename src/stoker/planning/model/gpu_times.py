@@ -41,6 +41,12 @@ from stoker.planning.model.gpu_roofline import (
 from stoker.records.hardware import Hardware, Timing
 from stoker.records.trace import Operation
 
+_ARITHMETIC = ("product", "batched product", "convolution", "recurrent")
+_RECOVERY = 0.2
+"""Part of the clock's loss under a power limit (an exponent) that throttled arithmetic gets back in a step, since
+kernels between draw less and the driver limits the mean. From whole steps against operations measured alone: 1.14 on a
+T4 whose products alone run at 0.45 of the clock, 1.01 on an A100 at 0.9 (NeuSight's points and labels)."""
+
 _GAP_S = 1.5e-6
 """Time between two kernels of a stream, the next already queued [s]."""
 _DATASHEET_ERRORS = {
@@ -53,16 +59,24 @@ _DRIFT = 0.04
 """Deviation between two boards of a model and their rooms [fraction]."""
 _THROTTLED_DRIFT = 0.6
 """More of it for a board throttled by its power limit, per share of the clock lost: much depends on its cooling."""
-_TENSOR_DRIFT = 0.08
-"""More of it for tensor cores whose shapes were not measured."""
+_FAMILY_ERRORS: dict[Kind, tuple[str, float]] = {
+    "product": ("products on tensor cores", 0.09), "batched product": ("products on tensor cores", 0.09),
+    "recurrent": ("products on tensor cores", 0.09), "convolution": ("convolutions on tensor cores", 0.09),
+    "attention": ("fused attention", 0.20), "row": ("memory", 0.07), "stream": ("memory", 0.07),
+}  # fmt: skip
+_PLAIN_ERROR = 0.05
+"""One standard deviation that all operations of a family share [fraction], as their rate is one constant: on tensor
+cores, across memory, and (the last) of products outside of tensor cores. From the residuals of published steps, each
+family of which leaves out (`docs/forecast-accuracy.md`)."""
 
 
 @dataclass
 class GpuTimes:
-    """`OperationTimes` of a CUDA device."""
+    """`OperationTimes` of a CUDA device; with `in_step` False those of operations repeated alone."""
 
     sustained: Sustained
     calibration: GpuCalibration
+    in_step: bool = True
     _known: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
@@ -106,6 +120,16 @@ class GpuTimes:
         """One standard deviation of `seconds` [fraction]."""
         return self._time_and_error(operation)[1]
 
+    def _clock_gain(self, kind: Kind, dtype: str) -> float:
+        """Factor on the rate of throttled arithmetic in a step, over that of an operation measured alone [1].
+
+        What tensor cores sustain is known from whole steps, and has no such factor.
+        """
+        if not self.in_step or kind not in _ARITHMETIC or self.sustained.peak_flops(dtype)[1]:
+            return 1.0
+        peak = self.sustained.peak_flops("fp32")[0] * getattr(self.sustained.shares, self.sustained.groups()[0])
+        return self.sustained.power.sustained_share(peak, "fp32") ** -_RECOVERY
+
     def _time_and_error(self, operation: Operation) -> tuple[float, float]:
         # Attributes may be lists, so an operation itself cannot be a key.
         key = (operation.name, operation.inputs, operation.outputs, operation.bytes_read, repr(operation.attributes))
@@ -120,16 +144,24 @@ class GpuTimes:
             if residuals is not None:
                 correction, error = residuals.at(point_of(operation, kind))
                 seconds *= float(np.exp(correction))
+            seconds /= self._clock_gain(kind, dtype)
             seconds, error = seconds + _GAP_S, float(np.hypot(error, self._drift(dtype)))
         self._known[key] = seconds, error
         return seconds, error
 
+    def shared_error(self, operation: Operation) -> tuple[str, float]:
+        """The family whose error an operation shares, and one standard deviation of it [fraction]."""
+        kind, dtype = kind_of(operation)
+        family, error = _FAMILY_ERRORS[kind]
+        if kind not in {"row", "stream"} and not self.sustained.peak_flops(dtype)[1]:
+            family, error = "other arithmetic", _PLAIN_ERROR
+        return family, _DRIFT if self.calibration.residuals else error
+
     def _drift(self, dtype: str) -> float:
         """Deviation that a micro-benchmark of single operations does not show [fraction]."""
         peak, is_tensor = self.sustained.peak_flops(dtype)
-        lost = 1 - self.sustained.power.sustained_share(0.9 * peak, dtype if is_tensor else "fp32")
-        unseen = _TENSOR_DRIFT if is_tensor and not self.calibration.residuals else 0.0
-        return _DRIFT + _THROTTLED_DRIFT * lost + unseen
+        lost = 0.0 if is_tensor else 1 - self.sustained.power.sustained_share(0.9 * peak, "fp32")
+        return _DRIFT + _THROTTLED_DRIFT * lost
 
 
 Floats = NDArray[np.float64]

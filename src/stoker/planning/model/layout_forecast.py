@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from stoker.layouts import axes_of
 from stoker.layouts.base import DividedUpdate, Traffic
@@ -49,13 +50,25 @@ from stoker.records.profile import ModelParts
 HardwareOf = Callable[[int | None], Hardware]
 
 
+_BOARDS_DIFFER = 0.015
+"""Standard deviation of the rates of equal GPUs under their power limits [fraction]. Source: S. Bekman, "Machine
+Learning Engineering", accelerators: devices of a node differ by 5 % and more between the fastest and the slowest."""
+_WAITING_SPREAD = 2.0
+"""Uncertainty of the time that GPUs wait for each other (a factor)."""
+
+
+def _of_slowest(count: int) -> float:
+    """How much longer the slowest of `count` equal devices takes than the mean [fraction] (Blom 1958)."""
+    return _BOARDS_DIFFER * NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayoutUpdate:
     """One update over a layout.
 
     `compute_s` is the slowest process's arithmetic, with the turns in which stages wait (`bubble_s`); `overhead_s` is
-    the layout's own work, `messages` those between processes, `waiting_s` the time that processes on one CPU wait for
-    each other at messages.
+    the layout's own work, `messages` those between processes, `waiting_s` the time that processes wait for each other:
+    on one CPU at messages, on GPUs for the slowest of them.
     """
 
     compute_s: float
@@ -163,6 +176,34 @@ class LayoutForecasts(TracedForecasts):
         moments = OptimizerFootprint.of(self._whole(self._settings(plan)), self.parts)
         return rank_state(self.parts, self.layout, rank, moments)
 
+    def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
+        """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.
+
+        State and message buffers of the first process, without activations.
+        """
+        held = held_parts(self.parts, self.layout, 0)
+        return rank_state(self.parts, self.layout, 0, moments).total + self._message_bytes(plan, held)
+
+    def messages_s(self, plan: Plan, passes: int) -> float:
+        """Time of all messages between processes in an update [s], hidden or not, roughly.
+
+        Args:
+            plan: the settings, with a micro-batch of one sample; no other trace is made than that of this plan.
+            passes: number of passes for which parameters are gathered.
+        """
+        samples = self._local.batch
+        total_s = 0.0
+        for axis in self._axes:
+            update = DividedUpdate(
+                layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0),
+                passes=passes if axis.name in ("shards", "replicas") else samples,
+                trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
+            )  # fmt: skip
+            for one in axis.traffic(update):
+                links = self._links_of(*self.layout.group(one.axis))
+                total_s += one.times * sum(links.seconds(one.collective, size) for size in one.sizes)
+        return total_s
+
     def _saved_bytes(self, plan: Plan) -> float:
         """Largest number of bytes that one process writes at a checkpoint; processes with equal parts take turns.
 
@@ -193,7 +234,7 @@ class LayoutForecasts(TracedForecasts):
             ("waiting for the other processes", spread.waiting_s),
         )  # fmt: skip
         added = [Share(what=what, value=value) for what, value in parts if value > 0]
-        buffers = self._message_bytes(held_parts(self.parts, self.layout, 0))
+        buffers = self._message_bytes(plan, held_parts(self.parts, self.layout, 0))
         memory = [Share(what="communication buffers", value=float(buffers))] if buffers else []
         return dataclasses.replace(
             traced,
@@ -208,7 +249,7 @@ class LayoutForecasts(TracedForecasts):
             return ()
         update = DividedUpdate(
             layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0), passes=passes,
-            trace=functools.partial(self._whole, self._settings(plan)),
+            trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
         )  # fmt: skip
         sharing = {axis.name for axis in self.layout.mesh if axis.shares_batch}
         traffic = [loss_traffic()]
@@ -249,15 +290,17 @@ class LayoutForecasts(TracedForecasts):
         host_s = norms_s = 0.0
         if self._is_on_cpu:  # on a GPU it is hidden
             host_s = sum(axis.overhead_s(self.parts, self.layout, passes) for axis in self._axes)
-            host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
+        host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
         if self._has_synced_norms:  # their work on top of PyTorch's own batch norms
             works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
             norms_s = WORK_PER_NORM * passes * sum(times.seconds(one) for one in works)
         overhead, meetings = host_s + norms_s, num_meetings(traffic)
-        wait_s = self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
+        wait_s = meetings * self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
+        if not self._is_on_cpu:
+            shares = [axis.waiting_share(self.layout) for axis in self._axes]
+            wait_s += step_s * (sum(shares) + _of_slowest(self.layout.world_size))
         spread = LayoutUpdate(
-            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages,
-            waiting_s=meetings * wait_s,
+            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages, waiting_s=wait_s,
         )  # fmt: skip
         self._spread[plan] = spread, self._with_messages(slowest, spread, passes)
         return self._spread[plan]
@@ -265,10 +308,12 @@ class LayoutForecasts(TracedForecasts):
     def _with_messages(self, slowest: UpdateTime, spread: LayoutUpdate, passes: int) -> UpdateTime:
         """The slowest process's update with messages and waiting, which are less certain than its arithmetic."""
         own, value = slowest.step_s, spread.total_s
-        added_s = value - own.value
+        waited_s = 0.0 if self._is_on_cpu else spread.waiting_s
+        added_s = value - own.value - waited_s
         links = [self._links_of(*self.layout.group(one.traffic.axis)) for one in spread.messages]
         factor = max((one.spread for one in links), default=1.0)
-        low, high = own.low + added_s / factor, own.high + added_s * factor
+        low = own.low + added_s / factor + waited_s / _WAITING_SPREAD
+        high = own.high + added_s * factor + waited_s * _WAITING_SPREAD
         basis = "unknown" if any(one.basis == "unknown" for one in links) else own.basis
         waits = 1 + self._num_idle_turns / passes
         return dataclasses.replace(
@@ -290,8 +335,9 @@ class LayoutForecasts(TracedForecasts):
         """One process of each kind of work."""
         ranks = [0]
         for axis in self._axes:
-            size, distance = self.layout.group(axis.name) if axis.is_uneven else (1, 0)
-            ranks = [rank + number * distance for rank in ranks for number in range(size)]
+            distance = self.layout.group(axis.name)[1]
+            places = axis.representatives(self.parts, self.layout)
+            ranks = [rank + place * distance for rank in ranks for place in places]
         return ranks
 
     def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
@@ -307,14 +353,24 @@ class LayoutForecasts(TracedForecasts):
         settings, passes = self._settings(plan), self._micro_batches(plan)
         needed = []
         for rank, needs in self._ranks.items():
-            peak, more = needs.peak(settings, passes), self._untraced_bytes(plan, rank) + self._data_bytes(plan)
+            peak = needs.peak(settings, passes, is_compiled=plan.compile)
+            more = self._untraced_bytes(plan, rank) + self._data_bytes(plan)
             needed.append((float(peak.allocated + more), float(peak.reserved + more)))
         return max(needed, key=lambda allocated_reserved: allocated_reserved[1])
+
+    def _least_device_bytes(self, plan: Plan) -> float:
+        """Memory that the allocator of the process that needs the most can do with [bytes]."""
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        return max(
+            float(needs.least_reserved(settings, passes, is_compiled=plan.compile)
+                  + self._untraced_bytes(plan, rank) + self._data_bytes(plan))
+            for rank, needs in self._ranks.items()
+        )  # fmt: skip
 
     def _untraced_bytes(self, plan: Plan, rank: int) -> int:
         """Memory that no trace of a process has [bytes]: message buffers; where work is uneven, state and waiting."""
         held, passes = held_parts(self.parts, self.layout, rank), self._micro_batches(plan)
-        untraced = self._message_bytes(held)
+        untraced = self._message_bytes(plan, held)
         if len(self._ranks) == 1:
             return untraced
         trace = self._ranks[rank].trace(self._settings(plan))
@@ -323,9 +379,17 @@ class LayoutForecasts(TracedForecasts):
             axis.bucket_bytes(held) + axis.waiting_bytes(trace, self.layout, rank, passes) for axis in self._axes
         )
 
-    def _message_bytes(self, parts: ModelParts) -> int:
+    def _message_bytes(self, plan: Plan, parts: ModelParts) -> int:
         """Memory of messages in one process [bytes]."""
-        return sum(axis.message_bytes(parts, self.layout, is_on_cpu=self._is_on_cpu) for axis in self._axes)
+        share = self._gathered_share(plan)
+        return sum(
+            axis.message_bytes(parts, self.layout, is_on_cpu=self._is_on_cpu, gathered_share=share)
+            for axis in self._axes
+        )
+
+    def _gathered_share(self, plan: Plan) -> float:
+        """Size of a gathered parameter over that of its master."""
+        return 0.5 if self._settings(plan).gathered_in == "bf16" else 1.0
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:

@@ -127,6 +127,30 @@ def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = No
     return Replay(allocated=allocator.peak_allocated, reserved=allocator.peak_reserved, failed_at=failed_at)
 
 
+_CAPACITY_STEPS = 5
+"""Halvings of what an allocator holds beyond what lives, in the search for what it can do with."""
+
+
+def least_capacity(timeline: AllocationTimeline, allocated: int, reserved: int) -> int:
+    """The least memory with which the allocator serves the timeline [bytes], to 1/32 of what it can give back.
+
+    Near its capacity the caching allocator frees cached segments before it fails.
+
+    Args:
+        timeline: of a GPU's updates.
+        allocated: peak of live tensors [bytes]: no capacity below that is enough.
+        reserved: what is held without a limit [bytes]: that is enough.
+    """
+    low, high = allocated, reserved
+    for _ in range(_CAPACITY_STEPS):
+        middle = (low + high) // 2
+        if replay(timeline, AllocatorSettings(capacity=middle)).failed_at is None:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
 def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tuple[int, int]:
     """Peak of live memory in a later update [bytes], and the event that reaches it; -1: before all events."""
     live = sum(size_of(timeline.sizes[i]) for i in timeline.persisting)
@@ -347,11 +371,12 @@ class Prior:
 
 
 PRIORS = {
-    "cuda": Prior(middle=1.0, deviation=0.04),
+    "cuda": Prior(middle=1.015, deviation=0.04),
     "cpu": Prior(middle=1.0, deviation=0.08),
 }
-"""By kind of device. CUDA: the replay is exact, the memory of libraries is unknown; other tools err by 1.6
-to 3 % at best (LLMem, IJCAI'24). CPU: the spread in `bench/results/resident_memory_2026-11-21.json`."""
+"""By kind of device. CUDA: the replay is exact, the memory of libraries (workspaces of cuDNN, buffers of NCCL) is
+unknown and only adds; other tools err by 1.6 to 3 % at best (LLMem, IJCAI'24). CPU: the spread in
+`bench/results/resident_memory_2026-11-21.json`."""
 
 _WORSE_UNSEEN = 1.5
 """Factor on the prior's deviation for a device model that was never measured."""

@@ -11,13 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stoker.planning.model.checkpoint_cost import saving
+from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.planning.model.memory import (
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
     forecast_memory,
+    least_capacity,
     needed,
     resident_peak,
+    timeline_of,
 )
 from stoker.planning.model.objectives import energy_kwh
 from stoker.planning.model.search_space import num_micro_batches, trace_settings
@@ -50,6 +53,9 @@ from stoker.records import (
 Traces = Callable[[TraceSettings], Trace]
 """The trace of an update of the whole model, by settings."""
 
+_NEAR = 1.1
+"""A limit below so many times what the allocator would hold without one makes it give back what it only caches."""
+
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """Storages in a checkpoint."""
 
@@ -63,17 +69,31 @@ class Needs:
 
     def __init__(self, traces: Traces) -> None:
         self.trace = traces
-        self._peaks: dict[tuple[TraceSettings, int], MemoryForecast] = {}
+        self._peaks: dict[tuple[TraceSettings, int, bool], MemoryForecast] = {}
+        self._least: dict[tuple[TraceSettings, int, bool], int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
 
-    def peak(self, settings: TraceSettings, micro_batches: int) -> MemoryForecast:
+    def peak(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> MemoryForecast:
         """Memory of an update of so many micro-batches."""
-        key = settings, micro_batches
+        key = settings, micro_batches, is_compiled and settings.target == "cuda"
         if key not in self._peaks:
-            self._peaks[key] = forecast_memory(self.trace(settings), micro_batches=micro_batches)
+            self._peaks[key] = forecast_memory(self._storages(settings, is_compiled), micro_batches=micro_batches)
         return self._peaks[key]
+
+    def least_reserved(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> int:
+        """Memory that a GPU's allocator can do with [bytes]: near the limit it gives back what it only caches."""
+        key = settings, micro_batches, is_compiled
+        if key not in self._least:
+            peak = self.peak(settings, micro_batches, is_compiled=is_compiled)
+            timeline = timeline_of(self._storages(settings, is_compiled), micro_batches=micro_batches)
+            self._least[key] = least_capacity(timeline, peak.allocated, peak.reserved)
+        return self._least[key]
+
+    def _storages(self, settings: TraceSettings, is_compiled: bool) -> Trace:  # noqa: FBT001 - a part of the key
+        trace = self.trace(settings)
+        return compiled_storages(trace) if is_compiled and settings.target == "cuda" else trace
 
     def resident(self, settings: TraceSettings, micro_batches: int, malloc: Malloc) -> float:
         """Memory that such updates add to a process on a CPU, under a setting of malloc [bytes]."""
@@ -137,9 +157,13 @@ class TracedForecasts:
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
-        if self._hardware.device.kind == "cuda":
-            return self._device_bytes(plan)[1] + context_bytes().value
-        return self._resident(plan)
+        if self._hardware.device.kind != "cuda":
+            return self._resident(plan)
+        allocated, reserved = self._device_bytes(plan)
+        context, memory_bytes = context_bytes().value, self._hardware.device.memory_bytes
+        if memory_bytes and allocated + context < memory_bytes < _NEAR * (reserved + context):
+            return self._least_device_bytes(plan) + context
+        return reserved + context
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
@@ -209,7 +233,8 @@ class TracedForecasts:
     def breakdown(self, plan: Plan) -> Breakdown:
         """Parts of an update's memory and time; `peak_at` is the phase and the user's line of the peak."""
         settings = self._settings(plan)
-        peak, trace = self._needs.peak(settings, self._micro_batches(plan)), self._needs.trace(settings)
+        peak = self._needs.peak(settings, self._micro_batches(plan), is_compiled=plan.compile)
+        trace = self._needs.trace(settings)
         peak_at = "at the beginning of an update"
         if 0 <= peak.peak_at < len(trace.occurrences):
             one = trace.occurrences[peak.peak_at]
@@ -238,13 +263,20 @@ class TracedForecasts:
             is_compiled=plan.compile,
             is_captured=plan.captured,
             malloc=plan.malloc,
-            is_data_there=plan.loader == "device",
+            loader=plan.loader,
         )
 
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:
         """Peak of live tensors on a GPU, and memory that its allocator holds then [bytes]."""
-        peak, data = self._needs.peak(self._settings(plan), self._micro_batches(plan)), self._data_bytes(plan)
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        peak, data = self._needs.peak(settings, passes, is_compiled=plan.compile), self._data_bytes(plan)
         return float(peak.allocated + data), float(peak.reserved + data)
+
+    def _least_device_bytes(self, plan: Plan) -> float:
+        """Memory that a GPU's allocator can do with [bytes]."""
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        least = self._needs.least_reserved(settings, passes, is_compiled=plan.compile)
+        return float(least + self._data_bytes(plan))
 
     def _data_bytes(self, plan: Plan) -> int:
         """Memory of the training data on a GPU [bytes]."""
@@ -273,7 +305,7 @@ class TracedForecasts:
         return num_micro_batches(self._local, plan)
 
     def _settings(self, plan: Plan) -> TraceSettings:
-        return trace_settings(plan, self._local, self._hardware.compute_capability or "")
+        return trace_settings(plan, self._local, self._hardware.compute_capability or "", self.layout)
 
     def _resident(self, plan: Plan) -> float:
         """Memory of the process [bytes], with the copy that a checkpoint is written from while training goes on."""

@@ -19,6 +19,7 @@ from stoker.devices.hardware import mtbf_h
 from stoker.layouts import all_axes
 from stoker.layouts.base import LayoutAxis
 from stoker.records import Device, Layout, Loader, Malloc, Plan, Precision, Profile
+from stoker.records.layout import ONE_PROCESS
 from stoker.records.trace import TraceSettings
 
 HOST_WORKERS = (8, 4)
@@ -102,13 +103,18 @@ def num_micro_batches(profile: Profile, plan: Plan) -> int:
     return math.ceil(min(profile.batch, profile.num_train) / plan.micro_batch)
 
 
-def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettings:
+def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout = ONE_PROCESS) -> TraceSettings:
     """The trace that a forecast of `plan` needs: tf32 computes on the tensors of fp32.
 
-    `capability` is the compute capability of a CUDA device, empty for a CPU.
+    Args:
+        plan: of one process.
+        profile: of its part of the job.
+        capability: the compute capability of a CUDA device, empty for a CPU.
+        layout: of all processes. On GPUs, bf16 under shards is gathered in bf16.
     """
+    is_cuda = plan.device.startswith("cuda")
     return TraceSettings(
-        target="cuda" if plan.device.startswith("cuda") else "cpu",
+        target="cuda" if is_cuda else "cpu",
         capability=kernel_generation(capability),
         micro_batch=plan.micro_batch,
         parts=1 if plan.micro_batch >= profile.batch else 2,
@@ -117,6 +123,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettin
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,
         loss_chunks=plan.loss_chunks,
+        gathered_in="bf16" if is_cuda and plan.precision == "bf16" and layout.shards > 1 else None,
     )
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from stoker.planning.model.compiled_graphs import kernel_shares
 from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype
 from stoker.records.hardware import Hardware
-from stoker.records.plan import Estimate, Share
+from stoker.records.plan import Estimate, Loader, Share
 from stoker.records.run import Calibration
 from stoker.records.trace import Operation, Phase, Trace
 from stoker.units import MIB
@@ -32,6 +33,9 @@ _DRIFT = 0.05
 """Drift of a machine since it was measured, one standard deviation [fraction]."""
 _OF_COMPILED = 0.2
 """Deviation of the time of compiled code, whose kernels are unknown before [fraction]. A judgement."""
+_OF_PROGRAM = 0.05
+"""Deviation between versions of libraries and ways to write a program, on a GPU where nothing was measured [fraction].
+A judgement."""
 _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
 """Times of an unmeasured host [s]: to start an operation, and once per update. Eager PyTorch 2.x on a 3 GHz core."""
 _USUAL_LINK_BYTES_PER_S = 1.2e10
@@ -136,7 +140,7 @@ def update_time(
     is_compiled: bool = False,
     is_captured: bool = False,
     malloc: str = "default",
-    is_data_there: bool = False,
+    loader: Loader = "inline",
 ) -> UpdateTime:
     """The time of one update.
 
@@ -148,7 +152,8 @@ def update_time(
         is_compiled: elementwise chains are one kernel each, and the host starts fewer.
         is_captured: operations are started one after another without autograd, or by one call.
         malloc: a CPU's allocator, as in a Plan.
-        is_data_there: the training data are in the device's memory: no batch is copied to it.
+        loader: as in a Plan. No batch is copied to a GPU that has the data; unless the training process fetches, one is
+            copied during the update before, and only what takes longer than that counts.
     """
     parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
     is_cuda, host_s, compile_s = hardware.device.kind == "cuda", _host_s(hardware), None
@@ -159,7 +164,7 @@ def update_time(
     if is_captured:  # a GPU gets the whole pass at once
         host_s |= {phase: (0.0 if is_cuda else _CAPTURED_ON_CPU) * host_s[phase] for phase in _NO_HOST_S}
     others = _without_operations(work, hardware, host_s, malloc)
-    if is_data_there:
+    if loader == "device":
         others[_CROSSING] = 0.0
     by_phase: dict[Phase, float] = {}
     for phase in _PHASES:
@@ -168,13 +173,13 @@ def update_time(
         kernels = 0.0 if phase == "optimizer" else sum(part.kernels for part in parts if part.phase == phase)
         launch_s = host_s[phase] * kernels
         by_phase[phase] = max(device_s, launch_s) if is_cuda else device_s + launch_s
+    if is_cuda and loader in ("memory", "workers"):
+        others[_CROSSING] = max(0.0, others[_CROSSING] - sum(by_phase.values()))
     total = max(sum(by_phase.values()) + sum(others.values()), 1e-9)
-    error_s: defaultdict[int, float] = defaultdict(float)  # fully correlated within an operation, else independent
-    for part in parts:
-        error_s[id(part.operation)] += part.total_s * part.error
+    relative = _error_s(parts, times) / total
     drift = hardware.pace.deviation if hardware.pace else _DRIFT
-    relative = math.sqrt(sum(error**2 for error in error_s.values())) / total
-    deviation = math.hypot(relative, drift, _OF_COMPILED if is_compiled else 0.0)
+    program = _OF_PROGRAM if is_cuda and hardware.benchmark is None else 0.0
+    deviation = math.hypot(relative, drift, program, _OF_COMPILED if is_compiled else 0.0)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
@@ -184,6 +189,21 @@ def update_time(
         power_w=_power(parts, hardware, total),
         shares=_shares(parts, _NO_HOST_S if is_cuda else host_s, others),
     )
+
+
+def _error_s(parts: Sequence[_Part], times: OperationTimes) -> float:
+    """One standard deviation of the parts' sum [s].
+
+    Errors are the same wherever an operation is executed, and independent from one operation to another; on top, those
+    of a family, such as all products on tensor cores, share one, since their rate is one constant.
+    """
+    own: defaultdict[object, float] = defaultdict(float)
+    for part in parts:
+        own[id(part.operation)] += part.total_s * part.error
+        if isinstance(times, SharesErrors):
+            family, error = times.shared_error(part.operation)
+            own[family] += part.total_s * error
+    return math.sqrt(sum(error**2 for error in own.values()))
 
 
 def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
@@ -203,16 +223,28 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
         for operation, phase, where, count in work.counts
     }  # fmt: skip
     if is_compiled:
-        _fuse(parts, work, [seconds for seconds, _ in measured])
+        _fuse(parts, work, kernel_shares(work.trace, [each_s for each_s, _ in measured], moving_by(times, work.trace)))
     return list(parts.values())
 
 
-def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, seconds: Sequence[float]) -> None:
-    """Count chains of elementwise operations as one kernel each."""
+def moving_by(times: OperationTimes, trace: Trace) -> Callable[[float], float] | None:
+    """Time of a kernel on a GPU by the bytes it moves [s]; None for a CPU."""
+    if trace.settings.target != "cuda":
+        return None
+
+    def seconds(num_bytes: float) -> float:
+        moved = round(num_bytes)
+        return times.seconds(Operation(name="mul", inputs=(), outputs=(), flops=0, bytes_read=moved, bytes_written=0))
+
+    return seconds
+
+
+def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, shares: Sequence[tuple[float, float]]) -> None:
+    """Count chains of operations as one kernel each."""
     repeats = _repeats(work.trace, work.micro_batches)
     for part in parts.values():
         part.count = part.kernels = 0.0
-    for one, (of_time, of_kernel) in zip(work.trace.occurrences, kernel_shares(work.trace, seconds), strict=True):
+    for one, (of_time, of_kernel) in zip(work.trace.occurrences, shares, strict=True):
         times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
         part = parts[one.operation, one.phase, work.trace.where(one)]
         part.count += times_over * of_time
@@ -284,6 +316,15 @@ class OperationTimes(Protocol):
         ...
 
 
+@runtime_checkable
+class SharesErrors(Protocol):
+    """Times of operations some of whose errors are common to a family of them."""
+
+    def shared_error(self, operation: Operation) -> tuple[str, float]:
+        """The family, and one standard deviation of its common error [fraction]."""
+        ...
+
+
 def operation_times(hardware: Hardware) -> OperationTimes:
     """The time model for this device; only its module is imported."""
     if hardware.device.kind == "cuda":
@@ -336,49 +377,3 @@ def as_measured_before(expected: Estimate, calibrations: Sequence[Calibration]) 
     seconds = expected.value * math.exp(middle)
     low, high = seconds * math.exp(-spread), seconds * math.exp(spread)
     return Estimate(value=seconds, low=low, high=high, unit="s", basis="calibrated")
-
-
-_CHAINED = frozenset({
-    "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max",
-    "clamp_min", "clone", "copy", "cos", "div", "eq", "erf", "exp", "floor", "ge", "gelu", "gelu_backward", "gt",
-    "hardswish", "hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "log", "le", "logical_and",
-    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul", "native_dropout",
-    "native_dropout_backward", "ne", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid",
-    "sigmoid_backward", "silu", "silu_backward", "sin", "sqrt", "sub", "tanh", "tanh_backward",
-    "threshold_backward", "to_copy", "where", "fill", "zero",
-})  # fmt: skip
-"""Operations without a trailing or leading underscore that Inductor writes into the kernel of a neighbour."""
-
-
-def kernel_shares(trace: Trace, seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """For each occurrence, the share of its time that compiling leaves, and its share of a kernel launch.
-
-    A chain reads its inputs and writes its result once: it takes as long as the longest of its operations.
-
-    Args:
-        trace: of an update.
-        seconds: time of each of `trace.operations` [s].
-    """
-    shares = [(1.0, 1.0)] * len(trace.occurrences)
-    for chain in _chains(trace):
-        each = [seconds[trace.occurrences[index].operation] for index in chain]
-        left = max(each) / sum(each) if sum(each) > 0 else 1.0
-        for index in chain:
-            shares[index] = (left, 1 / len(chain))
-    return shares
-
-
-def _chains(trace: Trace) -> Iterator[list[int]]:
-    """Runs of such operations that follow each other within a phase of a micro-batch."""
-    chain: list[int] = []
-    where = None
-    for index, one in enumerate(trace.occurrences):
-        is_chained = trace.operations[one.operation].name.strip("_") in _CHAINED
-        if chain and (not is_chained or (one.phase, one.part) != where):
-            yield chain
-            chain = []
-        if is_chained:
-            chain.append(index)
-            where = one.phase, one.part
-    if chain:
-        yield chain

@@ -29,7 +29,7 @@ from stoker.profiling.tracing.fakes import NO_HINTS, FakeAnswers, Fakes, Hints
 from stoker.profiling.tracing.operations import SourceLines, is_users_code, tensors_in
 from stoker.profiling.tracing.recorder import Recorder
 from stoker.profiling.tracing.storages import Recording
-from stoker.profiling.tracing.target_kernels import attention_of, recurrence_of_cudnn
+from stoker.profiling.tracing.target_kernels import attention_of, recurrence_of_cudnn, single_kernels_of_cuda
 from stoker.records import Category, Phase, Storage, Trace, TraceSettings
 from stoker.records.trace import settled
 
@@ -111,6 +111,7 @@ def tracing_session(settings: TraceSettings, hints: Hints | None) -> Iterator[Tr
         if pretence.device.type == "cuda":
             stack.enter_context(attention_of(settings.capability))
             stack.enter_context(recurrence_of_cudnn())
+            stack.enter_context(single_kernels_of_cuda())
         recorder = stack.enter_context(Recorder(pretence.device, answers, lines))
         fakes = Fakes(pretence.mode, pretence.device)
         yield TracingSession(settings, pretence.device, pretence.is_fallback, fakes, recorder, answers, started)

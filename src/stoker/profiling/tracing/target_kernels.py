@@ -1,4 +1,4 @@
-"""Kernels of the target in a trace: the attention kernel of a GPU, and recurrent layers of oneDNN and cuDNN.
+"""Kernels of the target in a trace: a GPU's attention and norms, and recurrent layers of oneDNN and cuDNN.
 
 Attention: `scaled_dot_product_attention` chooses among its kernels by the GPU in the machine. While a device is
 pretended, the target's compute capability decides, below autocast and above autograd, so that it holds for every
@@ -6,6 +6,11 @@ caller: Python, `nn.MultiheadAttention`, and the recomputation of checkpointed b
 fake tensor as for a real one.
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp of PyTorch 2.13. Left out: cuDNN's
 kernel, which PyTorch may prefer on compute capability 9.0 and 10.0; it saves the same tensors as the flash kernel.
+
+Single kernels: a few operations are one kernel on a GPU, and are written as several others where a build has no kernel
+of it, as one for CPUs has none for GPUs: gradients of SiLU and Mish, and RMS norm and its gradient.
+Source: aten/src/ATen/native/native_functions.yaml (operations with kernels and a `CompositeImplicitAutograd`) and
+layer_norm.cpp (`rms_norm_symint`) of PyTorch 2.13.
 
 Recurrent layers: PyTorch's fakes of both libraries' layers leave out the memory kept for the backward pass, which can
 be most of an LSTM's memory. oneDNN's workspace follows from its layout. For a GPU pretended on a build without CUDA,
@@ -143,6 +148,40 @@ def attention_of(capability: str) -> Iterator[None]:
 
     with replaced_kernels("AutogradCUDA", {"scaled_dot_product_attention": attend}):
         yield
+
+
+_SINGLE = ("silu_backward", "mish_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
+
+
+@contextlib.contextmanager
+def single_kernels_of_cuda() -> Iterator[None]:
+    """Within the block, operations on CUDA tensors that are one kernel there are one operation."""
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("fake tensors run no kernel")
+
+    # PyTorch writes an operation as others where its backend has no kernel of it: here it has one, which never runs.
+    missing = [
+        name for name in _SINGLE
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
+    ]  # fmt: skip
+    with (
+        replaced_kernels("CUDA", dict.fromkeys(missing, never)),
+        replaced_kernels("AutogradCUDA", {"rms_norm": _rms_norm}),
+    ):
+        yield
+
+
+def _rms_norm(
+    x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    if weight is not None and weight.dtype != x.dtype:
+        out: torch.Tensor = aten.rms_norm.default._op_dk(
+            torch._C.DispatchKey.CompositeImplicitAutograd, x, normalized_shape, weight, eps
+        )
+        return out
+    fused: torch.Tensor = aten._fused_rms_norm(x, normalized_shape, weight, eps)[0]
+    return fused
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording, Storages
-from stoker.records import Coupling, Plan, Trace, TraceSettings
+from stoker.records import Coupling, Operation, Plan, Storage, TensorShape, Trace, TraceSettings
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
@@ -92,7 +92,8 @@ def trace_update(
             trace, recording = traced.trace(
                 lambda: update(raw, indices), lambda: _hold(step, raw, traced), begin if settings.parts > 1 else None
             )
-    return trace if shortening is None else shortening.annotate(trace, recording)
+    trace = trace if shortening is None else shortening.annotate(trace, recording)
+    return with_masters(trace) if settings.gathered_in is not None else trace
 
 
 def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening: Shortening | None) -> Step:
@@ -100,7 +101,8 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
     plan = Plan(
         device=str(traced.device),
         micro_batch=settings.micro_batch,
-        precision="fp32" if settings.precision == "tf32" else settings.precision,  # differ in time only
+        # tf32 and fp32 differ in time only; parameters that are gathered in bf16 need no autocast.
+        precision="fp32" if settings.precision == "tf32" or settings.gathered_in else settings.precision,
         memory_format=settings.memory_format,
         optimizer_implementation=settings.optimizer_implementation,
         checkpointed_blocks=settings.checkpointed_blocks,
@@ -118,10 +120,82 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         model = shortening.shorten(model)
         fakes.forget_all_but(model)
         plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
+    if settings.gathered_in is not None:
+        in_bf16(model)
+        fakes.forget_all_but(model)
     with fakes.copying():  # a loss that is a module has tensors of its own
         step = Step(job, plan, coupling, model=model)
     traced.recorder.name_modules(step.model)
     return step
+
+
+def in_bf16(model: nn.Module) -> None:
+    """Replace all fp32 parameters by bf16 ones, as `fully_shard` gathers them; buffers keep their dtype."""
+    gathered: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.dtype != torch.float32:
+                continue
+            if parameter not in gathered:
+                with torch.no_grad():
+                    cast = parameter.to(torch.bfloat16)
+                gathered[parameter] = nn.Parameter(cast, requires_grad=parameter.requires_grad)
+            setattr(module, name, gathered[parameter])
+
+
+_LARGEST_COUNTER = 8
+"""State of an optimiser up to this size [bytes] is a counter, which is fp32 already."""
+
+
+def with_masters(trace: Trace) -> Trace:
+    """The trace of a model of bf16 parameters with state and optimiser in fp32: parameters, gradients, moments.
+
+    A gradient is summed over processes, and then is fp32, before it is kept.
+    """
+    kept = {"parameter", "gradient", "optimizer state", "average"}
+    is_optimizer = [one.phase == "optimizer" for one in trace.occurrences]
+
+    def is_fp32(storage: Storage) -> bool:
+        """Whether a storage of bf16 is fp32 then: state, and what the optimiser makes."""
+        in_optimizer = storage.category == "temporary" and storage.born >= 0 and is_optimizer[storage.born]
+        return (storage.category in kept or in_optimizer) and storage.num_bytes > _LARGEST_COUNTER
+
+    def widened(operation: Operation) -> Operation:
+        def wide(shapes: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+            return tuple(replace(one, dtype="fp32") if one.dtype == "bf16" else one for one in shapes)
+
+        factor = 2 if any(one.dtype == "bf16" for one in (*operation.inputs, *operation.outputs)) else 1
+        return replace(
+            operation, inputs=wide(operation.inputs), outputs=wide(operation.outputs),
+            bytes_read=factor * operation.bytes_read, bytes_written=factor * operation.bytes_written,
+        )  # fmt: skip
+
+    operations = list(trace.operations)
+    places: dict[int, int] = {}
+    occurrences = []
+    for one in trace.occurrences:
+        if one.phase == "optimizer":
+            if one.operation not in places:
+                operations.append(widened(trace.operations[one.operation]))
+                places[one.operation] = len(operations) - 1
+            one = replace(one, operation=places[one.operation])  # noqa: PLW2901 - the same occurrence
+        occurrences.append(one)
+    storages = tuple(replace(one, num_bytes=2 * one.num_bytes) if is_fp32(one) else one for one in trace.storages)
+    repetition = trace.repetition
+    if repetition is not None:
+        repetition = replace(
+            repetition,
+            widened=tuple(
+                replace(one, operation=widened(one.operation)) if is_optimizer[one.occurrence] else one
+                for one in repetition.widened
+            ),
+            grown=tuple(
+                (index, 2 * size if is_fp32(trace.storages[index]) else size) for index, size in repetition.grown
+            ),
+        )
+    return replace(
+        trace, operations=tuple(operations), occurrences=tuple(occurrences), storages=storages, repetition=repetition
+    )
 
 
 @dataclass(frozen=True)

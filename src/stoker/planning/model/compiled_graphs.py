@@ -1,0 +1,158 @@
+"""What `torch.compile` makes of a trace: which operations become one kernel, and how much of their time is left.
+
+Inductor writes a chain of operations that go over the same elements, or the same rows, into one kernel: elementwise
+operations, casts, norms, softmaxes, losses and reductions. Its time is that of the bytes that enter or leave the chain;
+what is made and used within it never crosses memory. Matrix products, convolutions and fused attention end a chain.
+
+A trace has no graph, so that what a chain reads is told by shapes: an input of the shape and dtype of an earlier result
+of the chain comes from there. A result that outlives the chain is written.
+
+On a CPU only elementwise operations are joined, and a chain takes as long as the longest of its operations: loops over
+rows are not kept in registers there.
+
+Source: J. Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
+Compilation", ASPLOS 2024, section 4.4 (fusion of pointwise and reduction nodes); the rule by shapes is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from stoker.records.trace import TensorShape, Trace
+
+_CHAINED = frozenset({
+    "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max",
+    "clamp_min", "clone", "copy", "cos", "div", "eq", "erf", "exp", "floor", "ge", "gelu", "gelu_backward", "gt",
+    "hardswish", "hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "log", "le", "logical_and",
+    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul", "native_dropout",
+    "native_dropout_backward", "ne", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid",
+    "sigmoid_backward", "silu", "silu_backward", "sin", "sqrt", "sub", "tanh", "tanh_backward",
+    "threshold_backward", "to_copy", "where", "fill", "zero",
+})  # fmt: skip
+"""Operations without a trailing or leading underscore that Inductor writes into the kernel of a neighbour."""
+
+_OVER_ROWS = frozenset({
+    "native_layer_norm", "native_layer_norm_backward", "fused_rms_norm", "fused_rms_norm_backward", "softmax",
+    "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward",
+    "sum", "mean", "amax", "amin", "var_mean", "cat", "stack", "slice_backward", "select_backward", "arange",
+    "new_zeros", "zeros_like", "zeros", "full", "ones_like", "scalar_tensor", "empty_like", "empty", "new_empty",
+    "silu_", "new_ones", "full_like", "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm",
+    "cudnn_batch_norm_backward",
+})  # fmt: skip
+"""More of them on a GPU: reductions over rows, joins, and tensors that are made of nothing."""
+
+Seconds = Callable[[float], float]
+"""Time of a kernel that moves so many bytes [s]."""
+
+_BATCH_NORMS = ("batch_norm",)
+_BATCH_PASSES = 1
+"""More passes of a norm whose reduction goes over the batch: it ends before its results can be used."""
+
+
+def kernel_shares(trace: Trace, seconds: Sequence[float], moving: Seconds | None = None) -> list[tuple[float, float]]:
+    """For each occurrence, the share of its time that compiling leaves, and its share of a kernel launch.
+
+    Args:
+        trace: of an update.
+        seconds: time of each of `trace.operations` [s].
+        moving: time of a kernel by the bytes it moves, on a GPU; None: a CPU.
+    """
+    shares = [(1.0, 1.0)] * len(trace.occurrences)
+    joined = _CHAINED if moving is None else _CHAINED | _OVER_ROWS
+    made = {} if moving is None else _births(trace)
+    for chain in _chains(trace, joined):
+        each = [seconds[trace.occurrences[index].operation] for index in chain]
+        total = sum(each)
+        if moving is None:
+            left = max(each) / total if total > 0 else 1.0
+        else:
+            left = min(1.0, moving(_bytes_across(trace, chain, made)) / total) if total > 0 else 1.0
+        for index in chain:
+            shares[index] = (left, 1 / len(chain))
+    return shares
+
+
+def _chains(trace: Trace, joined: frozenset[str]) -> Iterator[list[int]]:
+    """Runs of such operations that follow each other within a phase of a micro-batch."""
+    chain: list[int] = []
+    where = None
+    for index, one in enumerate(trace.occurrences):
+        is_chained = one.phase != "optimizer" and trace.operations[one.operation].name.strip("_") in joined
+        if chain and (not is_chained or (one.phase, one.part) != where):
+            yield chain
+            chain = []
+        if is_chained:
+            chain.append(index)
+            where = one.phase, one.part
+    if chain:
+        yield chain
+
+
+def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> float:
+    """Bytes that enter or leave a chain of occurrences."""
+    made: set[TensorShape] = set()
+    read: dict[TensorShape, int] = {}
+    moved, end = 0.0, chain[-1]
+    for index in chain:
+        operation = trace.operations[trace.occurrences[index].operation]
+        numel = sum(tensor.numel for tensor in operation.inputs) or 1
+        each = operation.bytes_read / numel  # broadcast tensors count once, whatever their dtype
+        foreign: dict[TensorShape, int] = {}
+        for tensor in operation.inputs:
+            if tensor not in made:
+                foreign[tensor] = foreign.get(tensor, 0) + 1
+        for tensor, times in foreign.items():
+            # The same tensor read again by a later operation of the kernel is still in registers.
+            moved += max(0, times - read.get(tensor, 0)) * tensor.numel * each
+            read[tensor] = max(times, read.get(tensor, 0))
+        made.update(operation.outputs)
+        results = (trace.storages[storage] for storage in births.get(index, ()))
+        moved += sum(one.num_bytes for one in results if one.died is None or one.died > end)
+        if any(name in operation.name for name in _BATCH_NORMS):
+            moved += _BATCH_PASSES * operation.inputs[0].numel * each
+    return moved
+
+
+def compiled_storages(trace: Trace) -> Trace:
+    """The trace of a GPU with the storages that compiled code makes: what stays within a kernel takes no memory.
+
+    Results that live until the backward pass are computed there again from the inputs of their chain, where these live
+    until then anyway; else as many bytes of them are kept as the inputs would have taken.
+    Source: the min-cut partitioner of `torch._functorch.partitioners`, which recomputes what is fused, not reductions
+    and products; this rule by chains is ours.
+    """
+    made = _births(trace)
+    sizes = [storage.num_bytes for storage in trace.storages]
+    ends = [len(trace.occurrences) if one.died is None else one.died for one in trace.storages]
+    before = 0
+    for chain in _chains(trace, _CHAINED | _OVER_ROWS):
+        first, last = chain[0], chain[-1]
+        # What other operations since the chain before made, and did not keep: the chain's inputs.
+        given = sum(
+            sizes[index] for place in range(before, first) for index in made.get(place, ())
+            if trace.storages[index].category == "temporary" and ends[index] >= first
+        )  # fmt: skip
+        room, before = given, last + 1
+        for index in (index for place in chain for index in made.get(place, ())):
+            storage = trace.storages[index]
+            if ends[index] <= last and storage.category == "temporary":
+                sizes[index] = 0
+            elif storage.category == "activation":
+                sizes[index] = min(sizes[index], room)
+                room -= sizes[index]
+    storages = tuple(
+        one if one.num_bytes == size else dataclasses.replace(one, num_bytes=size)
+        for one, size in zip(trace.storages, sizes, strict=True)
+    )
+    return dataclasses.replace(trace, storages=storages)
+
+
+def _births(trace: Trace) -> dict[int, list[int]]:
+    """Storages by the occurrence that makes them."""
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    for index, storage in enumerate(trace.storages):
+        if storage.born >= 0:
+            made[storage.born].append(index)
+    return made

@@ -1,0 +1,100 @@
+"""What compiling makes of a trace: kernels joined, and storages that are not made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from stoker.planning.model.compiled_graphs import compiled_storages, kernel_shares
+from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace, TraceSettings
+
+ROWS = 1000
+WIDE = TensorShape(shape=(ROWS, 100), dtype="bf16")
+IN_FULL = TensorShape(shape=(ROWS, 100), dtype="fp32")
+WEIGHT = TensorShape(shape=(100, 100), dtype="bf16")
+BF16, FP32 = 2 * WIDE.numel, 4 * WIDE.numel
+
+
+def operation(name: str, inputs: tuple[TensorShape, ...], output: TensorShape) -> Operation:
+    """One that reads and writes each tensor once."""
+    size = {"bf16": 2, "fp32": 4}
+    read = sum(size[one.dtype] * one.numel for one in inputs)
+    return Operation(name=name, inputs=inputs, outputs=(output,), flops=0, bytes_read=read,
+                     bytes_written=size[output.dtype] * output.numel)  # fmt: skip
+
+
+PRODUCT = operation("mm", (WIDE, WEIGHT), WIDE)
+TO_FULL = operation("_to_copy", (WIDE,), IN_FULL)
+NORM = operation("native_layer_norm", (IN_FULL,), IN_FULL)
+TO_BF16 = operation("_to_copy", (IN_FULL,), WIDE)
+SILU = operation("silu", (WIDE,), WIDE)
+GATED = operation("mul", (WIDE, WIDE), WIDE)
+
+
+def trace_of(*made: tuple[Operation, int, str, int | None], target: str = "cuda") -> Trace:
+    """Forward operations, each with the size, category and death of what it makes; a backward product at the end."""
+    occurrences = [
+        Occurrence(operation=index, phase="forward", part=0, module=0, source=0) for index in range(len(made))
+    ]
+    occurrences.append(Occurrence(operation=len(made), phase="backward", part=0, module=0, source=0))
+    storages = tuple(
+        Storage(num_bytes=size, category=category, born=index, died=died)  # type: ignore[arg-type]
+        for index, (_, size, category, died) in enumerate(made)
+    )
+    return Trace(
+        settings=TraceSettings(target=target, capability="9.0", micro_batch=1),  # type: ignore[arg-type]
+        operations=(*(one for one, *_ in made), PRODUCT), occurrences=tuple(occurrences), storages=storages, events=(),
+        modules=("",), sources=("",),
+    )  # fmt: skip
+
+
+NORMED = trace_of(
+    (PRODUCT, BF16, "activation", 5), (TO_FULL, FP32, "temporary", 2), (NORM, FP32, "temporary", 3),
+    (TO_BF16, BF16, "activation", 5), (PRODUCT, BF16, "activation", 5),
+)  # fmt: skip
+EACH_S = [1.0, 6.0, 8.0, 6.0, 1.0, 1.0]
+
+
+def by_bytes(num_bytes: float) -> float:
+    """A second for each element of two bytes."""
+    return num_bytes / BF16
+
+
+def test_a_norm_with_its_casts_is_one_kernel_that_reads_and_writes_once() -> None:
+    """Two passes of bf16 in place of ten: what is made in fp32 never leaves the chain. Products stay as they are."""
+    shares = kernel_shares(NORMED, EACH_S, by_bytes)
+    assert [left for left, _ in shares] == [1.0, *[pytest.approx(2 / 20)] * 3, 1.0, 1.0]
+    assert sum(kernels for _, kernels in shares) == pytest.approx(4)
+
+
+def test_on_a_cpu_only_elementwise_operations_join() -> None:
+    """The norm stands between two casts, which are alone then and take as long as before."""
+    assert [left for left, _ in kernel_shares(NORMED, EACH_S)] == [1.0] * 6
+
+
+def test_what_outlives_a_chain_is_written() -> None:
+    """The cast's result is kept for the backward pass: four bytes for each element more."""
+    kept = dataclasses.replace(NORMED, storages=tuple(
+        dataclasses.replace(one, died=5) if index == 1 else one for index, one in enumerate(NORMED.storages)
+    ))  # fmt: skip
+    (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
+    assert left == pytest.approx((2 + 2) / 20)
+
+
+def test_gated_activations_are_computed_again_from_the_products_that_are_kept() -> None:
+    """Both factors live until the backward pass, so that neither SiLU nor the product does."""
+    gated = trace_of(
+        (PRODUCT, BF16, "activation", 5), (PRODUCT, BF16, "activation", 5), (SILU, BF16, "activation", 5),
+        (GATED, BF16, "activation", 5), (PRODUCT, BF16, "temporary", 5),
+    )  # fmt: skip
+    assert [one.num_bytes for one in compiled_storages(gated).storages] == [BF16, BF16, 0, 0, BF16]
+
+
+def test_a_chain_keeps_what_its_inputs_would_have_taken() -> None:
+    """The product itself is not kept: as many bytes of what is made from it are, and casts are not made at all."""
+    lost = dataclasses.replace(NORMED, storages=tuple(
+        dataclasses.replace(one, category="temporary", died=1) if index == 0 else one
+        for index, one in enumerate(NORMED.storages)
+    ))  # fmt: skip
+    assert [one.num_bytes for one in compiled_storages(lost).storages] == [BF16, 0, 0, BF16, BF16]
