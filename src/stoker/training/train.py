@@ -34,6 +34,7 @@ from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
 from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Hook, Hooks
+from stoker.training.logged_values import RunLogger, logging_to
 from stoker.training.plan_in_force import PlanInForce, saving_every
 from stoker.training.run import RunProcess
 from stoker.training.run_completion import record_failure
@@ -170,6 +171,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         logged: list[Sink] = [directory.append_event, *shown]
         followers = tracked(directory, targets, lambda text: emit_event(logged, "warned", message=text))
         sinks = [*logged, *stack.enter_context(followers)]
+        logger = stack.enter_context(logging_to(RunLogger(directory, tuple(sinks))))
+        sinks.append(logger)
         plans = PlanInForce.of(directory)
         plans.save_every(checkpoint_every, device_mtbf_h)
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
@@ -183,6 +186,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             process = RunProcess(
                 prepared, directory, device, plans, sinks, member, profile=profile,
                 others_share=others_share, on_update=listening.updated if listening.see_updates else None,
+                logger=logger,
             )  # fmt: skip
             run = run_to_end(process, meeting)
             if member is not None:
@@ -242,8 +246,10 @@ def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
         name = f"cuda:{member.worker}"
     sinks: list[Sink] = [where.append_event, lambda event: member.event(records.dumps(event, indent=None))]
     device = resolve_place(name, attached_devices())
+    logger = RunLogger(where, tuple(sinks))
     try:
-        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks))
+        with logging_to(logger):
+            run = run_to_end(RunProcess.of_rank(prepared, where, device, member, [*sinks, logger], logger))
     except WorkerRetired as retired:
         return retired.exit_code
     return 0 if run.status == "finished" else INTERRUPTED
