@@ -33,6 +33,7 @@ from stoker.cli.terminal import (
     reported,
     waiting,
 )
+from stoker.cli.ui import beside
 from stoker.errors import BadJob, RunFailed
 from stoker.records import Verdict, to_json
 from stoker.units import format_seconds, seconds
@@ -116,6 +117,7 @@ def train(
             "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
         ),
     ] = None,
+    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page meanwhile.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -131,7 +133,10 @@ def train(
         every = None if checkpoint_every is None else seconds(checkpoint_every)
         with output(for_json=as_json) as stdout:
             job, entry = load_job(job_file, settings)
-            with api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
+            with (
+                beside(with_ui, run_dir),
+                api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+            ):
                 run = api.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
                     checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,

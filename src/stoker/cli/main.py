@@ -22,6 +22,7 @@ from stoker.cli import (
     run_commands,
     serve,
     tune,
+    ui,
 )
 
 BEFORE, TRAINING, AFTER = "Before training", "Training", "After training"
@@ -61,6 +62,7 @@ app.command("take-part", hidden=True)(jobs.take_part)
 app.command(rich_help_panel=TRAINING)(jobs.verify)
 app.command(rich_help_panel=TRAINING)(tune.tune)
 app.command(rich_help_panel=TRAINING)(run_commands.report)
+app.command(rich_help_panel=TRAINING)(ui.ui)
 app.command(rich_help_panel=AFTER)(exports.export)
 app.command(rich_help_panel=AFTER)(compressions.compress)
 app.command(rich_help_panel=AFTER)(serve.serve)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,6 +220,16 @@ class RunLog:
             self._take_other(Kept(offset, event))
             latest = self.progress.rows[-1, _SAMPLES] if self.progress.length else -math.inf
         self._flush(rows)
+
+    def take_progress(self, lines: Iterable[bytes]) -> None:
+        """Take in the progress among some lines of the log, by position; nothing else of them."""
+        rows = []
+        for line in lines:
+            with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+                document = orjson.loads(line)
+                if document["kind"] == "progress":
+                    rows.append(_row(document["at"], document["fields"]))
+        self._flush(sorted(row for row in rows if 0 <= row[_SAMPLES] <= MOST))
 
     def _flush(self, rows: list[list[float]]) -> None:
         if rows:
