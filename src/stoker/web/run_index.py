@@ -256,14 +256,10 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
         if row.log != identity or size < row.offset or size - row.offset > 4 * _TAIL_BYTES:
             row.log, row.curve, row.split_s, row.last, row.latest = identity, [], {}, {}, {}
             row.last_kind = ""
+            start = max(0, size - _TAIL_BYTES)
             for offset in _sampled_offsets(size):
                 _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
                 _take(row, whole[0] if len(whole) > 1 else b"")
-            start = max(0, size - _TAIL_BYTES)
-            first = os.pread(descriptor, 4096, 0).split(b"\n") if start else []
-            for line in first[:-1]:
-                _take(row, line)
-            row.curve.sort()
             row.offset = start + (os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0)
         content = os.pread(descriptor, size - row.offset, row.offset)
     finally:

@@ -374,19 +374,19 @@ def _whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes,
 
     A line that is too long takes bytes and has no content.
     """
-    rest = b""
-    while start < end:
-        piece = os.pread(descriptor, _CHUNK_BYTES, start)
+    rest, is_first = b"", True
+    while start < end or (rest and is_first):  # at least one line, else a long one would be begun again and again
+        piece = os.pread(descriptor, min(_CHUNK_BYTES, end - start) if start < end else _CHUNK_BYTES, start)
         if not piece:
             return
         start += len(piece)
         cut = piece.rfind(b"\n") + 1
         if cut:
             yield rest + piece[:cut], len(rest) + cut
-            rest = piece[cut:]
+            rest, is_first = piece[cut:], False
         elif len(rest) + len(piece) > _LONGEST_LINE:
             yield b"", len(rest) + len(piece)
-            rest = b""
+            rest, is_first = b"", False
         else:
             rest += piece
 

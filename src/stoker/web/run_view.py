@@ -44,6 +44,7 @@ _MOST_BYTES = 64 * 2**20
 _MOST_EVENTS = 300
 _MOST_TEXT = 400
 _PREVIEW_LINES = 1500
+_MOST_HTML = 4_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -238,9 +239,12 @@ def sections_html(row: Row, log: RunLog) -> str:
     """The report's sections as HTML.
 
     Raises:
-        BadRun: a record is damaged.
+        BadRun: a record is damaged, or so large that a browser should not be given it.
     """
-    return render_sections(report_of(row, log), examples_of(row))
+    html = render_sections(report_of(row, log), examples_of(row))
+    if len(html) > _MOST_HTML:
+        raise BadRun(f"its records would be {len(html):,} characters of HTML; at most {_MOST_HTML:,} are shown")
+    return html
 
 
 def examples_of(row: Row) -> tuple[ExampleSet, ...]:
