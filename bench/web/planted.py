@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import time
 import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,7 +41,7 @@ def write_run(
                       source="example", seen_on="2026-11-01")  # fmt: skip
         decision = dataclasses.replace(
             decision, candidates=(dataclasses.replace(decision.chosen, price=price), *decision.candidates[1:]))
-    created = datetime.fromtimestamp(NOW_S - age_s, tz=UTC).isoformat(timespec="seconds")
+    created = datetime.fromtimestamp(time.time() - 600 - age_s, tz=UTC).isoformat(timespec="seconds")
     known = {"valid/accuracy": 0.9326, "test/accuracy": 0.92614, "test/loss": 0.2291} if metrics is None else metrics
     run = Run(name=name.rsplit("/", 1)[-1], status=status, created_at=created, spec_digest=spec.digest(),
               total_samples=story.TOTAL_SAMPLES, metrics=known if status == "finished" else {}, failure=failure,
@@ -57,9 +58,9 @@ def write_run(
     return path
 
 
-def as_log(events: Sequence[Event]) -> bytes:
-    """Events as a run's log."""
-    return "".join(dumps(event, indent=None) + "\n" for event in events).encode()
+def as_log(events: Sequence[Event], later_s: float = 0.0) -> bytes:
+    """Events as a run's log, `later_s` seconds later than they say."""
+    return "".join(dumps(dataclasses.replace(one, at=one.at + later_s), indent=None) + "\n" for one in events).encode()
 
 
 def sign(path: Path, pid: int) -> None:
@@ -116,12 +117,14 @@ def long_log(count: int) -> bytes:
     return head + "".join(lines).encode()
 
 
-def show(root: Path) -> None:
-    """One of everything, for pictures and checks of accessibility."""
+def show(root: Path, pid: int = 0) -> None:
+    """One of everything, for pictures and checks of accessibility; process `pid`, or this one, trains the live run."""
     root.mkdir(parents=True, exist_ok=True)
     many(root, 40)
-    live = write_run(root, "fashion-resnet-live", _live_events(), status="unfinished", usd_per_hour=1.89, age_s=-60, tags=("paper", "sweep-3"))
-    sign(live, os.getpid())
+    events = _live_events()
+    live = write_run(root, "fashion-resnet-live", as_log(events, time.time() - events[-1].at), status="unfinished", usd_per_hour=1.89,
+                     age_s=-60, tags=("paper", "sweep-3"), wall_s=0.0)  # fmt: skip
+    sign(live, pid or os.getpid())
     write_pictures(live)
     resumed = write_run(root, "fashion-resnet-resumed", story.killed_and_resumed(), usd_per_hour=1.89, age_s=-50)
     (resumed / "bottleneck.json").write_text(dumps(bottleneck()) + "\n")
@@ -135,7 +138,7 @@ def show(root: Path) -> None:
     write_run(root, "llama-shards", as_log(story.young_run()[:1]), status="unfinished", launch=launch, age_s=-30, wall_s=0.0)
     moved = (*states, LaunchState(phase="running", why="node n17 was given", at="2026-01-01T01:30:00+00:00"),
              LaunchState(phase="preempted", why="a job of higher priority took n17", evidence="sacct: PREEMPTED", at="2026-01-01T02:10:00+00:00", restarts=1))  # fmt: skip
-    write_run(root, "llama-shards-2", _variant("unfinished", 1), status="unfinished", age_s=-20, wall_s=1400.0,
+    write_run(root, "llama-shards-2", _variant("unfinished", 1), status="unfinished", age_s=-20, wall_s=95.0,
               launch=dataclasses.replace(launch, run="llama-shards-2", states=moved))  # fmt: skip
     study(root / "digits-search")
     (root / "devices.json").write_text(dumps(devices_plan()) + "\n")

@@ -24,8 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.serving.security import is_own_host
 
-LOADER = 'import("/static/app.js")'
-"""The one inline script: it loads the modules, which therefore may run."""
+LOADER = """
+const address = "/static/app.js";
+const policy = window.trustedTypes?.createPolicy("stoker-loader", { createScriptURL: () => address });
+const script = document.createElement("script");
+script.type = "module";
+script.src = policy ? policy.createScriptURL(address) : address;
+document.head.append(script);
+"""
+"""The one inline script: what it loads may run (`strict-dynamic`), an element that a parser made may not."""
 
 
 def content_policy(script: str = LOADER) -> str:
@@ -35,7 +42,7 @@ def content_policy(script: str = LOADER) -> str:
         "default-src 'none'", f"script-src 'sha256-{digest}' 'strict-dynamic'", "style-src 'self'",
         "style-src-attr 'unsafe-inline'", "img-src 'self' data:", "connect-src 'self'", "font-src 'none'",
         "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
-        "trusted-types stoker",
+        "trusted-types stoker stoker-loader",
     ))  # fmt: skip
 
 

@@ -18,6 +18,11 @@ const resized = new ResizeObserver((changes) => {
   for (const { target } of changes) target.chart.resize();
 });
 
+/* 1, 2 and 5 times a power of ten. */
+const isRound = (tick) => { const part = tick / 10 ** Math.floor(Math.log10(tick) + 1e-9); return [1, 2, 5].some((one) => Math.abs(part - one) < 1e-6); };
+/* Steps of an axis in bytes. */
+const BINARY = Array.from({ length: 44 }, (_, power) => 2 ** power);
+
 /* The stretch of the axis that several charts show; null ends are all there is. */
 export class Axis {
   constructor(onChange) { this.charts = new Set(); this.range = null; this.whole = [0, 1]; this.onChange = onChange; this.label = format.shortCount; this.name = "samples"; }
@@ -116,8 +121,8 @@ export class LineChart {
       axes: [
         { stroke: muted, font, size: 30, ticks: { stroke: line, size: 4 }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label), space: 64 },
         { stroke: muted, font, size: (u, values) => 16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length)), ticks: { show: false }, grid: { stroke: grid, width: 1 },
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34,
-          filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && [1, 2, 5].includes(+(tick / 10 ** Math.floor(Math.log10(tick) + 1e-9)).toPrecision(1)) ? tick : null)) : undefined },
+          values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
+          filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },
       ],
       series: [{}, ...this.series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: one.width ?? 1.6, spanGaps: true, dash: one.dash,

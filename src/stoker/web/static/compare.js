@@ -60,7 +60,9 @@ export const open = async (main, _, query) => {
       }
       const made = charts.get(measure);
       made.set(joined(list.map(({ x, y }) => [x, y])), list.map(({ id }) => ({ label: known.rows.get(id)?.name ?? id, colour: colourOf(id), points: measure !== "train loss" && measure.includes(" ") })));
-      made.caption = list.map(({ id, y }) => `${known.rows.get(id)?.name ?? id} ${isFraction ? format.percent(y.findLast((one) => one !== null) ?? NaN, 1) : format.number(y.findLast((one) => one !== null))}`).join(" · ");
+      const form = (one) => (isFraction ? format.percent(one, 2) : format.number(one));
+      const lasts = list.map(({ y }) => y.findLast((one) => one !== null)).filter((one) => one !== undefined);
+      made.caption = lasts.length ? (lasts.length < 4 ? `last ${lasts.map(form).join(" · ")}` : `last ${form(Math.min(...lasts))} to ${form(Math.max(...lasts))}`) : "";
     }
     main.dataset.drawn = "1";
   };

@@ -40,7 +40,7 @@ export const open = async (main, id) => {
     replace(host, candidates.length > 1 && costs.length > 1 ? scatter(candidates, isWithin, best, { longest, shortest, most, least }) : null);
     replace(rows, table(["device", "time", "cost", "memory", "throughput", "plan", "why"], candidates.map((one) => [
       h("b", { class: one === best ? "chosen" : isWithin(one) ? "" : "out" }, one.device), ends(one.total_s), one.cost_usd ? format.withInterval(one.cost_usd.value, one.cost_usd.low, one.cost_usd.high, format.money) : one.is_here ? "here" : "no price",
-      `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why])));
+      `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why]), "devices"));
   };
   const shares = (title, parts, form) => parts?.length && section(title, table(["", "", "line"], parts.slice(0, 20).map((part) => [part.what, form(part.value), h("span", { class: "note" }, part.where)])));
   replace(main, h("div", { class: "title" }, h("h1", {}, plan.name), h("span", { class: "note" }, `planned in ${format.seconds(plan.took_s)}`)),

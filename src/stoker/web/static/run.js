@@ -188,12 +188,12 @@ export const open = async (main, id) => {
     const total = forecast().total_s;
     if (now.status === "unfinished" && now.eta_s) {
       const [value, low, high, basis] = now.eta_s.map((one) => (typeof one === "number" ? Math.max(0, one - passed) : one));
-      list.push(tile("time to go", format.withInterval(value, low, high), `8 cases of 10, by ${basis}`));
+      list.push(tile("time to go", format.seconds(value), low < high ? `${format.seconds(low)} to ${format.seconds(high)} in 8 cases of 10, by ${basis}` : `by ${basis}`));
     }
     list.push(tile("time", format.seconds(now.wall_s + (now.state === "running" ? passed : 0)), total ? `forecast ${format.withInterval(...total)}` : ""));
     if (now.price_per_h) {
       const left = now.eta_s ? (now.eta_s[0] / 3600) * now.price_per_h : 0;
-      list.push(tile("cost", `${format.money(now.cost_usd)}${left ? ` + ${format.money(left)} to go` : ""}`, `at ${format.money(now.price_per_h)} an hour${now.launch?.max_cost ? `, at most ${format.money(now.launch.max_cost)}` : ""}`, now.launch?.max_cost && now.cost_usd > now.launch.max_cost ? "over" : ""));
+      list.push(tile("cost", format.money(now.cost_usd), `${left ? `${format.money(left)} to go, ` : ""}at ${format.money(now.price_per_h)} an hour${now.launch?.max_cost ? `, at most ${format.money(now.launch.max_cost)}` : ""}`, now.launch?.max_cost && now.cost_usd > now.launch.max_cost ? "over" : ""));
     } else list.push(tile("cost", "none", "no price is known for this device"));
     const speed = forecast().samples_per_s;
     list.push(tile("throughput", format.rate(now.samples_per_s), speed ? `forecast ${format.shortCount(speed[1])} to ${format.shortCount(speed[2])}` : ""));

@@ -22,7 +22,7 @@ const moneyOf = (row) => {
   const left = row.eta_s && row.price_per_h ? (row.eta_s[0] / 3600) * row.price_per_h : 0;
   return left ? [format.money(row.cost_usd), h("span", { class: "note" }, ` + ${format.money(left)}`)] : format.money(row.cost_usd);
 };
-const progress = (row) => {
+export const progress = (row) => {
   const share = row.total_samples ? Math.min(1, row.samples / row.total_samples) : 0;
   return h("div", { class: "progress", title: `${format.count(row.samples)} of ${format.count(row.total_samples)} samples` },
     h("i", { class: `${row.state}`, style: { width: `${(100 * share).toFixed(1)}%` } }), h("span", {}, format.percent(share)));
@@ -97,7 +97,7 @@ export const open = async (main, _, query) => {
     }
     say.textContent = problem || (known.info.problems ?? []).join(" ");
     say.classList.toggle("bad", Boolean(problem));
-    replace(head, h("div", { role: "columnheader" }, h("span", { class: "hidden" }, "choose")), COLUMNS.map((one) => h("div", { role: "columnheader", class: one.isNumber ? "number" : "", "aria-sort": by === one.key ? (sign > 0 ? "ascending" : "descending") : null },
+    replace(head, h("div", { role: "columnheader" }, h("span", { class: "hidden" }, "choose")), COLUMNS.map((one) => h("div", { role: "columnheader", class: `c-${one.key}${one.isNumber ? " number" : ""}`, "aria-sort": by === one.key ? (sign > 0 ? "ascending" : "descending") : null },
       one.of ? h("button", { class: "plain", onclick: () => { settings.sort = by === one.key ? (sign > 0 ? `-${one.key}` : one.key) : one.key === "name" || one.key === "state" ? one.key : `-${one.key}`; update(); } }, one.title, by === one.key ? (sign > 0 ? " ↑" : " ↓") : "") : one.title)));
     body.style.setProperty("height", `${shown.length * height()}px`);
     view.setAttribute("aria-rowcount", shown.length + 1);
