@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.profiling.diagnosis import doctor as doctor
     from stoker.serving.serve import serve as serve
     from stoker.training.hooks import on as on
+    from stoker.training.logged_values import log as log
     from stoker.training.own_loop import prepare as prepare
     from stoker.training.run_handle import Run as Run
     from stoker.training.run_handle import load as load

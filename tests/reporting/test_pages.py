@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from stoker.records import Estimate
 from stoker.reporting.pages import COLOURS, PHASE_COLOURS, render, repainting, script_json
-from stoker.reporting.run_page import render_html, strip_positions
+from stoker.reporting.run_page import render_html
+from stoker.reporting.run_sections import strip_positions
 from stoker.reporting.summary import PHASES
 from tests.reporting import story
 

@@ -52,6 +52,7 @@ from stoker.cli.train_elsewhere import (
     launch_options,
     train_elsewhere,
 )
+from stoker.cli.ui import beside
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
@@ -186,6 +187,7 @@ def train(
     max_cost: MaxCost = None,
     detach: Detach = False,
     dry_run: DryRun = False,
+    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page meanwhile.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -218,17 +220,18 @@ def train(
         if checkpoint_every is not None and not math.isfinite(checkpoint_every):
             raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
         every = None if checkpoint_every is None else seconds(checkpoint_every)
-        with (
-            output(for_json=as_json) as stdout,
-            api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
-        ):
+        with output(for_json=as_json) as stdout:
             with doing("loading the job file"):
                 job, entry = load_job(job_file, settings)
-            run = api.train(
-                job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
-                entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
-            )  # fmt: skip
+            with (
+                beside(with_ui, run_dir),
+                api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+            ):
+                run = api.train(
+                    job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
+                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
+                    entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
+                )  # fmt: skip
         if run.exit_code:
             raise typer.Exit(run.exit_code)
 

@@ -24,6 +24,7 @@ from stoker.cli import (
     run_commands,
     serve,
     tune,
+    ui,
 )
 
 BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
@@ -69,6 +70,7 @@ app.command(rich_help_panel=ELSEWHERE)(elsewhere.attach)
 app.command(rich_help_panel=ELSEWHERE)(elsewhere.stop)
 app.command(rich_help_panel=ELSEWHERE)(elsewhere.fetch)
 app.command(rich_help_panel=ELSEWHERE)(images.image)
+app.command(rich_help_panel=TRAINING)(ui.ui)
 app.command(rich_help_panel=AFTER)(exports.export)
 app.command(rich_help_panel=AFTER)(compressions.compress)
 app.command(rich_help_panel=AFTER)(serve.serve)

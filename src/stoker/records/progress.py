@@ -28,6 +28,7 @@ EventKind = Literal[
     "settled",
     "recovered",
     "skipped",
+    "logged",
 ]
 
 
@@ -60,6 +61,7 @@ class Event:
     - settled: samples, plan, why, forecast, explanation, took_updates, speedup, timed
     - recovered: samples, what, why; where one process of several was lost or came back also took_s
     - skipped: samples, updates, why, in_a_row, indices
+    - logged: samples, scalars, images, texts (see `stoker.log`)
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
 
     Where there is something to tell, progress also has grad_norm (before clipping), lrs (of all groups of parameters)

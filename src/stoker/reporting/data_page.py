@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from stoker.records.data_check import CleanList, DataCheck, Fault, Finding, Gravity
 from stoker.reporting import pages
@@ -23,19 +24,23 @@ def pictured(check: DataCheck) -> tuple[str, ...]:
     return tuple(names)
 
 
-def render_data_page(check: DataCheck, clean: CleanList, pictures: Mapping[str, str]) -> str:
-    """The page.
+def render_data_page(
+    check: DataCheck, clean: CleanList, pictures: Mapping[str, str], *, layout: Literal["page", "fragment"] = "page"
+) -> str:
+    """The page, or its content alone (`fragment`).
 
     Args:
         check: what was found.
         clean: what is left out because of it.
         pictures: data URIs of samples, by their names.
+        layout: what stands around it.
     """
     faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
     suspects = sum(finding.gravity == "suspect" for finding in check.findings)
     splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
     return pages.render(
         "data_check",
+        layout=f"{layout}.html.j2",
         title=f"Data check of {check.source}",
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
         scripts=(),

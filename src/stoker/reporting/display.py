@@ -95,7 +95,7 @@ class PlainDisplay(Display[AnyEvent]):
 
     def __call__(self, event: AnyEvent) -> None:
         """Write lines if the event is worth them; a prediction's first progress comes after `every_s` too."""
-        if event.kind == "checkpointed":
+        if event.kind in ("checkpointed", "logged"):
             return
         if event.kind == "progress" and event.at - self._shown_at < self._every_s:
             return
@@ -324,7 +324,7 @@ Show = Callable[[str], None]
 
 _EVERY_S = 0.5
 _MOST_LINES = 8
-_QUIET = frozenset({"progress", "checkpointed"})
+_QUIET = frozenset({"progress", "checkpointed", "logged"})
 
 
 class NotebookDisplay(Display[Event]):

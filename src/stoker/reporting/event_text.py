@@ -201,6 +201,15 @@ def stop_reason(event: Event) -> str:
     return f"{reason}; about {left:.0f} more like it finish the run" if left else reason
 
 
+def _logged(event: Event) -> str:
+    scalars = event.fields.get("scalars")
+    names = [str(name) for name in scalars] if isinstance(scalars, Mapping) else []
+    for kind in ("images", "texts"):
+        entries = event.fields.get(kind)
+        names += [str(one.get("name")) for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
+    return f"logged up to {_position(event)} samples: {', '.join(dict.fromkeys(names)) or 'nothing'}"
+
+
 def _finished(event: Event) -> str:
     line = f"finished {_position(event)} samples"
     if (wall := finite(event, "wall_s")) is not None:
@@ -227,6 +236,7 @@ _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
     "settled": _settled,
     "recovered": _recovered,
     "skipped": _skipped,
+    "logged": _logged,
     "finished": _finished,
 }
 

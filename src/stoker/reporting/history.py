@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from stoker.records import Event, Forecast, Plan, PlanSwitch, Report, from_json
 from stoker.records.codec import JSON
 
-_SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed"})
+_SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed", "logged"})
 _OF_POSITIONS = ("progress", "checkpointed", "resumed")
 
 

@@ -263,6 +263,7 @@ _CHANGES = {
     "settled": _settled,
     "recovered": _unchanged,
     "skipped": _unchanged,
+    "logged": _unchanged,
     "stopped": _stopped,
     "finished": _finished,
 }

@@ -44,7 +44,7 @@ PHASES = {
 }
 """The phases of `split_s` and their labels, in the order they are shown; unknown ones keep their own name."""
 
-_NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "other"})
+NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "other"})
 """Phases whose time no rate of `progress` includes."""
 
 
@@ -227,7 +227,7 @@ def training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]
     samples = busy_s = 0.0
     for event in of_kind(events, "progress"):
         split = numbers(event.fields.get("split_s"))
-        held_s = sum(seconds for phase, seconds in split.items() if phase not in _NOT_TRAINING)
+        held_s = sum(seconds for phase, seconds in split.items() if phase not in NOT_TRAINING)
         samples += (finite(event, "samples_per_s") or 0.0) * held_s
         busy_s += held_s
     if not samples or not busy_s:

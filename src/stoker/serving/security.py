@@ -136,14 +136,14 @@ def refuse_cross_site(headers: Mapping[bytes, bytes], *, has_keys: bool) -> None
         raise Forbidden("this port takes no requests from web pages of other sites (Origin)")
     if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
         raise Forbidden("this port takes no requests from web pages of other sites (Sec-Fetch-Site)")
-    if not has_keys and host and not _is_own(host):
+    if not has_keys and host and not is_own_host(host):
         raise Forbidden("this port is for this machine: ask it as localhost or 127.0.0.1, or give it --admin-keys")
     kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind and kind not in _FORMATS:
         raise WrongFormat("this port takes bodies of the type application/json")
 
 
-def _is_own(host: str) -> bool:
+def is_own_host(host: str) -> bool:
     """Whether a `Host` is an address or localhost: other names can be made to resolve here."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
     if name.lower() == "localhost":

@@ -91,6 +91,12 @@ def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
     return found
 
 
+def selected_ids(values: Mapping[str, Mapping[str, Value]], *, where: str = "", sort: str | None = None) -> list[str]:
+    """As `selected`, of what runs can be chosen by, by their ids; raises likewise."""
+    ids, found = list(values), list(values.values())
+    return [ids[index] for index in _chosen(found, where=where, sort=sort)]
+
+
 def selected(
     runs: Sequence[tuple[Path, Run, JobSpec]], *, where: str = "", sort: str | None = None, names: Sequence[str] = ()
 ) -> list[tuple[Path, Run, JobSpec]]:
@@ -101,8 +107,15 @@ def selected(
     Raises:
         BadJob: a condition cannot be read, or a name (of `names` too) means nothing in any run.
     """
-    terms, values = terms_of(where), [values_of(run, spec) for _, run, spec in runs]
-    by = (sort or "").removeprefix("-")
+    values = [values_of(run, spec) for _, run, spec in runs]
+    return [runs[index] for index in _chosen(values, where=where, sort=sort, names=names)]
+
+
+def _chosen(
+    values: Sequence[Mapping[str, Value]], *, where: str, sort: str | None, names: Sequence[str] = ()
+) -> list[int]:
+    """Which of the runs, in order; see `selected`."""
+    terms, by = terms_of(where), (sort or "").removeprefix("-")
     for term in terms:
         is_number = any(isinstance(value_of(term.name, named), float) for named in values)
         if term.operator in _COMPARE and is_number and _number(term.wanted) is None:
@@ -110,16 +123,17 @@ def selected(
                 f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
             )
     require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
-    kept = [(one, of) for one, of in zip(runs, values, strict=True) if all(term.holds(of) for term in terms)]
-    if by:
-        known = [pair for pair in kept if _has_order(value_of(by, pair[1]))]
-        is_number = all(isinstance(value_of(by, of), float) for _, of in known)
-        known.sort(
-            key=lambda pair: value_of(by, pair[1]) if is_number else str(value_of(by, pair[1])),  # type: ignore[arg-type,return-value]
-            reverse=(sort or "").startswith("-"),
-        )
-        kept = [*known, *(pair for pair in kept if not _has_order(value_of(by, pair[1])))]
-    return [one for one, _ in kept]
+    kept = [index for index, of in enumerate(values) if all(term.holds(of) for term in terms)]
+    if not by:
+        return kept
+    keys = {index: value_of(by, values[index]) for index in kept}
+    known = [index for index in kept if _has_order(keys[index])]
+    is_number = all(isinstance(keys[index], float) for index in known)
+    known.sort(
+        key=lambda index: keys[index] if is_number else str(keys[index]),  # type: ignore[arg-type,return-value]
+        reverse=(sort or "").startswith("-"),
+    )
+    return [*known, *(index for index in kept if not _has_order(keys[index]))]
 
 
 def _has_order(value: Value | None) -> bool:

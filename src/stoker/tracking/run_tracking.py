@@ -233,7 +233,7 @@ class RunUpload:
             tracker = self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
             self._keep(tracker, self._sent_bytes())
         self._is_ended = False
-        points = [point for event in events if (point := point_of(event)) is not None]
+        points = [point for event in events for point in points_of(event)]
         for first in range(0, len(points), MOST_POINTS):
             tracker.log(points[first : first + MOST_POINTS])
         if any(event.kind in ("finished", "stopped") for event in events):
@@ -338,6 +338,26 @@ _PROGRESS = {
     "epoch": "train/epoch",
 }
 """Fields of a progress event, and their names at trackers."""
+
+
+def points_of(event: Event) -> list[MetricPoint]:
+    """All points of an event: of a `logged` one a point for each position, under the names that `stoker.log` was given.
+
+    >>> points_of(Event(kind="logged", at=1.0, fields={"samples": 9, "scalars": {"gate": [[8, 0.5], [9, 0.25]]}}))
+    [MetricPoint(samples=8, at=1.0, values={'gate': 0.5}), MetricPoint(samples=9, at=1.0, values={'gate': 0.25})]
+    """
+    scalars = event.fields.get("scalars")
+    if event.kind != "logged" or not isinstance(scalars, Mapping):
+        point = point_of(event)
+        return [] if point is None else [point]
+    by_position: dict[int, dict[str, float]] = {}
+    for name, pairs in scalars.items():
+        for pair in pairs if isinstance(pairs, list) else ():
+            if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int):
+                number = as_number(pair[1])
+                if number is not None:
+                    by_position.setdefault(pair[0], {})[str(name)] = number
+    return [MetricPoint(samples=samples, at=event.at, values=values) for samples, values in sorted(by_position.items())]
 
 
 def point_of(event: Event) -> MetricPoint | None:

@@ -43,6 +43,7 @@ from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired, requir
 from stoker.training.elastic.state_broadcast import SurvivorState
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Update
+from stoker.training.logged_values import RunLogger
 from stoker.training.loop import RendezvousRequested
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.rank_messages import gather_from_ranks
@@ -73,6 +74,7 @@ class RunProcess:
         others_share: share of the CPU that other processes used while the plan was chosen [0 to 1].
         on_update: sees every update.
         slice: the time that this process may take; None: as long as it likes.
+        logger: receives what the job logs with `stoker.log`.
     """
 
     prepared: ResolvedJob
@@ -85,6 +87,7 @@ class RunProcess:
     others_share: float = 0.0
     on_update: Callable[[Update], None] | None = None
     slice: Slice | None = None
+    logger: RunLogger | None = None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     _carried: SurvivorState | None = field(default=None, init=False)
     """State that goes into the next session; None: the session starts from the last checkpoint."""
@@ -106,6 +109,7 @@ class RunProcess:
         member: ElasticWorker,
         sinks: list[Sink],
         slice_: Slice | None = None,
+        logger: RunLogger | None = None,
     ) -> RunProcess:
         """One of several processes, with what rank 0 has written into the run's directory.
 
@@ -117,7 +121,7 @@ class RunProcess:
                 f"{directory.path} cannot be seen by every process, or has lost its plan",
                 remedy="Put the run's directory where all machines find it under the same path.",
             )
-        return cls(prepared, directory, device, PlanInForce.of(directory), sinks, member, slice=slice_)
+        return cls(prepared, directory, device, PlanInForce.of(directory), sinks, member, slice=slice_, logger=logger)
 
     def emit(self, kind: records.EventKind, **fields: Any) -> None:
         """Send an event."""
@@ -147,6 +151,8 @@ class RunProcess:
         if self.profile:
             profile_updates(session)
         session.loop.on_update = self.on_update
+        if self.logger is not None:
+            self.logger.follow(session.loop, is_first=world.is_first)
         if self.member is not None:
             session.loop.is_called = self.member.is_called
         elif self.plans.plan.device == "cpu":

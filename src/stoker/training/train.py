@@ -38,6 +38,7 @@ from stoker.tracking.run_tracking import tracked
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
 from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.hooks import Hook, Hooks
+from stoker.training.logged_values import RunLogger, logging_to
 from stoker.training.plan_in_force import PlanInForce, saving_every
 from stoker.training.run import RunProcess
 from stoker.training.run_completion import record_failure
@@ -189,6 +190,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             keep_sources(directory, entry)  # a kill may have come before they were there
         logged: list[Sink] = [directory.append_event, *shown]
         sinks = [*logged, *stack.enter_context(_followers(directory, targets, remote, logged, slice_))]
+        logger = stack.enter_context(logging_to(RunLogger(directory, tuple(sinks))))
+        sinks.append(logger)
         plans = PlanInForce.of(directory)
         plans.save_every(checkpoint_every, device_mtbf_h)
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
@@ -203,6 +206,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
                 prepared, directory, device, plans, sinks, member, profile=profile,
                 others_share=others_share, on_update=listening.updated if listening.see_updates else None,
                 slice=slice_,
+                logger=logger,
             )  # fmt: skip
             run = run_to_end(process, meeting)
             if member is not None:
@@ -265,9 +269,13 @@ def take_part_in(directory: Path, job: Job, entry: Entry, slice_: str | None = N
         name = f"cuda:{member.worker}"
     sinks: list[Sink] = [where.append_event, lambda event: member.event(records.dumps(event, indent=None))]
     device = resolve_place(name, attached_devices())
+    logger = RunLogger(where, tuple(sinks))
     try:
         slice_of_all = None if slice_ is None else Slice.parse(slice_)
-        run = run_to_end(RunProcess.of_rank(prepared, where, device, member, sinks, slice_of_all))
+        with logging_to(logger):
+            run = run_to_end(
+                RunProcess.of_rank(prepared, where, device, member, [*sinks, logger], slice_of_all, logger)
+            )
     except WorkerRetired as retired:
         return retired.exit_code
     return run.exit_code

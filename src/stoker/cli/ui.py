@@ -1,0 +1,69 @@
+"""`stoker ui`, and the page beside a run that trains (`stoker train --ui`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.terminal import Debug, reported
+from stoker.errors import ServiceError
+from stoker.store.locations import runs_root
+from stoker.units import parse_money
+
+DEFAULT_PORT = 8420
+
+
+def ui(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUNS]...", help="Folders of runs, or runs (default: ./runs).")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = DEFAULT_PORT,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="T", help="The secret in the address (default: a new one).")
+    ] = None,
+    control: Annotated[bool, typer.Option("--control", help="Allow to stop, resume, fork and tag runs.")] = False,
+    service: Annotated[
+        list[str] | None,
+        typer.Option("--service", metavar="URL", help="Show a service by its admin port, such as 127.0.0.1:8002."),
+    ] = None,
+    webhook: Annotated[
+        list[str] | None, typer.Option("--webhook", metavar="URL", help="Send alerts there, as JSON.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="USD", help="Alert when a run costs more, such as 20usd.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show runs, plans, studies and services on a local page; only this machine reaches it."""
+    with reported(debug=debug):
+        try:
+            from stoker.web.ui import serve_ui
+        except ImportError as problem:
+            raise ServiceError(f"the page needs {problem.name}, which is not installed here",
+                               remedy="pip install 'stoker[ui]'") from problem  # fmt: skip
+        serve_ui(
+            folders or (), port=port, token=token, control=control, services=service or (), webhooks=webhook or (),
+            budget_usd=None if budget is None else parse_money(budget),
+            announce=lambda address: print(f"stoker ui: {address}", flush=True),
+        )  # fmt: skip
+
+
+@contextmanager
+def beside(is_asked: bool, run_dir: Path | None) -> Iterator[None]:
+    """Within the block, the page of the folder of runs, in a process of its own which prints its address."""
+    if not is_asked:
+        yield
+        return
+    folder = runs_root() if run_dir is None else run_dir.parent
+    page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", str(folder), "--port", "0"], stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        page.terminate()
+        page.wait()

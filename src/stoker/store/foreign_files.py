@@ -1,0 +1,78 @@
+"""Reading files of folders that others may have written: no link is followed, nothing but a plain file is opened.
+
+A run's directory may be a download. A link in it could name any file of this machine, a pipe would block its reader, and
+a file may be larger than memory. Paths are walked name by name from a folder that the user gave.
+
+Source: openat(2), `O_NOFOLLOW`: the last component only, hence one call for each name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.errors import BadRun
+from stoker.store.disk_errors import read_errors
+from stoker.units import format_bytes
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def open_below(root: Path, name: str) -> int:
+    """A file descriptor [number] of the plain file `name`, a relative path below `root`, opened for reading.
+
+    Raises:
+        OSError: it is not there, or one of its names is a link (`ELOOP`), or leads out of `root`, or it is no plain
+            file (`EINVAL`).
+    """
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or "\0" in name:
+        raise OSError(errno.EINVAL, "no path below the folder", name[:200])
+    folder = os.open(root, _FOLDER)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, _FOLDER | _NO_LINK, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        # Opening a pipe would wait for its writer.
+        descriptor = os.open(parts[-1], os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no plain file", name[:200])
+    return descriptor
+
+
+def read_below(root: Path, name: str, most_bytes: int) -> bytes | None:
+    """The content of a plain file below `root`; None if it is not there.
+
+    Raises:
+        BadRun: it is a link, or no plain file, or larger than `most_bytes`, or cannot be read.
+    """
+    with read_errors(root / name):
+        try:
+            descriptor = open_below(root, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as problem:
+            if problem.errno in (errno.ELOOP, errno.EINVAL):
+                raise BadRun(f"{root / name} is a link, or no plain file, and is not opened.") from problem
+            raise
+        try:
+            size = os.fstat(descriptor).st_size
+            if size > most_bytes:
+                raise BadRun(f"{root / name} has {format_bytes(size)}; at most {format_bytes(most_bytes)} are read.")
+            parts = []
+            while part := os.read(descriptor, most_bytes + 1 - sum(map(len, parts))):
+                parts.append(part)
+                if sum(map(len, parts)) > most_bytes:  # it grows while it is read
+                    raise BadRun(f"{root / name} has more than {format_bytes(most_bytes)}.")
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+    return b"".join(parts)

@@ -1,0 +1,95 @@
+"""What `stoker ui --control` may do to a run: stop, resume, fork, and annotate it.
+
+Stopping is the signal that Ctrl-C's SIGTERM is: the run saves and ends, and the same command continues it. Resuming and
+forking start `stoker train` as the user would, from the folder of the first start.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.errors import BadRun
+from stoker.records import JobSpec, dumps, to_json
+from stoker.records.codec import JSON
+from stoker.records.run import Started
+from stoker.reporting.event_text import exact_setting
+from stoker.store import cache_root, make_directories, write_atomic
+from stoker.store.locks import is_alive
+from stoker.web.run_index import ANNOTATIONS, Row, checked_tags, holder_of
+from stoker.web.run_view import record
+
+_LONGEST_NOTE = 10_000
+
+
+def stop(row: Row) -> str:
+    """Ask the run's process to save and end; what was done, in words.
+
+    Raises:
+        BadRun: no process of this machine trains it.
+    """
+    holder = holder_of(row.root, row.name)
+    if holder is None or holder[1] != platform.node() or not is_alive(holder[0]):
+        raise BadRun("no process of this machine trains that run", remedy="Stop it where it is.")
+    if not _is_stoker(holder[0]):
+        raise BadRun(f"process {holder[0]}, which signed the run's lock, is not Stoker's",
+                     remedy="The run was killed, and its number given to another process: nothing to stop.")  # fmt: skip
+    os.kill(holder[0], signal.SIGTERM)
+    return f"process {holder[0]} was asked to save and stop"
+
+
+def _is_stoker(pid: int) -> bool:
+    """Whether a process of this user runs Python: a number in a lock file may be anyone's by now."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        is_own = Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False
+    return is_own and (b"stoker" in command or b"python" in command)
+
+
+def restart(row: Row, *, is_fork: bool) -> str:
+    """Begin to train the run on, or a new one from its last checkpoint; what was done, in words.
+
+    Raises:
+        BadRun: it trains, or was not started from a job file, or that is gone.
+    """
+    if not is_fork and row.is_live:
+        raise BadRun("the run is being trained")
+    started, spec = record(row, "started.json", Started), record(row, "spec.json", JobSpec)
+    if started is None or spec is None:
+        raise BadRun("the run does not say which job file it was started from", remedy="Resume it from a shell.")
+    if not Path(started.job_file).is_file() or not Path(started.folder).is_dir():
+        raise BadRun(f"{started.job_file} is gone", remedy="Resume it from a shell.")
+    settings = [word for name, value in spec.parameters.items() for word in ("--set", f"{name}={exact_setting(value)}")]
+    run = str(row.path.resolve())
+    command = [sys.executable, "-m", "stoker", "train", started.job_file, *settings,
+               *(("--fork", run) if is_fork else ("--resume", run))]  # fmt: skip
+    folder = cache_root() / "ui"
+    make_directories(folder)
+    output = folder / f"{row.path.name[:80]}-{os.getpid()}.log"
+    with output.open("ab") as log:
+        process = subprocess.Popen(
+            command, cwd=started.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "STOKER_RUNS": str(row.root.resolve())},
+        )  # fmt: skip
+    return f"process {process.pid} {'forks' if is_fork else 'continues'} it; what it says is in {output}"
+
+
+def annotate(row: Row, *, tags: Sequence[str], note: str, is_archived: bool) -> None:
+    """Keep tags, a note and whether it is archived with the run.
+
+    Raises:
+        BadRun: a tag is none, the note is too long, or they cannot be written.
+    """
+    if len(note) > _LONGEST_NOTE:
+        raise BadRun(f"a note of {len(note):,} characters; at most {_LONGEST_NOTE:,} are kept")
+    document: dict[str, JSON] = {"tags": list(checked_tags(tags)), "note": note, "is_archived": is_archived}
+    if row.path.is_symlink():
+        raise BadRun("that run's directory is a link")
+    write_atomic(row.path / ANNOTATIONS, dumps(to_json(document)) + "\n", what="tags and note", error=BadRun)

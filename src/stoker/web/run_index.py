@@ -1,0 +1,484 @@
+"""The runs, studies, plans and data checks in some folders, each run as one row, kept up to date by their files' stamps.
+
+A row costs a few small reads however long its run is: the records, the end of the log, and a few lines from all over it
+for the curve. While a run trains, only what its log gained is read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stoker.errors import BadRun, StokerError
+from stoker.records import JobSpec, Run, loads
+from stoker.records.codec import JSON, printable
+from stoker.reporting.history import as_number, numbers
+from stoker.reporting.wording import headline_metric
+from stoker.store.foreign_files import open_below, read_below
+from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
+from stoker.store.run_query import Value, values_of
+from stoker.web.run_log import EVENTS
+
+ANNOTATIONS = "annotations.json"
+"""Tags, note and whether a run is archived, in its directory."""
+
+MOST_RECORD_BYTES = 8 * 2**20
+_MOST_RUNS = 20_000
+_TAIL_BYTES = 48 * 1024
+_NUM_SAMPLED = 40
+_MOST_POINTS = 96
+"""Points of a row's curve; beyond twice as many every second one is dropped."""
+_QUIET_S = 120.0
+"""A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
+_LONGEST_NAME = 160
+
+State = str
+"""queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
+
+
+@dataclass
+class Row:
+    """One run.
+
+    Attributes:
+        id: names the run to the page: its path below its folder, with the folder's number before it where there are
+            several.
+        document: what the page is sent.
+        values: what it can be selected by; see `store.run_query`.
+    """
+
+    id: str
+    root: Path
+    name: str
+    document: dict[str, JSON] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    stamp: tuple[int, ...] = ()
+    offset: int = 0
+    log: tuple[int, int] | None = None
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+    """(samples, wall_s, loss) of progress events from all over the run."""
+    split_s: dict[str, float] = field(default_factory=dict)
+    last: dict[str, JSON] = field(default_factory=dict)
+    """Fields of the last progress."""
+    last_kind: str = ""
+    latest: dict[str, JSON] = field(default_factory=dict)
+    heard_at: float = 0.0
+    """When the log was last seen to grow, by the monotonic clock: clocks of machines jump [s]."""
+    version: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.root / self.name
+
+    @property
+    def is_live(self) -> bool:
+        """Whether more may come of it soon."""
+        return self.document.get("state") in ("running", "planning", "stalled")
+
+
+def read_json(root: Path, name: str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+    """A JSON object of a plain file; empty where there is none, or none that can be read."""
+    try:
+        content = read_below(root, name, most_bytes)
+        value = orjson.loads(content) if content else {}
+    except (StokerError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def short(text: object, most: int = _LONGEST_NAME) -> str:
+    """Text of a record, printable and bounded: it may hold anything."""
+    shown = printable(str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+class RunIndex:
+    """All runs in `roots`.
+
+    Attributes:
+        rows: by id.
+        version: rises with every change; each row has the version of its last change.
+        problems: folders that cannot be listed, in words.
+    """
+
+    def __init__(self, roots: Sequence[Path], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.roots = tuple(roots)
+        self.rows: dict[str, Row] = {}
+        self.removed: dict[str, int] = {}
+        self.version = 0
+        self.problems: list[str] = []
+        self.studies: dict[str, tuple[Path, str]] = {}
+        self.plans: dict[str, tuple[Path, str]] = {}
+        self.checks: dict[str, tuple[Path, str]] = {}
+        self._clock = clock
+
+    def scan(self) -> bool:
+        """Look at all folders; whether anything changed."""
+        before, seen = self.version, set[str]()
+        self.problems.clear()
+        for kinds in (self.studies, self.plans, self.checks):
+            kinds.clear()
+        for number, root in enumerate(self.roots):
+            prefix = f"{number}~" if len(self.roots) > 1 else ""
+            for name, stamp in self._found(root, prefix):
+                seen.add(prefix + name)
+                self._look(prefix + name, root, name, stamp)
+        for gone in self.rows.keys() - seen:
+            del self.rows[gone]
+            self.version += 1
+            self.removed[gone] = self.version
+        return self.version != before
+
+    def look_at_live(self) -> bool:
+        """Look at the runs that train; whether anything changed."""
+        before = self.version
+        for row in [row for row in self.rows.values() if row.is_live]:
+            with suppress(OSError):
+                self._look(row.id, row.root, row.name, _stamp(row.path))
+        return self.version != before
+
+    def changed_since(self, version: int) -> tuple[list[Row], list[str]]:
+        """Rows that changed after `version`, and ids of those that went."""
+        return ([row for row in self.rows.values() if row.version > version],
+                [name for name, at in self.removed.items() if at > version and name not in self.rows])  # fmt: skip
+
+    def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
+        if (root / "run.json").is_file():
+            yield from self._found_in(root.parent, root.name, prefix)
+            return
+        try:
+            entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+        except OSError as problem:
+            self.problems.append(f"{short(root)} cannot be listed: {problem.strerror}.")
+            return
+        for entry in entries[:_MOST_RUNS]:
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._found_in(root, entry.name, prefix)
+                elif entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                    self.plans[prefix + entry.name] = (root, entry.name)
+
+    def _found_in(self, root: Path, name: str, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        try:
+            yield name, _stamp(root / name)
+            return
+        except OSError:
+            pass
+        if _is_file(root / name / "check.json"):
+            self.checks[prefix + name] = (root, name)
+        if _is_file(root / name / "study.json"):
+            self.studies[prefix + name] = (root, name)
+            with suppress(OSError):
+                for entry in sorted(os.scandir(root / name / "trials"), key=lambda one: one.name)[:_MOST_RUNS]:
+                    with suppress(OSError):
+                        if entry.is_dir(follow_symlinks=False):
+                            inner = f"{name}/trials/{entry.name}"
+                            yield inner, _stamp(root / inner)
+
+    def _look(self, run: str, root: Path, name: str, stamp: tuple[int, ...]) -> None:
+        row = self.rows.get(run)
+        is_new = row is None
+        if row is None:
+            row = self.rows[run] = Row(run, root, name, heard_at=self._clock())
+        if row.stamp == stamp and not row.is_live:
+            return
+        before = row.document
+        grew = _read_log(row, is_new=is_new)
+        if grew and not is_new:
+            row.heard_at = self._clock()
+        if stamp != row.stamp or grew or "state" not in before:
+            row.document, row.values = describe(row)
+        elif _state(row, before.get("status"), row.document.get("launch"), self._clock()) == before["state"]:
+            return
+        row.document = {
+            **row.document,
+            "state": _state(row, row.document.get("status"), row.document.get("launch"), self._clock()),
+        }
+        row.stamp = stamp
+        if row.document != before:
+            self.version += 1
+            row.version = self.version
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not path.is_symlink()
+    except OSError:
+        return False
+
+
+_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Sizes and times of the files a row is made of.
+
+    Raises:
+        OSError: there is no run.
+    """
+    stamp: list[int] = []
+    for name in _STAMPED:
+        try:
+            status = os.lstat(path / name)
+            stamp += (status.st_ino, status.st_size, status.st_mtime_ns)
+        except OSError:
+            if name == "run.json":
+                raise
+            stamp += (0, 0, 0)
+    return tuple(stamp)
+
+
+# ------------------------------------------------------------------------------------------------------------- the log
+
+
+def _read_log(row: Row, *, is_new: bool) -> bool:
+    """Take in what the log gained; whether it did. Of a log seen for the first time, its end and some lines."""
+    try:
+        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
+    except OSError:
+        return is_new
+    try:
+        status = os.fstat(descriptor)
+        size, identity = status.st_size, (status.st_dev, status.st_ino)
+        if row.log != identity or size < row.offset or size - row.offset > 4 * _TAIL_BYTES:
+            row.log, row.curve, row.split_s, row.last, row.latest = identity, [], {}, {}, {}
+            row.last_kind = ""
+            start = max(0, size - _TAIL_BYTES)
+            for offset in _sampled_offsets(size):
+                _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
+                _take(row, whole[0] if len(whole) > 1 else b"")
+            row.offset = start + (os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0)
+        content = os.pread(descriptor, size - row.offset, row.offset)
+    finally:
+        os.close(descriptor)
+    whole_bytes = content.rfind(b"\n") + 1
+    for line in content[:whole_bytes].splitlines():
+        _take(row, line)
+    row.offset += whole_bytes
+    return whole_bytes > 0 or is_new
+
+
+def _sampled_offsets(size: int) -> list[int]:
+    """Where lines are looked at in a log: evenly, before its end."""
+    rest = size - _TAIL_BYTES
+    return [rest * number // _NUM_SAMPLED for number in range(_NUM_SAMPLED)] if rest > 0 else []
+
+
+def _take(row: Row, line: bytes) -> None:
+    """An event of the log, as far as a row shows it; lines that cannot be read are passed over."""
+    try:
+        event = orjson.loads(line)
+        kind, fields = event["kind"], event["fields"]
+        samples = as_number(fields.get("samples"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return
+    if kind == "resumed" and samples is not None:
+        row.curve = [point for point in row.curve if point[0] <= samples]
+    if kind == "progress" and samples is not None and math.isfinite(samples):
+        wall_s, loss = as_number(fields.get("wall_s")), as_number(fields.get("loss"))
+        if row.curve and samples < row.curve[-1][0]:
+            row.curve = [point for point in row.curve if point[0] < samples]
+        row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else loss))
+        if len(row.curve) > 2 * _MOST_POINTS:
+            row.curve = row.curve[1::2]
+        for phase, seconds in numbers(fields.get("split_s")).items():
+            row.split_s[phase[:40]] = row.split_s.get(phase[:40], 0.0) + seconds
+        row.last = {**fields, "at": event.get("at")}
+    elif kind == "evaluated" and isinstance(fields.get("metrics"), dict):
+        split = short(fields.get("split", "valid"), 40)
+        for name, value in list(numbers(fields["metrics"]).items())[:50]:
+            row.latest[f"{split}/{short(name, 60).removeprefix(split + '/')}"] = value
+    if isinstance(kind, str) and kind != "logged":
+        row.last_kind = kind[:20]
+
+
+# ------------------------------------------------------------------------------------------------------------- the row
+
+
+def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
+    """The row's document and what it can be selected by, from the run's records and what was read of its log."""
+    root, name = row.root, row.name
+    where = name.rsplit("/trials/", 1)
+    document: dict[str, JSON] = {
+        "id": row.id, "name": short(name.rsplit("/", 1)[-1]), "study": where[0] if len(where) > 1 else None,
+    }  # fmt: skip
+    notes = read_json(root, f"{name}/{ANNOTATIONS}", 256 * 1024)
+    tags = notes.get("tags")
+    document |= {
+        "tags": [short(tag, 40) for tag in tags[:20]] if isinstance(tags, list) else [],
+        "note": short(notes.get("note") or "", 2000), "is_archived": notes.get("is_archived") is True,
+    }  # fmt: skip
+    document["launch"] = launch = launch_of(root, name)
+    try:
+        content, spec_content = (read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json"))
+        if content is None:
+            raise BadRun("there is no run.json")
+        run = loads(content, Run)
+        spec = loads(spec_content, JobSpec) if spec_content else None
+    except (StokerError, ValueError, RecursionError) as problem:
+        return {**document, "status": "unreadable", "problem": short(problem, 400), "values": {}}, {"name": name}
+    last, decision = row.last, read_json(root, f"{name}/plan.json")
+    expected = forecast_of(decision)
+    samples = max(run.samples, int(as_number(last.get("samples")) or 0)) if run.status != "finished" else run.samples
+    wall_s = max(run.wall_s, as_number(last.get("wall_s")) or 0.0)
+    total = run.total_samples or int(as_number(last.get("total_samples")) or 0)
+    price = (launch or {}).get("price_per_h") or price_of(decision)
+    metrics = run.metrics or {str(name): value for name, value in row.latest.items()}
+    headline = headline_metric({k: v for k, v in metrics.items() if math.isfinite(v)} or metrics)
+    eta = remaining_s(row.curve, samples, total, as_number(last.get("eta_s")), expected.get("total_s"), wall_s)
+    whole_s = sum(row.split_s.values())
+    document |= {
+        "status": run.status, "job": short(spec.name if spec else "", 80), "samples": samples, "total_samples": total,
+        "updates": run.updates, "created_at": short(run.created_at, 40), "wall_s": wall_s,
+        "metric": [short(headline[0], 60), _finite(headline[1])] if headline else None,
+        "loss": _finite(as_number(last.get("loss"))), "has_nan": _has_nan(row),
+        "samples_per_s": _finite(as_number(last.get("samples_per_s"))),
+        "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
+        "curve": [[point[0], _finite(point[2])] for point in row.curve[:: max(1, len(row.curve) // 48)]],
+        "eta_s": eta if run.status == "unfinished" else None, "at": _finite(as_number(last.get("at"))),
+        "price_per_h": price, "cost_usd": wall_s / 3600 * price if price else None,
+        "waiting": row.split_s.get("data", 0.0) / whole_s if whole_s else None,
+        "device": short(expected.get("device") or "", 80), "failure": short(run.failure or "", 600),
+        "forked_from": short(run.forked_from or "", 80) or None,
+        "metrics": {short(k, 60): _finite(v) for k, v in list(metrics.items())[:40]},
+    }  # fmt: skip
+    return document, (values_of(run, spec) if spec else {"name": run.name, "status": run.status})
+
+
+def _has_nan(row: Row) -> bool:
+    return bool(row.curve) and not math.isfinite(row.curve[-1][2])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _inner(document: JSON, *path: str | int) -> JSON:
+    """A value inside of JSON from elsewhere; None where the path does not lead to one."""
+    for key in path:
+        try:
+            document = document[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return document
+
+
+def forecast_of(decision: dict[str, JSON]) -> dict[str, JSON]:
+    """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
+    forecast = _inner(decision, "candidates", 0, "forecast")
+    found: dict[str, JSON] = {"device": _inner(decision, "device"), "is_settled": _inner(decision, "is_settled") is not False}
+    for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
+        ends = [as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
+        if None not in ends:
+            found[name] = ends
+    return found
+
+
+def price_of(decision: dict[str, JSON]) -> float | None:
+    """What an hour of the chosen plan's devices costs [USD]; None where that is not known."""
+    price = as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
+    return price if price is not None and 0 < price < 1e9 else None
+
+
+def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
+    """Of a run elsewhere: place, kind, phase with its reason, price [USD/h] and limit; None for a run here."""
+    launch = read_json(root, f"{name}/launch.json", 2**20)
+    if launch.get("record") != "Launch":
+        return None
+    states = launch.get("states")
+    state = states[-1] if isinstance(states, list) and states and isinstance(states[-1], dict) else {}
+    return {
+        "place": short(launch.get("place", ""), 80), "kind": short(launch.get("kind", ""), 20),
+        "phase": short(state.get("phase", "unknown"), 20), "why": short(state.get("why", ""), 300),
+        "evidence": short(state.get("evidence", ""), 300), "at": short(state.get("at", ""), 40),
+        "starts_in_s": as_number(state.get("starts_in_s")), "restarts": as_number(state.get("restarts")) or 0,
+        "submitted_at": short(launch.get("submitted_at", ""), 40), "price_per_h": as_number(launch.get("price_per_h")),
+        "max_cost": as_number(launch.get("max_cost")), "currency": short(launch.get("currency", "USD"), 8),
+        "states": [{"phase": short(one.get("phase", ""), 20), "why": short(one.get("why", ""), 200),
+                    "at": short(one.get("at", ""), 40)}
+                   for one in (states[-40:] if isinstance(states, list) else ()) if isinstance(one, dict)],
+    }  # fmt: skip
+
+
+def remaining_s(
+    curve: Sequence[tuple[float, float, float]], samples: float, total: float, eta_s: float | None,
+    forecast: JSON, wall_s: float,
+) -> list[float | str] | None:
+    """The time to go [s]: value, low, high in 8 cases of 10, and what that rests on; None where nothing is known.
+
+    With enough of the run made, the interval is that of the run's own rates, evaluations and checkpoints included, over
+    stretches of its later half; before, that of the forecast.
+    """
+    left = max(0.0, total - samples)
+    recent = [point for point in curve if point[0] >= samples / 2]
+    step = max(1, len(recent) // 16)
+    marks = recent[::step]
+    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(marks, marks[1:], strict=False) if b[0] > a[0] and b[1] > a[1]]
+    if len(rates) >= 5:
+        tenths = statistics.quantiles(rates, n=10)
+        value = statistics.fmean(rates) * left if eta_s is None else eta_s
+        return [value, min(value, tenths[0] * left), max(value, tenths[-1] * left), "this run's rates"]
+    if isinstance(forecast, list) and len(forecast) == 3:
+        value, low, high = (max(0.0, float(end) - wall_s) for end in forecast)
+        value = value if eta_s is None else eta_s
+        return [value, min(value, low), max(value, high), "forecast"]
+    return None if eta_s is None else [eta_s, eta_s, eta_s, "the last rate"]
+
+
+def _state(row: Row, status: object, launch: JSON, now_s: float) -> State:
+    """What a run is doing."""
+    if status != "unfinished":
+        return str(status)
+    if isinstance(launch, dict) and launch.get("phase") not in (None, "running", "unknown", "finished"):
+        return str(launch["phase"])
+    if not is_held(row.root, row.name):
+        return "stopped" if row.last_kind or not launch else "queued"
+    if row.last_kind in ("", "planned", "noted", "warned") and not row.curve:
+        return "planning"
+    pauses = [b[1] - a[1] for a, b in zip(row.curve[-9:], row.curve[-8:], strict=False)]
+    usual_s = statistics.median(pauses) if pauses else 0.0
+    return "stalled" if now_s - row.heard_at > max(_QUIET_S, 20 * usual_s) else "running"
+
+
+def holder_of(root: Path, name: str) -> tuple[int, str] | None:
+    """Process number and host of who signed a run's lock; None where nobody did."""
+    for file in (LOCK_FILE, HELD_FILE):
+        held = read_json(root, f"{name}/{file}", 4096)
+        pid, host = held.get("pid"), held.get("host")
+        if isinstance(pid, int) and isinstance(host, str) and 1 < pid < 2**31:
+            return pid, host
+    return None
+
+
+def is_held(root: Path, name: str) -> bool:
+    """Whether a living process of this host holds the run; one of another host counts as alive."""
+    holder = holder_of(root, name)
+    return holder is not None and (holder[1] != platform.node() or is_alive(holder[0]))
+
+
+_TAG = re.compile(r"[^\s,#][^\s,]{0,39}")
+
+
+def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Tags as they are kept: at most 20 words without spaces or commas, each once.
+
+    Raises:
+        BadRun: one is none.
+    """
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise BadRun(f"{short(tag, 60)!r} is no tag", remedy="A tag is a word of up to 40 characters.")
+    return tuple(dict.fromkeys(tags))[:20]

@@ -1,0 +1,375 @@
+"""What the pages of single runs are sent: a run's state, its series, its report's sections, and comparisons."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+
+from stoker.errors import BadRun, StokerError
+from stoker.records import (
+    Bottleneck,
+    Coupling,
+    Decision,
+    Device,
+    Environment,
+    JobSpec,
+    KernelTable,
+    Plan,
+    PlanSwitch,
+    RankTimes,
+    Report,
+    Run,
+    loads,
+)
+from stoker.records.codec import JSON, Record
+from stoker.records.plan_schedule import PlanSchedule
+from stoker.records.run import ExampleSet, ExampleSets, leaves
+from stoker.reporting import history
+from stoker.reporting.event_text import describe_event
+from stoker.reporting.run_sections import render_sections
+from stoker.store.foreign_files import open_below, read_below
+from stoker.web.run_index import Row, forecast_of, price_of, read_json, short
+from stoker.web.run_log import COLUMNS, EVENTS, Kept, RunLog, Table, downsampled
+
+R = TypeVar("R", bound=Record)
+
+_MOST_BYTES = 64 * 2**20
+_MOST_EVENTS = 300
+_MOST_TEXT = 400
+_PREVIEW_LINES = 1500
+_MOST_HTML = 4_000_000
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def event_document(kept: Kept) -> dict[str, JSON]:
+    """An event as a line of a page's log, with the fields that charts take."""
+    event, fields = kept.event, kept.event.fields
+    document: dict[str, JSON] = {
+        "kind": event.kind, "at": event.at, "offset": kept.offset,
+        "samples": history.number(event, "samples"), "text": short(describe_event(event), _MOST_TEXT),
+    }  # fmt: skip
+    if event.kind == "evaluated":
+        metrics = {short(name, 80): value for name, value in list(history.evaluation_metrics(event).items())[:200]
+                   if not name.endswith("]")}  # fmt: skip
+        document |= {"split": short(fields.get("split", "valid"), 80), "took_s": history.finite(event, "took_s"),
+                     "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()}}
+    if event.kind == "logged" and isinstance(fields.get("scalars"), Mapping):
+        document["scalars"] = {short(name, 80): points[:2000] for name, points in list(fields["scalars"].items())[:200]
+                               if isinstance(points, list)}  # fmt: skip
+        document["has_media"] = bool(fields.get("images") or fields.get("texts"))
+    return document
+
+
+def run_document(row: Row, log: RunLog) -> dict[str, JSON]:
+    """What a run's page begins with; the stream goes on from `offset`."""
+    decision = read_json(row.root, f"{row.name}/plan.json")
+    evaluations = {f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
+                   for (split, name), points in log.evaluations.items()}  # fmt: skip
+    kept = [one for one in log.kept if one.event.kind != "checkpointed"]
+    shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
+    return {
+        "row": row.document, "log": _identity(log), "offset": log.offset, "is_whole": log.is_whole,
+        "read_share": log.offset / log.size if log.size else 1.0, "num_damaged": log.num_damaged,
+        "forecast": forecast_of(decision), "price_per_h": price_of(decision),
+        "plans": _plans(log), "events": [event_document(one) for one in shown], "num_events": len(kept),
+        "num_checkpoints": log.num_checkpoints, "superseded_s": log.superseded_s, "spans": _spans(log),
+        "evaluations": evaluations, "scalars": sorted(log.scalars),
+        "images": [[one.name, one.samples, one.content] for one in log.images],
+        "texts": [[one.name, one.samples, one.content] for one in log.texts],
+    }  # fmt: skip
+
+
+def _identity(log: RunLog) -> str:
+    return "" if log.identity is None else f"{log.identity[0]}.{log.identity[1]}"
+
+
+def _plans(log: RunLog) -> list[dict[str, JSON]]:
+    """The plans that were settled on or changed to: from which sample, in words."""
+    found: list[dict[str, JSON]] = []
+    for kept in log.kept:
+        event = kept.event
+        plan = event.fields.get("new" if event.kind == "replanned" else "plan")
+        if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
+            with suppress(ValueError, TypeError):
+                words = history.from_json(plan, Plan).in_words()
+                found.append({"samples": history.number(event, "samples") or 0.0, "plan": short(words, 300),
+                              "kind": event.kind, "why": short(event.fields.get("why") or "", 300)})  # fmt: skip
+    return found[-60:]
+
+
+def _spans(log: RunLog) -> list[list[JSON]]:
+    """By the clock what the run's processes did: (began [s since 1970], ended, what)."""
+    spans: list[list[JSON]] = []
+    began: float | None = None
+    for kept in log.kept:
+        event = kept.event
+        if event.kind == "planned":
+            spans.append([event.at - min(86_400.0, history.finite(event, "took_s") or 0.0), event.at, "planning"])
+        elif event.kind == "started":
+            began = event.at
+        elif event.kind in ("stopped", "finished") and began is not None:
+            spans.append([began, max(began, event.at), "training"])
+            began = None
+        elif event.kind == "evaluated":
+            took_s = history.finite(event, "took_s") or 0.0
+            spans.append([event.at - took_s, event.at, "evaluation"])
+    if began is not None:
+        at = COLUMNS.index("at")
+        last = float(log.progress.rows[-1, at]) if log.progress.length else began
+        spans.append([began, max(began, last), "training"])
+    return spans[-500:]
+
+
+def series_document(
+    log: RunLog, *, over: str, start: float | None, end: float | None, px: int, scalars: Sequence[str],
+    price_per_h: float | None = None, preview: Table | None = None,
+) -> dict[str, JSON]:
+    """Columns of progress and logged scalars between two positions of the axis `over`, for `px` pixels.
+
+    `over` is samples, wall_s, updates, or cost (of the price). Unknown names are an error of the page, not of a user.
+    """
+    rows = (log.progress if preview is None else preview).rows
+    x = _axis(rows, over, price_per_h)
+    named = {name: rows[:, index] for index, name in enumerate(COLUMNS) if name not in ("updates", "at", "samples")}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        named["waiting"] = np.where(rows[:, -1] > 0, rows[:, -2] / rows[:, -1], np.nan)
+    del named["data_s"], named["split_s"], named["wall_s"]
+    named = {name: values for name, values in named.items() if np.isfinite(values).any()}
+    low, high = (-math.inf if start is None else start), (math.inf if end is None else end)
+    document: dict[str, JSON] = {
+        "offset": log.offset, "log": _identity(log), "is_whole": log.is_whole and preview is None,
+        "read_share": log.offset / log.size if log.size else 1.0, "num_points": log.progress.length,
+        "progress": downsampled(x, named, low, high, px), "scalars": {},
+    }  # fmt: skip
+    samples = rows[:, 0]
+    for name in scalars:
+        if (table := log.scalars.get(name)) is not None and table.length:
+            at = table.rows[:, 0] if over == "samples" or not len(samples) else np.interp(table.rows[:, 0], samples, x)
+            document["scalars"][name] = downsampled(at, {"y": table.rows[:, 1]}, low, high, px)
+    if over != "samples" and len(samples):
+        document["evaluations"] = {
+            f"{split} {name}": [[float(np.interp(at, samples, x)), y if math.isfinite(y) else None] for at, y in points]
+            for (split, name), points in log.evaluations.items()
+        }
+    return document
+
+
+def _axis(rows: np.ndarray, over: str, price_per_h: float | None) -> np.ndarray:
+    name = "wall_s" if over == "cost" else over
+    if name not in ("samples", "wall_s", "updates"):
+        raise BadRun(f"there is no axis {short(over, 40)!r}")
+    x = np.nan_to_num(rows[:, COLUMNS.index(name)], nan=0.0)
+    ascending: np.ndarray = np.maximum.accumulate(x) if len(x) else x
+    return ascending * ((price_per_h or 0.0) / 3600) if over == "cost" else ascending
+
+
+def preview_of(row: Row) -> Table:
+    """Progress of lines from all over a log that has not been read yet: enough to draw its shape."""
+    table, sampled = Table(len(COLUMNS)), RunLog(row.root, row.name)
+    with suppress(OSError):
+        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
+        try:
+            size = os.fstat(descriptor).st_size
+            lines: list[bytes] = []
+            for number in range(_PREVIEW_LINES):
+                parts = os.pread(descriptor, 2048, size * number // _PREVIEW_LINES).split(b"\n")
+                lines += parts[1:2] if len(parts) > 2 else []
+            sampled.take_progress(lines)
+            table = sampled.progress
+        finally:
+            os.close(descriptor)
+    return table
+
+
+# -------------------------------------------------------------------------------------------------------- the sections
+
+
+def record(row: Row, file: str, kind: type[R]) -> R | None:
+    """A record of the run's directory; None where it is not there.
+
+    Raises:
+        BadRun: it cannot be read, is damaged or of another version.
+    """
+    content = read_below(row.root, f"{row.name}/{file}", _MOST_BYTES)
+    if content is None:
+        return None
+    try:
+        return loads(content, kind)
+    except (ValueError, RecursionError) as problem:
+        raise BadRun(f"{file} cannot be used: {short(problem, 300)}.") from problem
+
+
+def report_of(row: Row, log: RunLog) -> Report:
+    """All that a report of the run shows; its events are condensed, with the same sums.
+
+    Raises:
+        BadRun: a record is damaged.
+    """
+    run, spec, decision = record(row, "run.json", Run), record(row, "spec.json", JobSpec), record(row, "plan.json", Decision)
+    if run is None or spec is None:
+        raise BadRun(f"{row.name} has no run.json or no spec.json.")
+    schedule = None
+    if decision is not None:
+        began = record(row, "changed_plan.json", Plan) or decision.chosen.plan
+        switches = read_below(row.root, f"{row.name}/plans.jsonl", _MOST_BYTES) or b""
+        with suppress(ValueError):
+            schedule = PlanSchedule.of(began, (loads(line, PlanSwitch) for line in switches.split(b"\n")[:-1]))
+    ranks: list[RankTimes] = []
+    with suppress(OSError):
+        for file in sorted(os.listdir(row.path / "ranks"))[:4096] if not (row.path / "ranks").is_symlink() else ():
+            if file.endswith(".json") and (times := record(row, f"ranks/{file}", RankTimes)) is not None:
+                ranks.append(times)
+    return Report(
+        run=run, spec=spec, decision=decision, device=record(row, "device.json", Device),
+        environment=record(row, "environment.json", Environment), coupling=record(row, "coupling.json", Coupling),
+        events=log.events(), bottleneck=record(row, "bottleneck.json", Bottleneck),
+        kernels=record(row, "profile/kernels.json", KernelTable),
+        ranks=tuple(sorted(ranks, key=lambda one: (one.began_at, one.rank))), schedule=schedule,
+    )  # fmt: skip
+
+
+def sections_html(row: Row, log: RunLog) -> str:
+    """The report's sections as HTML.
+
+    Raises:
+        BadRun: a record is damaged, or so large that a browser should not be given it.
+    """
+    html = render_sections(report_of(row, log), examples_of(row))
+    if len(html) > _MOST_HTML:
+        raise BadRun(f"its records would be {len(html):,} characters of HTML; at most {_MOST_HTML:,} are shown")
+    return html
+
+
+def examples_of(row: Row) -> tuple[ExampleSet, ...]:
+    """Samples of held-out sets with the final model's outputs; none where they cannot be read."""
+    try:
+        found = record(row, "examples.json", ExampleSets)
+    except StokerError:
+        return ()
+    sets = found.sets if found is not None else ()
+    return tuple(one for one in sets if all(map(_is_drawn, (*one.worst, *one.first))))
+
+
+def _is_drawn(example: object) -> bool:
+    """Whether an example's pictures are PNG files: what stands in a `data:` address is base64 and nothing else."""
+    for name in ("picture", "output_picture", "target_picture"):
+        picture = getattr(example, name)
+        if picture is not None:
+            try:
+                if not base64.b64decode(picture, validate=True).startswith(PNG):
+                    return False
+            except ValueError:
+                return False
+    return True
+
+
+def confusion_document(row: Row) -> list[dict[str, JSON]]:
+    """Confusion matrices of the splits that have one: classes, and a row of counts for each class of the targets."""
+    return [
+        {"split": short(one.split, 40), "counts": [list(line[:64]) for line in one.confusion[:64]],
+         "classes": [short(name, 40) for name in one.classes[:64]]}
+        for one in examples_of(row) if one.confusion is not None
+    ]  # fmt: skip
+
+
+def picture_of(row: Row, log: RunLog, file: str) -> bytes:
+    """A picture that the run logged.
+
+    Raises:
+        BadRun: the log names no such file, or it is no PNG.
+    """
+    if not any(one.content == file for one in log.images) or "/" in file:
+        raise BadRun("the run logged no such picture")
+    content = read_below(row.root, f"{row.name}/logged/{file}", _MOST_BYTES)
+    if content is None or not content.startswith(PNG):
+        raise BadRun("that picture is no PNG, or is gone")
+    return content
+
+
+# ------------------------------------------------------------------------------------------------------------- compare
+
+
+def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
+    """What differs between runs, by what it changes: what is learned, how it is executed, and where."""
+    groups: dict[str, list[dict[str, JSON]]] = {"learned": [], "executed": [], "surroundings": []}
+    problems: list[str] = []
+    specs: list[JobSpec | None] = []
+    for row in rows:
+        try:
+            specs.append(record(row, "spec.json", JobSpec))
+        except StokerError as problem:
+            specs.append(None)
+            problems.append(f"{row.document.get('name')}: {short(problem.message, 300)}")
+    settings = [dict(leaves(_told(spec))) if spec else {} for spec in specs]
+    plans: list[dict[str, str]] = []
+    surroundings: list[dict[str, JSON]] = []
+    for row in rows:
+        plan = _chosen(row)
+        plans.append({name.replace("_", " "): str(value) for name, value in vars(plan).items()} if plan else {})
+        try:
+            environment = record(row, "environment.json", Environment)
+        except StokerError:
+            environment = None
+        surroundings.append({} if environment is None else {
+            "device": environment.device_model, "threads": environment.threads, "torch": environment.torch_version,
+            "python": environment.python_version, "platform": environment.platform,
+            **environment.libraries, **environment.flags})  # fmt: skip
+    for group, tables in (("learned", settings), ("executed", plans), ("surroundings", surroundings)):
+        for name in dict.fromkeys(name for table in tables for name in table):
+            values = [_text(table[name]) if name in table else None for table in tables]
+            if len(set(values)) > 1:
+                groups[group].append({"name": short(name, 120), "values": values})
+    return {"differences": {name: rows[:200] for name, rows in groups.items()}, "problems": problems,
+            "seeds": _over_seeds(rows, specs)}  # fmt: skip
+
+
+def _chosen(row: Row) -> Plan | None:
+    try:
+        decision = record(row, "plan.json", Decision)
+    except StokerError:
+        return None
+    return decision.chosen.plan if decision is not None else None
+
+
+def _told(spec: JobSpec) -> dict[str, JSON]:
+    """Of a spec what a reader compares: digests of code and data as short words."""
+    return {
+        "job": spec.name, "parameters": dict(spec.parameters), "settings": dict(spec.settings),
+        "data": f"{spec.num_train:,} samples, {spec.data_fingerprint[:10]}", "first weights": spec.weights_digest[:10],
+        "code": (spec.entry_digest or "none")[:10], "functions": {n: d[:10] for n, d in (spec.functions or {}).items()},
+    }  # fmt: skip
+
+
+def _text(value: JSON) -> str:
+    return short(value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value), 200)
+
+
+def _over_seeds(rows: Sequence[Row], specs: Sequence[JobSpec | None]) -> list[dict[str, JSON]]:
+    """Means and deviations of final metrics over runs that differ in nothing but the seed."""
+    groups: dict[str, list[Row]] = {}
+    for row, spec in zip(rows, specs, strict=True):
+        if spec is not None and row.document.get("status") == "finished":
+            told = _told(spec) | {"first weights": "", "functions": ""}
+            alike = [(name, value) for name, value in leaves(told) if name.rsplit(".", 1)[-1] != "seed"]
+            groups.setdefault(repr(alike), []).append(row)
+    found = []
+    for members in groups.values():
+        metrics: dict[str, list[float]] = {}
+        for row in members:
+            for name, value in (row.document.get("metrics") or {}).items():
+                if value is not None:
+                    metrics.setdefault(name, []).append(value)
+        if len(members) > 1:
+            found.append({
+                "runs": [row.document["name"] for row in members],
+                "metrics": [[name, statistics.fmean(values), statistics.stdev(values), len(values)]
+                            for name, values in metrics.items() if len(values) > 1],
+            })  # fmt: skip
+    return found

@@ -1,0 +1,525 @@
+"""The server of `stoker ui`: pages, documents and streams over HTTP on this machine's loopback.
+
+A stream of server-sent events resumes where it ended: of a run's log the id of an event is the byte offset after its
+line, so that nothing is missed and nothing comes twice, whichever side was restarted. One task looks at each log that is
+watched, whatever the number of pages.
+
+Source: WHATWG HTML, 9.2 "Server-sent events" (`Last-Event-ID`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from stoker.errors import BadRun, StokerError
+from stoker.records.codec import JSON
+from stoker.records.progress import read_event
+from stoker.reporting.pages import COLOURS
+from stoker.store.foreign_files import open_below
+from stoker.store.run_query import selected_ids
+from stoker.web import control, other_views, run_view
+from stoker.web.access import LOADER, Access, content_policy
+from stoker.web.alerts import Alert, alerts_of, send
+from stoker.web.run_index import Row, RunIndex, short
+from stoker.web.run_log import EVENTS, Kept, RunLog
+from stoker.web.services import Service, ask_all
+
+_LIVE_S, _SCAN_S, _IDLE_SCAN_S = 1.0, 5.0, 15.0
+"""Pauses between two looks: at runs that train, at all folders while a page is open, and while none is [s]."""
+_LOG_S = 0.4
+_SERVICES_S = 2.0
+_MOST_LOGS = 12
+"""Logs that are kept folded; the one that was not asked for longest goes first."""
+_AT_ONCE_BYTES = 4 * 2**20
+"""Of a log that is read while a page waits; of a longer one a preview is shown meanwhile."""
+_STREAM_BYTES = 512 * 1024
+"""What a stream sends of a log; after more, as behind a page that slept for long, the page asks for the series anew."""
+_PING_S = 20.0
+_MOST_ROWS = 20_000
+
+
+@dataclass
+class UiOptions:
+    """What `stoker ui` was started with; see its command."""
+
+    roots: Sequence[Path]
+    token: str
+    port: int
+    allows_changes: bool = False
+    services: Sequence[Service] = ()
+    webhooks: Sequence[str] = ()
+    budget_usd: float | None = None
+
+
+@dataclass
+class _Watch:
+    """A log that streams follow: who waits for news."""
+
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    followers: int = 0
+    size: int = -1
+    task: asyncio.Task[None] | None = None
+
+
+class Ui:
+    """State of the server. `application` is what uvicorn runs."""
+
+    def __init__(self, options: UiOptions) -> None:
+        self.options = options
+        self.index = RunIndex(options.roots)
+        self.epoch = f"{int(time.time() * 1000):x}"
+        self._logs: dict[str, tuple[RunLog, threading.Lock]] = {}
+        self._watches: dict[str, _Watch] = {}
+        self._rows_news = asyncio.Condition()
+        self._alerts: list[tuple[int, Alert]] = []
+        self._documents: dict[str, dict[str, JSON]] = {}
+        self._num_pages = 0
+        self._is_scanned = asyncio.Event()
+        self._index_lock = asyncio.Lock()
+        self._services_asked = 0.0
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    def application(self) -> Starlette:
+        """The routes, behind the checks of `Access`."""
+
+        def of_run(answer: Callable[[Row, Request], Any]) -> Callable[[Request], Any]:
+            async def route(request: Request) -> Response:
+                return _json(await answer(self._row(request), request))
+
+            return route
+
+        pages = ("/", "/run/{rest:path}", "/compare", "/studies", "/study/{rest:path}", "/plans", "/plan/{rest:path}",
+                 "/services", "/places", "/data", "/data/{rest:path}")  # fmt: skip
+        routes = [
+            *(Route(path, self._page) for path in pages),
+            Route("/static/{name:path}", _static),
+            Route("/api/runs", self._runs), Route("/api/select", self._select), Route("/api/events", self._events),
+            Route("/api/run", of_run(self._run)), Route("/api/series", of_run(self._series)),
+            Route("/api/confusion", of_run(self._confusion)), Route("/api/sections", self._sections),
+            Route("/api/picture", self._picture), Route("/api/compare", self._compare),
+            Route("/api/study", self._in_thread(other_views.study_document, "study")),
+            Route("/api/plan", self._in_thread(other_views.plan_document, "plan")),
+            Route("/api/plans", self._in_thread(other_views.plans_known)),
+            Route("/api/places", self._in_thread(other_views.places_document)),
+            Route("/api/check", self._check), Route("/api/services", self._services),
+            Route("/api/do/{what}", self._do, methods=["POST"]),
+        ]  # fmt: skip
+        access = Middleware(Access, token=self.options.token, port=self.options.port,
+                            allows_changes=self.options.allows_changes)  # fmt: skip
+        return Starlette(
+            routes=routes, middleware=[access, Middleware(GZipMiddleware, minimum_size=2048, compresslevel=3)],
+            lifespan=self._lifespan,
+            exception_handlers={StokerError: _failure, HTTPException: _failure, Exception: _failure},
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------ background
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep_index())
+        try:
+            yield
+        finally:
+            for one in (task, *self._reading.values(), *(w.task for w in self._watches.values() if w.task is not None)):
+                one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep_index(self) -> None:
+        """Look at the runs again and again, and wake the streams of rows when something changed."""
+        scanned_at = -1e9
+        while True:
+            pause_s = _SCAN_S if self._num_pages else _IDLE_SCAN_S
+            async with self._index_lock:
+                if time.monotonic() - scanned_at >= pause_s or not self._is_scanned.is_set():
+                    has_changed = await asyncio.to_thread(self.index.scan)
+                    scanned_at = time.monotonic()
+                else:
+                    has_changed = self.index.look_at_live()  # a few small reads: cheaper than a thread
+            if has_changed:
+                self._raise_alerts()
+                async with self._rows_news:
+                    self._rows_news.notify_all()
+            self._is_scanned.set()
+            await asyncio.sleep(_LIVE_S if self._num_pages or self.options.webhooks else _LIVE_S * 5)
+
+    def _raise_alerts(self) -> None:
+        for row in self.index.rows.values():
+            before = self._documents.get(row.id)
+            if before is not None and before is not row.document:
+                for alert in alerts_of(before, row.document, self.options.budget_usd):
+                    self._alerts = [*self._alerts[-99:], (self.index.version, alert)]
+                    for address in self.options.webhooks:
+                        threading.Thread(target=send, args=(alert, address), daemon=True).start()
+            self._documents[row.id] = row.document
+        for gone in self._documents.keys() - self.index.rows.keys():
+            del self._documents[gone]
+
+    async def _rescan(self) -> None:
+        async with self._index_lock:
+            await asyncio.to_thread(self.index.scan)
+        async with self._rows_news:
+            self._rows_news.notify_all()
+
+    # ----------------------------------------------------------------------------------------------------------- pages
+
+    async def _page(self, _: Request) -> Response:
+        return HTMLResponse(_SHELL, headers={"content-security-policy": content_policy()})
+
+    async def _runs(self, _: Request) -> Response:
+        await self._is_scanned.wait()
+        index = self.index
+        return _json({
+            "epoch": self.epoch, "version": index.version, "rows": [row.document for row in index.rows.values()][:_MOST_ROWS],
+            "problems": index.problems, "control": self.options.allows_changes,
+            "roots": [str(root) for root in index.roots], "studies": sorted(index.studies), "checks": sorted(index.checks),
+            "services": len(self.options.services),
+        })  # fmt: skip
+
+    async def _select(self, request: Request) -> Response:
+        """Ids of the runs of which all conditions hold, in the order of `sort`; or what is wrong with the conditions."""
+        where, sort = request.query_params.get("where", ""), request.query_params.get("sort") or None
+        return _json(selected_ids({row.id: row.values for row in self.index.rows.values()}, where=where, sort=sort))
+
+    def _in_thread(self, make: Callable[..., Any], *names: str) -> Callable[[Request], Any]:
+        async def route(request: Request) -> Response:
+            await self._is_scanned.wait()
+            values = [request.query_params.get(name, "") for name in names]
+            return _json(await run_in_threadpool(make, self.index, *values))
+
+        return route
+
+    async def _check(self, request: Request) -> Response:
+        html = await run_in_threadpool(other_views.check_html, self.index, request.query_params.get("check", ""))
+        return Response(html, media_type="text/plain")
+
+    async def _services(self, _: Request) -> Response:
+        if time.monotonic() - self._services_asked >= _SERVICES_S * 0.9:
+            self._services_asked = time.monotonic()
+            await ask_all(self.options.services)
+        return _json({"services": [one.document() for one in self.options.services]})
+
+    async def _compare(self, request: Request) -> Response:
+        rows = [self.index.rows[run] for run in request.query_params.getlist("run")[:32] if run in self.index.rows]
+        return _json(await run_in_threadpool(run_view.compare_document, rows))
+
+    # ------------------------------------------------------------------------------------------------------- of a run
+
+    def _row(self, request: Request) -> Row:
+        """The run that a request names: only what the index found can be named."""
+        run = request.query_params.get("run", "")
+        if run not in self.index.rows:
+            raise BadRun(f"there is no run {short(run, 80)!r} here", remedy="It may have been moved or removed.")
+        return self.index.rows[run]
+
+    async def _log(self, row: Row) -> tuple[RunLog, bool]:
+        """The run's log, read to its end if that is short work; whether it was."""
+        known = self._logs.pop(row.id, None) or (RunLog(row.root, row.name), threading.Lock())
+        self._logs[row.id] = known
+        while len(self._logs) > _MOST_LOGS:
+            del self._logs[next(iter(self._logs))]
+        log, lock = known
+
+        def read(most: int) -> None:
+            with lock, contextlib.suppress(OSError):
+                log.read(most)
+
+        if row.id not in self._reading:
+            await asyncio.to_thread(read, _AT_ONCE_BYTES)
+            if not log.is_whole:
+                self._reading[row.id] = asyncio.create_task(self._read_on(row, log, read))
+        return log, row.id not in self._reading
+
+    async def _read_on(self, row: Row, log: RunLog, read: Callable[[int], None]) -> None:
+        """Read a long log to its end, and let the pages know."""
+        try:
+            while not log.is_whole and row.id in self._logs:
+                before = log.offset
+                await asyncio.to_thread(read, _AT_ONCE_BYTES)
+                if log.offset == before:
+                    break
+        finally:
+            self._reading.pop(row.id, None)
+            if (watch := self._watches.get(row.id)) is not None:
+                watch.size = -2  # as if it had been replaced: streams send `refetch`
+                async with watch.news:
+                    watch.news.notify_all()
+
+    async def _run(self, row: Row, _: Request) -> Any:
+        log, _is_whole = await self._log(row)
+        return run_view.run_document(row, log)
+
+    async def _series(self, row: Row, request: Request) -> Any:
+        log, is_whole = await self._log(row)
+        query = request.query_params
+        preview = None if is_whole else await asyncio.to_thread(run_view.preview_of, row)
+
+        def number(name: str) -> float | None:
+            try:
+                return float(query[name]) if query.get(name) else None
+            except ValueError:
+                raise BadRun(f"{name} is no number") from None
+
+        px = int(min(4000, max(50, number("px") or 1000)))
+        return await asyncio.to_thread(
+            run_view.series_document, log, over=query.get("over", "samples"), start=number("from"), end=number("to"),
+            px=px, scalars=query.getlist("scalar")[:200], price_per_h=row.document.get("price_per_h"), preview=preview,
+        )  # fmt: skip
+
+    async def _confusion(self, row: Row, _: Request) -> Any:
+        return await asyncio.to_thread(run_view.confusion_document, row)
+
+    async def _sections(self, request: Request) -> Response:
+        row = self._row(request)
+        log, is_whole = await self._log(row)
+        if not is_whole:
+            raise BadRun("the run's log is still being read")
+        return Response(await asyncio.to_thread(run_view.sections_html, row, log), media_type="text/plain")
+
+    async def _picture(self, request: Request) -> Response:
+        row = self._row(request)
+        log, _ = await self._log(row)
+        content = await asyncio.to_thread(run_view.picture_of, row, log, request.query_params.get("file", ""))
+        return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
+
+    async def _do(self, request: Request) -> Response:
+        """Stop, resume, fork or annotate a run; `Access` has checked that changes are allowed."""
+        row, what = self._row(request), request.path_params["what"]
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > 64 * 1024:
+                raise BadRun("the request is larger than 64 KiB")
+        given = orjson.loads(bytes(body)) if body else {}
+        said = "done"
+        if what == "stop":
+            said = control.stop(row)
+        elif what in ("resume", "fork"):
+            said = await asyncio.to_thread(control.restart, row, is_fork=what == "fork")
+        elif what == "annotate" and isinstance(given, dict) and isinstance(given.get("tags"), list):
+            control.annotate(row, tags=[str(tag) for tag in given["tags"]], note=str(given.get("note", "")),
+                             is_archived=given.get("is_archived") is True)  # fmt: skip
+        else:
+            raise BadRun(f"there is nothing like {short(what, 40)!r} to do")
+        await self._rescan()
+        return _json({"said": said})
+
+    # --------------------------------------------------------------------------------------------------------- streams
+
+    async def _events(self, request: Request) -> Response:
+        """A stream: `rows` that changed, `alert`s, and with `run` the `events` of its log from an offset on."""
+        query = request.query_params
+        run = query.get("run")
+        row = self._row(request) if run else None
+        last = request.headers.get("last-event-id", "") or query.get("from", "0")
+        offset = int(last) if last.isdigit() and len(last) < 19 else 0
+        since = query.get("since", "")
+        epoch, _, version = since.partition(".")
+        known = int(version) if epoch == self.epoch and version.isdigit() and len(version) < 19 else -1
+        stream = self._stream(row, query.get("log", ""), offset, known)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def _stream(self, row: Row | None, log: str, offset: int, version: int) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+        self._num_pages += 1
+        tasks = [asyncio.create_task(self._send_rows(queue, row, version))]
+        if row is not None:
+            tasks.append(asyncio.create_task(self._send_log(queue, row, log, offset)))
+        try:
+            yield b"retry: 1000\n\n"
+            while True:
+                try:
+                    yield await asyncio.wait_for(queue.get(), _PING_S)
+                except TimeoutError:
+                    yield b": \n\n"  # so that a broken line is noticed
+        finally:
+            self._num_pages -= 1
+            for task in tasks:
+                task.cancel()
+
+    async def _send_rows(self, queue: asyncio.Queue[bytes], only: Row | None, version: int) -> None:
+        """Put rows that changed since `version` into the queue; all of them once, where that is not known (-1)."""
+        alerted = self.index.version
+        while True:
+            rows, removed = self.index.changed_since(version)
+            document: dict[str, JSON] = {"epoch": self.epoch, "version": self.index.version, "removed": removed}
+            if only is None:
+                document["rows"] = [row.document for row in rows]
+            else:
+                document["rows"] = [row.document for row in rows if row.id == only.id]
+                document["removed"] = [name for name in removed if name == only.id]
+            if document["rows"] or document["removed"] or version < 0:
+                await queue.put(_event("rows", document))
+            version = self.index.version
+            for at, alert in self._alerts:
+                if at > alerted:
+                    await queue.put(_event("alert", alert.document()))
+            alerted = version
+            async with self._rows_news:
+                while self.index.version == version:
+                    await self._rows_news.wait()
+
+    async def _send_log(self, queue: asyncio.Queue[bytes], row: Row, log: str, offset: int) -> None:
+        """Put what the log gains into the queue, from byte `offset` of the file `log` on."""
+        watch = self._watches.setdefault(row.id, _Watch())
+        watch.followers += 1
+        if watch.task is None:
+            watch.task = asyncio.create_task(self._watch(row, watch))
+        try:
+            seen = -1
+            while True:
+                async with watch.news:
+                    while watch.size == seen:
+                        await watch.news.wait()
+                    seen = watch.size
+                piece, offset, log, is_refetch = _new_lines(row, log, offset)
+                if is_refetch or seen == -2:
+                    await queue.put(_event("refetch", {"offset": offset, "log": log}, offset))
+                elif piece:
+                    await queue.put(piece)
+        finally:
+            watch.followers -= 1
+            if not watch.followers and watch.task is not None:
+                watch.task.cancel()
+                self._watches.pop(row.id, None)
+
+    async def _watch(self, row: Row, watch: _Watch) -> None:
+        """Look at the size of a log again and again, for all who follow it."""
+        while True:
+            try:
+                status = os.lstat(row.path / EVENTS)
+                size = status.st_size
+            except OSError:
+                size = 0
+            if size != watch.size:
+                watch.size = size
+                async with watch.news:
+                    watch.news.notify_all()
+            await asyncio.sleep(_LOG_S)
+
+
+def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
+    """Whole lines after byte `offset` as events of a stream, the offset after them, which file, and whether to refetch."""
+    try:
+        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
+    except OSError:
+        return b"", 0, "", bool(log)
+    try:
+        status = os.fstat(descriptor)
+        identity = f"{status.st_dev}.{status.st_ino}"
+        if (log and log != identity) or status.st_size < offset:
+            return b"", 0, identity, True
+        if status.st_size - offset > _STREAM_BYTES:
+            return b"", status.st_size, identity, True
+        content = os.pread(descriptor, _STREAM_BYTES, offset)
+    finally:
+        os.close(descriptor)
+    content = content[: content.rfind(b"\n") + 1]
+    parts: list[bytes] = []
+    for line in content.split(b"\n")[:-1]:
+        offset += len(line) + 1
+        if (document := _line_document(line, offset)) is not None:
+            parts.append(_event("event", document, offset))
+    return b"".join(parts), offset, identity, False
+
+
+_OF_PROGRESS = ("samples", "total_samples", "updates", "epoch", "loss", "lr", "grad_norm", "samples_per_s", "eta_s",
+                "wall_s", "resident_bytes", "split_s", "trying")  # fmt: skip
+
+
+def _line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
+    """A line of the log as a page takes it; None for one that cannot be read."""
+    try:
+        document = orjson.loads(line)
+        if document["kind"] == "progress":
+            fields = document["fields"]
+            return {"kind": "progress", "at": document["at"], "offset": offset,
+                    **{name: fields[name] for name in _OF_PROGRESS if name in fields}}  # fmt: skip
+        return run_view.event_document(Kept(offset, read_event(line)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _event(kind: str, document: JSON, offset: int | None = None) -> bytes:
+    head = b"" if offset is None else b"id: %d\n" % offset
+    return b"%sevent: %s\ndata: %s\n\n" % (head, kind.encode(), orjson.dumps(document))
+
+
+def _json(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")
+
+
+async def _failure(_: Request, problem: Exception) -> Response:
+    """An error as the command line would show it: what is wrong, and what to do."""
+    if isinstance(problem, StokerError):
+        document = {"error": short(problem.message, 1000), "remedy": short(problem.remedy or "", 400)}
+        return Response(orjson.dumps(document), problem.http_status, media_type="application/json")
+    status = problem.status_code if isinstance(problem, HTTPException) else 500
+    words = problem.detail if isinstance(problem, HTTPException) else f"{type(problem).__name__}: {problem}"
+    return Response(orjson.dumps({"error": short(words, 400)}), status, media_type="application/json")
+
+
+_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+_SHELL = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+    "<title>Stoker</title>\n"
+    + "".join(f'<link rel="stylesheet" href="/static/{name}.css">\n'
+              for name in ("colours", "page", "data_page", "vendor/uPlot", "ui"))
+    + '<link rel="icon" href="/static/icon.svg">\n'
+    + f"</head>\n<body>\n<script>{LOADER}</script>\n</body>\n</html>\n"
+)  # fmt: skip
+
+
+def _colours() -> str:
+    """The style sheet of the colours that pages and reports share; a page may be set to one of both themes."""
+    light, dark = ("".join(f"--{name}:{pair[number]};" for name, pair in COLOURS.items()) for number in (0, 1))
+    return (
+        f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f":root[data-theme=dark]{{{dark}}}\n"
+    )
+
+
+async def _static(request: Request) -> Response:
+    """Files of the page: this package's, and the style sheets that it shares with reports."""
+    name = str(request.path_params["name"])
+    content = _static_files().get(name)
+    if content is None:
+        raise HTTPException(404, "there is no such file")
+    return Response(content, media_type=_KINDS[Path(name).suffix], headers={"cache-control": "private, max-age=0, must-revalidate"})
+
+
+def _static_files() -> dict[str, str]:
+    """All files that may be asked for, by name: nothing else is read for a request."""
+    if not _FILES:
+        ours, reports = resources.files("stoker.web").joinpath("static"), resources.files("stoker.reporting")
+        for folder, prefix in ((ours, ""), (ours.joinpath("vendor"), "vendor/")):
+            for file in folder.iterdir():
+                if file.is_file() and Path(file.name).suffix in _KINDS:
+                    _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
+        for sheet in ("page.css", "data_page.css"):
+            _FILES[sheet] = reports.joinpath(sheet).read_text(encoding="utf-8")
+        _FILES["colours.css"] = _colours()
+    return _FILES
+
+
+_FILES: dict[str, str] = {}

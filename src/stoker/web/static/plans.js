@@ -1,0 +1,77 @@
+/* A plan: what each device or layout would take and cost, what was rejected and why; sliders for what one may spend. */
+
+import { get } from "./api.js";
+import { follow, href, link } from "./app.js";
+import { empty, h, replace, section, svg, table } from "./dom.js";
+import * as format from "./format.js";
+
+const ends = (estimate) => (estimate ? format.withInterval(estimate.value, estimate.low, estimate.high) : "");
+
+export const open = async (main, id) => {
+  document.title = `${id || "Plans"} · Stoker`;
+  main.className = "wide";
+  follow({});
+  if (!id) {
+    const plans = await get("plans");
+    replace(main, h("h1", {}, "Plans"), plans.length ? table(["plan of", ""], plans.map((one) => [link(href("plan", one.id), one.name), h("span", { class: "note" }, one.kind === "file" ? "a file of stoker plan --json" : "a run")])) : empty("No plans here", "Every run has one; others are shown from files in this folder.", h("pre", {}, "stoker plan job.py --on h100,l4,rtx4090 --json > runs/devices.json")));
+    return {};
+  }
+  const plan = await get("plan", { plan: id });
+  const candidates = plan.candidates.filter((one) => one.total_s);
+  const costs = candidates.map((one) => one.cost_usd?.value).filter((one) => one !== undefined);
+  const limits = { deadline: 1, budget: 1 };
+  const times = candidates.map((one) => one.total_s.value), longest = Math.max(...times, 1), shortest = Math.min(...times, longest);
+  const most = Math.max(...costs, 0.01), least = Math.min(...costs, most);
+  /* Sliders are logarithmic: plans differ by factors. */
+  const limit = (share, low, high) => (share >= 1 ? Infinity : low * 0.95 * (high / low / 0.95) ** share);
+  const host = h("div"), answer = h("p", { class: "level", role: "status" }), rows = h("div");
+  const isWithin = (one) => one.total_s.value <= limit(limits.deadline, shortest, longest) && (one.is_here || !one.cost_usd || one.cost_usd.value <= limit(limits.budget, least, most));
+  const slider = (key, title, form) => {
+    const output = h("b", {}, "no limit");
+    const input = h("input", { type: "range", min: "0", max: "1000", "aria-label": title, oninput: () => { limits[key] = input.value / 1000; output.textContent = form(); input.setAttribute("aria-valuetext", form()); draw(); } });
+    input.value = "1000";
+    return h("label", { class: "slide" }, h("span", {}, title), input, output);
+  };
+  const draw = () => {
+    const fitting = candidates.filter(isWithin);
+    const hasDeadline = limits.deadline < 1;
+    const best = [...fitting].sort((a, b) => (hasDeadline && a.cost_usd && b.cost_usd ? a.cost_usd.value - b.cost_usd.value : a.total_s.value - b.total_s.value))[0];
+    replace(answer, best ? [h("strong", {}, best.device), `: ${ends(best.total_s)}${best.cost_usd ? `, ${format.withInterval(best.cost_usd.value, best.cost_usd.low, best.cost_usd.high, format.money)}` : ""}`, h("span", { class: "note" }, ` · ${hasDeadline ? "the cheapest in time" : "the fastest"} of ${format.plural(fitting.length, "plan")} within the limits`)] : [h("strong", { class: "bad" }, "Nothing fits"), ` · ${format.plural(candidates.length, "plan")} are outside of the limits`]);
+    replace(host, candidates.length > 1 && costs.length > 1 ? scatter(candidates, isWithin, best, { longest, shortest, most, least }) : null);
+    replace(rows, table(["device", "time", "cost", "memory", "throughput", "plan", "why"], candidates.map((one) => [
+      h("b", { class: one === best ? "chosen" : isWithin(one) ? "" : "out" }, one.device), ends(one.total_s), one.cost_usd ? format.withInterval(one.cost_usd.value, one.cost_usd.low, one.cost_usd.high, format.money) : one.is_here ? "here" : "no price",
+      `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why]), "devices"));
+  };
+  const shares = (title, parts, form) => parts?.length && section(title, table(["", "", "line"], parts.slice(0, 20).map((part) => [part.what, form(part.value), h("span", { class: "note" }, part.where)])));
+  replace(main, h("div", { class: "title" }, h("h1", {}, plan.name), h("span", { class: "note" }, `planned in ${format.seconds(plan.took_s)}`)),
+    !plan.is_settled && h("aside", { class: "notice" }, h("p", {}, "The run tries plans on its own updates; this is the one it began under.")),
+    answer, h("div", { class: "sliders" }, slider("deadline", "deadline", () => (limits.deadline >= 1 ? "no limit" : format.seconds(limit(limits.deadline, shortest, longest)))), costs.length > 0 && slider("budget", "budget", () => (limits.budget >= 1 ? "no limit" : format.money(limit(limits.budget, least, most))))),
+    host, section("Plans that fit", rows), plan.advice && h("p", { class: "advice" }, plan.advice),
+    section("Why", h("ol", { class: "why" }, plan.explanation.map((line) => h("li", {}, line)))),
+    plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]))),
+    plan.breakdown && h("div", { class: "figures" }, shares("Memory at the peak", plan.breakdown.peak_bytes, format.bytes), shares("Time of an update", plan.breakdown.step_s, format.seconds)));
+  draw();
+  return { close: () => { main.className = ""; } };
+};
+
+/* Time against money, logarithmic both, with intervals. */
+const scatter = (candidates, isWithin, best, { longest, shortest, most, least }) => {
+  const width = 1000, height = 380, left = 64, bottom = 40;
+  const share = (value, low, high) => (Math.log(value) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1);
+  const x = (value) => left + 20 + share(Math.max(value, shortest * 0.5), shortest, longest) * (width - left - 150);
+  const y = (value) => height - bottom - 24 - share(Math.max(value, least * 0.5), least, most) * (height - bottom - 60);
+  const text = (at, height_, words, anchor = "middle", css = "") => svg("text", { x: at, y: height_, "text-anchor": anchor, class: css }, document.createTextNode(words));
+  const priced = candidates.filter((one) => one.cost_usd);
+  const ticks = (low, high) => [0, 0.5, 1].map((part) => low * (high / low) ** part);
+  const used = [];
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "Time against money"), h("span", {}, "bars hold 8 cases of 10; both axes are logarithmic")), h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Time against money" }, svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
+    ticks(least, most).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
+    ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
+    [...priced].sort((a, b) => Number(a === best) - Number(b === best)).map((one) => {
+      const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
+      const isFree = !used.some(([a, b]) => Math.abs(a - at[0]) < 90 && Math.abs(b - at[1]) < 14);
+      if (isFree || one === best) used.push(at);
+      return svg("g", { class: css }, svg("line", { x1: x(one.total_s.low), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
+        svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), (isFree || one === best) && text(at[0] + 10, at[1] - 8, one.device, "start", "name"));
+    }))));
+};

@@ -1,0 +1,352 @@
+/* One run, live: what is known at a glance, charts, what happened by the clock, and the sections of its report. */
+
+import { get, getText, post } from "./api.js";
+import { follow, go, href, known, link, notify } from "./app.js";
+import { Axis, joined, LineChart, COLOURS } from "./chart.js";
+import { empty, fromServer, h, replace, section, svg, tile } from "./dom.js";
+import * as format from "./format.js";
+import { metricOf, pill } from "./runs.js";
+
+const PX = 700;
+const SPAN_COLOURS = { planning: "amber", training: "ember", evaluation: "teal" };
+const MARK_COLOURS = { resumed: "ember", started: "grey", settled: "good", replanned: "violet", recovered: "amber", warned: "amber", stopped: "bad", skipped: "bad", finished: "good" };
+const AXES = [["samples", "samples"], ["wall_s", "time"], ["cost", "money"]];
+const axisLabel = { samples: format.shortCount, wall_s: (value) => format.seconds(Math.round(value)), cost: format.money };
+
+/* The columns of one run over one axis: all of it for the width of a chart, and more of what is zoomed into. */
+class Series {
+  constructor(id, over) { this.id = id; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
+
+  async load(scalars) {
+    this.scalars = scalars;
+    this.base = await get("series", { run: this.id, over: this.over, px: PX, scalar: scalars });
+    this.detail = null;
+    return this.base;
+  }
+
+  async zoom(range) {
+    if (!range) { this.detail = null; return true; }
+    const [a, b] = range, width = b - a, mine = ++this.asked;
+    if (this.detail && this.detail.from <= a && this.detail.to >= b && this.detail.to - this.detail.from < 8 * width) return false;
+    const found = await get("series", { run: this.id, over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
+    if (mine !== this.asked) return false;
+    this.detail = { ...found, from: a - width, to: b + width };
+    return true;
+  }
+
+  get shown() { return this.detail ?? this.base; }
+
+  /* A progress event that happened now. */
+  append(event, price) {
+    const x = this.over === "samples" ? event.samples : this.over === "wall_s" ? event.wall_s : (event.wall_s / 3600) * (price ?? 0);
+    for (const part of [this.base, this.detail]) {
+      if (!part || (part === this.detail && x > part.to)) continue;
+      const columns = part.progress;
+      if (columns.x.length && x < columns.x[columns.x.length - 1]) continue;
+      const before = columns.x.length;
+      columns.x.push(x);
+      for (const name of ["loss", "lr", "grad_norm", "samples_per_s", "resident_bytes"]) {
+        if (typeof event[name] === "number") columns[name] ??= new Array(before).fill(null);
+      }
+      const split = event.split_s ?? {}, whole = Object.values(split).reduce((sum, one) => sum + one, 0);
+      for (const [name, values] of Object.entries(columns)) {
+        if (name === "x") continue;
+        values.push(name === "waiting" ? (whole ? (split.data ?? 0) / whole : null) : typeof event[name] === "number" ? event[name] : null);
+      }
+    }
+    return this.base.progress.x.length > 5 * PX;
+  }
+}
+
+export const open = async (main, id) => {
+  let state = await get("run", { run: id });
+  let offset = state.offset, log = state.log, over = "samples", isClosed = false;
+  const axis = new Axis((range) => { clearTimeout(zooming); zooming = setTimeout(async () => { if (await series.zoom(range)) draw(); }, 60); pictures(); });
+  let zooming = null, series = new Series(id, over), evaluations = {}, drawing = null;
+  const charts = new Map();
+  const row = () => known.rows.get(id) ?? state.row;
+  const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
+  const learning = h("div", { class: "figures live" }), running = h("div", { class: "figures live" }), own = h("div", { class: "figures live" });
+  const ownSection = section("Logged", own), media = h("div"), timeline = h("div"), sections = h("div", { class: "sections", "aria-busy": "true" });
+  const confusion = h("div"), events = h("ol", { class: "timeline log", "aria-label": "Events, the newest first", role: "log" });
+
+  const forecast = () => state.forecast ?? {};
+  const marks = () => {
+    const found = [];
+    if (over === "samples") {
+      for (const event of state.events) {
+        if (event.samples && ["resumed", "replanned", "settled"].includes(event.kind)) found.push({ x: event.samples, colour: MARK_COLOURS[event.kind] });
+      }
+      if (row().state === "running") found.push({ x: row().total_samples, colour: "amber" });
+    } else if (over === "wall_s" && forecast().total_s && row().status !== "finished") {
+      found.push({ x: forecast().total_s[1], to: forecast().total_s[2], colour: "amber" });
+    }
+    return found;
+  };
+  const chart = (key, host, options) => {
+    if (!charts.has(key)) {
+      const made = new LineChart({ axis, marks, series: [], ...options });
+      charts.set(key, made);
+      host.append(made.element);
+    }
+    return charts.get(key);
+  };
+  const last = (values) => { for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index]; return null; };
+  const extremes = (values) => { let low = Infinity, high = -Infinity; for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); } return [low, high]; };
+
+  const draw = () => {
+    drawing = null;
+    if (isClosed || !series.shown) return;
+    const { progress, scalars } = series.shown, all = series.base.progress;
+    const end = all.x.length ? all.x[all.x.length - 1] : 0;
+    const expected = over === "samples" && row().status === "unfinished" ? row().total_samples : over === "wall_s" && row().status === "unfinished" ? forecast().total_s?.[2] ?? 0 : 0;
+    axis.whole = [all.x.length && over !== "samples" ? Math.min(0, all.x[0]) : 0, Math.max(end, Math.min(expected, end * 3), 1e-9)];
+    axis.label = axisLabel[over]; axis.name = over;
+    const points = over === "samples" ? state.evaluations : evaluations;
+    const columns = (names) => names.map(([, x, y]) => [x, y]);
+    const lines = (measure) => {
+      const found = [];
+      if (measure === "loss" && progress.loss) found.push(["train", progress.x, progress.loss]);
+      for (const [name, values] of Object.entries(points)) {
+        const [split, ...rest] = name.split(" ");
+        if (rest.join(" ") === measure) found.push([split, values.map((one) => one[0]), values.map((one) => one[1])]);
+      }
+      return found;
+    };
+    const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 24);
+    for (const measure of measures) {
+      const found = lines(measure);
+      if (!found.length) continue;
+      const isFraction = format.isFraction(measure) && found.every(([, , y]) => y.every((one) => one === null || (one >= 0 && one <= 1)));
+      const made = chart(`metric ${measure}`, learning, { title: measure === "loss" ? "Loss" : measure.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()), y: isFraction ? (value) => format.percent(value, 1) : format.number, isFraction, mayBeLogarithmic: measure === "loss" });
+      made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
+      made.caption = found.map(([label, , y]) => `${label} ${isFraction ? format.percent(last(y) ?? NaN, 2) : format.number(last(y))}`).join(" · ");
+    }
+    const one = (key, host, title, name, options, words) => {
+      if (!progress[name]?.some((value) => value !== null)) return;
+      const made = chart(key, host, { title, ...options });
+      made.bands = options.bands ?? [];
+      made.set([progress.x, progress[name]], [{ label: title.toLowerCase(), colour: options.colour ?? "blue" }]);
+      made.caption = words(all[name]);
+    };
+    const rate = forecast().samples_per_s, memory = forecast().peak_bytes;
+    one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: rate && rate[2] < 4 * rate[1] ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
+      (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}` : ""}`);
+    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: memory && memory[2] < 4 * memory[1] ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
+      (values) => `highest ${format.bytes(extremes(values)[1])}${memory ? `; forecast ${format.bytes(memory[0])}` : ""}`);
+    one("waiting", running, "Waiting for data", "waiting", { y: (value) => format.percent(value, 1), isFromZero: true, isFraction: true, colour: "violet" }, (values) => `last ${format.percent(last(values), 1)} of the training time`);
+    one("lr", running, "Learning rate", "lr", { isFromZero: true, colour: "teal" }, (values) => `highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
+    one("norm", running, "Gradient norm", "grad_norm", { isFromZero: true, colour: "violet" }, (values) => `before clipping; highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
+    for (const [index, name] of state.scalars.slice(0, 60).entries()) {
+      const found = scalars[name];
+      if (!found) continue;
+      const made = chart(`own ${name}`, own, { title: name });
+      made.set([found.x, found.y], [{ label: name, colour: COLOURS[index % COLOURS.length] }]);
+      made.caption = `last ${format.number(last(found.y))}`;
+    }
+    ownSection.hidden = !state.scalars.length && !state.images.length && !state.texts.length;
+    for (const made of charts.values()) made.axis.draw();
+    main.dataset.drawn = String(all.x.length);
+  };
+  const soon = () => { drawing ??= setTimeout(draw, 120); };
+
+  const loadSeries = async () => {
+    const base = await series.load(state.scalars.slice(0, 60));
+    if (series.over === over) { evaluations = base.evaluations ?? {}; }
+    draw();
+    return base;
+  };
+
+  /* ----------------------------------------------------------------------------------------------------- the head */
+  const act = (what) => async () => {
+    try { notify((await post(`do/${what}`, { run: id })).said); } catch (error) { notify(`${error.message} ${error.remedy ?? ""}`, "failed"); }
+  };
+  const showHead = () => {
+    const now = row(), found = metricOf(now), isLive = ["running", "planning", "stalled"].includes(now.state);
+    document.title = `${now.name} · Stoker`;
+    replace(head,
+      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.study && link(href("study", now.study), `of ${now.study}`), now.tags.map((tag) => h("span", { class: "tag" }, tag)),
+        h("span", { class: "actions" }, link(href("plan", id), "Plan"), link(`/compare?run=${encodeURIComponent(id)}`, "Compare with"),
+          known.info.control && [isLive && now.state !== "planning" && h("button", { class: "danger", onclick: act("stop") }, "Stop"), !isLive && now.status === "unfinished" && h("button", { onclick: act("resume") }, "Resume"), !isLive && now.status === "failed" && h("button", { onclick: act("resume") }, "Resume"), h("button", { class: "plain", onclick: act("fork") }, "Fork")])),
+      now.note && h("p", { class: "note" }, now.note),
+      h("div", { class: "hero" },
+        h("div", { class: "result" }, h("p", { class: "label" }, found ? found[0].replace("/", " ") : "done"), h("p", { class: "big" }, found ? format.metric(...found) : format.percent(now.total_samples ? now.samples / now.total_samples : 0)),
+          h("div", { class: "progress wide", title: format.percent(now.samples / (now.total_samples || 1), 1) }, h("i", { class: now.state, style: { width: `${(100 * Math.min(1, now.samples / (now.total_samples || 1))).toFixed(2)}%` } })),
+          h("p", { class: "note" }, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples`)), tiles));
+    showTiles();
+    replace(notice, now.status === "failed" && h("aside", { class: "notice failed" }, h("h2", {}, "Training failed"), h("pre", {}, now.failure || "no reason was recorded")),
+      now.has_nan && h("aside", { class: "notice failed" }, h("h2", {}, "The loss is not a number")),
+      now.state === "stalled" && h("aside", { class: "notice" }, h("h2", {}, "Nothing was heard for a while"), h("p", {}, "Its process holds the run and writes nothing; a hang is broken off by its own watchdog.")),
+      now.problem && h("aside", { class: "notice failed" }, h("h2", {}, "This run cannot be read"), h("pre", {}, now.problem)),
+      state.num_damaged > 0 && h("aside", { class: "notice" }, h("p", {}, `${format.plural(state.num_damaged, "line")} of its log cannot be read and ${state.num_damaged === 1 ? "is" : "are"} left out.`)));
+    const current = state.plans[state.plans.length - 1];
+    replace(plan, current && h("p", { class: "choices" }, current.plan.split(" · ").map((word) => h("span", {}, word))), now.trying && h("p", { class: "note" }, `trying plans: ${now.trying}`));
+  };
+  const showTiles = () => {
+    const now = row(), passed = now.state === "running" && now.at ? Math.max(0, Date.now() / 1000 - now.at) : 0;
+    const list = [];
+    const total = forecast().total_s;
+    if (now.status === "unfinished" && now.eta_s) {
+      const [value, low, high, basis] = now.eta_s.map((one) => (typeof one === "number" ? Math.max(0, one - passed) : one));
+      list.push(tile("time to go", format.seconds(value), low < high ? `${format.seconds(low)} to ${format.seconds(high)} in 8 cases of 10, by ${basis}` : `by ${basis}`));
+    }
+    list.push(tile("time", format.seconds(now.wall_s + (now.state === "running" ? passed : 0)), total ? `forecast ${format.withInterval(...total)}` : ""));
+    if (now.price_per_h) {
+      const left = now.eta_s ? (now.eta_s[0] / 3600) * now.price_per_h : 0;
+      list.push(tile("cost", format.money(now.cost_usd), `${left ? `${format.money(left)} to go, ` : ""}at ${format.money(now.price_per_h)} an hour${now.launch?.max_cost ? `, at most ${format.money(now.launch.max_cost)}` : ""}`, now.launch?.max_cost && now.cost_usd > now.launch.max_cost ? "over" : ""));
+    } else list.push(tile("cost", "none", "no price is known for this device"));
+    const speed = forecast().samples_per_s;
+    list.push(tile("throughput", format.rate(now.samples_per_s), speed ? `forecast ${format.shortCount(speed[1])} to ${format.shortCount(speed[2])}` : ""));
+    const peak = forecast().peak_bytes;
+    list.push(tile("memory", format.bytes(now.resident_bytes), peak ? `forecast ${format.bytes(peak[0])} at most` : ""));
+    const wasted = state.superseded_s && now.wall_s ? `; ${format.percent(state.superseded_s / (now.wall_s + state.superseded_s), 1)} done again after stops` : "";
+    list.push(tile("waiting", format.percent(now.waiting, 1), `of the time, for data${wasted}`, now.waiting > 0.2 ? "over" : ""));
+    list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : `heard ${format.ago(now.at)}`));
+    replace(tiles, list);
+  };
+
+  /* ------------------------------------------------------------------------------------------ what happened, by clock */
+  const showTimeline = () => {
+    const spans = state.spans, dots = state.events.filter((event) => MARK_COLOURS[event.kind] && !["started", "warned"].includes(event.kind));
+    const begins = spans.map((span) => span[0]).concat(dots.map((one) => one.at));
+    if (!begins.length) return replace(timeline);
+    const now = row().state === "running" ? Date.now() / 1000 : 0;
+    const low = Math.min(...begins), high = Math.max(now, ...spans.map((span) => span[1]), ...dots.map((one) => one.at), low + 1);
+    const width = 1000, x = (at) => ((Math.min(Math.max(at, low), high) - low) / (high - low)) * width;
+    const shownSpans = spans.map((span) => (span[2] === "training" && now && span === [...spans].reverse().find((one) => one[2] === "training") ? [span[0], now, span[2]] : span));
+    const words = `From ${format.clock(low)} over ${format.seconds(high - low)}: ${format.plural(shownSpans.filter((one) => one[2] === "training").length, "stretch", "stretches")} of training, ${format.plural(dots.filter((one) => one.kind === "resumed").length, "resume")}`;
+    replace(timeline, section("By the clock",
+      svg("svg", { class: "clock", viewBox: `0 0 ${width} 44`, preserveAspectRatio: "none", role: "img", "aria-label": words },
+        svg("rect", { class: "room", x: 0, y: 10, width, height: 20, rx: 3 }),
+        shownSpans.map(([from, to, what]) => svg("rect", { x: x(from), y: what === "evaluation" ? 10 : 14, width: Math.max(1.2, x(to) - x(from)), height: what === "evaluation" ? 20 : 12, fill: `var(--${SPAN_COLOURS[what]})` }, svg("title", {}, document.createTextNode(`${what}: ${format.seconds(to - from)}`)))),
+        dots.map((event) => svg("line", { x1: x(event.at), x2: x(event.at), y1: 4, y2: 36, stroke: `var(--${MARK_COLOURS[event.kind]})`, "stroke-width": 2.5, "vector-effect": "non-scaling-stroke" }, svg("title", {}, document.createTextNode(event.text))))),
+      h("p", { class: "ends" }, h("span", {}, format.clock(low)), h("span", {}, format.seconds(high - low)), h("span", {}, now ? "now" : format.clock(high))),
+      h("ul", { class: "keys inline" }, [["planning", "amber"], ["training", "ember"], ["evaluation", "teal"], ["plan settled, finished", "good"], ["another plan", "violet"], ["stopped", "bad"]].map(([text, name]) => h("li", {}, h("i", { class: "swatch", style: { background: `var(--${name})` } }), text)))));
+  };
+  const showEvents = () => replace(events, [...state.events].reverse().slice(0, 80).map((event) => h("li", { class: event.kind }, h("time", { title: format.clock(event.at) }, format.clock(event.at).slice(11)), h("span", {}, event.text))));
+
+  /* --------------------------------------------------------------------------------------------- pictures and texts */
+  let shownAt = null;
+  const pictures = () => {
+    if (!state.images.length && !state.texts.length) return replace(media);
+    const positions = [...new Set([...state.images, ...state.texts].map((one) => one[1]))].sort((a, b) => a - b);
+    const at = shownAt !== null && positions.includes(shownAt) ? shownAt : positions[positions.length - 1];
+    const slider = h("input", { type: "range", min: "0", max: String(positions.length - 1), "aria-label": "Position of pictures and texts", "aria-valuetext": `${format.count(at)} samples` });
+    slider.value = String(positions.indexOf(at));
+    slider.addEventListener("input", () => { shownAt = positions[slider.value]; draw_(); });
+    const label = h("span", { class: "note" }), grid = h("div", { class: "samples" }), words = h("div", { class: "texts" });
+    const draw_ = () => {
+      const position = shownAt ?? at;
+      label.textContent = `at ${format.count(position)} samples, ${positions.indexOf(position) + 1} of ${positions.length}`;
+      slider.setAttribute("aria-valuetext", `${format.count(position)} samples`);
+      replace(grid, state.images.filter((one) => one[1] === position).map(([name, , file]) => h("figure", { class: "sample" }, h("img", { src: `/api/picture?${new URLSearchParams({ run: id, file })}`, alt: `${name} at ${format.count(position)} samples`, loading: "lazy" }), h("b", {}, name))));
+      replace(words, state.texts.filter((one) => one[1] === position).map(([name, , text]) => h("figure", {}, h("figcaption", {}, h("b", {}, name)), h("pre", {}, text))));
+    };
+    draw_();
+    replace(media, h("div", { class: "slide" }, slider, label), grid, words);
+  };
+
+  const showConfusion = async () => {
+    if (row().status !== "finished") return;
+    const matrices = await get("confusion", { run: id });
+    replace(confusion, matrices.map(({ split, counts, classes }) => {
+      const names = counts.map((_, index) => classes[index] ?? String(index)), totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
+      return section(`Confusion, ${split}`, h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), names.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, counts.map((line, index) => h("tr", {}, h("th", { scope: "row" }, names[index]), line.map((cell, column) => h("td", { style: { "--share": (cell / totals[index]).toFixed(3) }, class: `${cell / totals[index] > 0.5 ? "strong" : ""}`, title: `${cell} of ${names[index]} taken for ${names[column]}` }, cell ? format.count(cell) : ""))))))));
+    }));
+  };
+  const showSections = async () => {
+    try {
+      const text = await getText("sections", { run: id });
+      if (isClosed) return;
+      const content = fromServer(text);
+      for (const part of content.querySelectorAll(".scroll")) { part.tabIndex = 0; part.setAttribute("role", "region"); part.setAttribute("aria-label", part.closest("section")?.querySelector("h2")?.textContent ?? "table"); }
+      const isOpen = [...sections.querySelectorAll("details")].map((one) => one.open);
+      sections.replaceChildren(content);
+      [...sections.querySelectorAll("details")].forEach((one, index) => { one.open = isOpen[index] ?? false; });
+      sections.removeAttribute("aria-busy");
+      sectionsAt = Date.now();
+    } catch (error) {
+      if (!isClosed && state.is_whole) replace(sections, h("p", { class: "note" }, `The report's sections cannot be shown: ${error.message}`));
+    }
+  };
+  let sectionsAt = 0, again = null, sectionsDue = null;
+  const refetch = () => { clearTimeout(again); again = setTimeout(async () => {
+    state = await get("run", { run: id }).catch(() => state);
+    if (isClosed) return;
+    offset = state.offset; log = state.log;
+    showHead(); showTimeline(); showEvents(); pictures();
+    series.detail = null;
+    await loadSeries();
+    await showSections();
+  }, 250); };
+  const sectionsSoon = () => { clearTimeout(sectionsDue); sectionsDue = setTimeout(showSections, Math.max(1500, sectionsAt + 15000 - Date.now())); };
+
+  const take = (event) => {
+    if (event.offset <= offset) return;  // it is in what was fetched
+    offset = event.offset;
+    main.dataset.offset = String(offset);
+    if (event.kind === "progress") {
+      const span = state.spans[state.spans.length - 1];
+      if (span && span[2] === "training") span[1] = Math.max(span[1], event.at);
+      if (series.append(event, row().price_per_h)) { series.load(state.scalars.slice(0, 60)).then(soon); }
+      soon();
+      return;
+    }
+    if (event.kind !== "logged" && event.kind !== "checkpointed") { state.events.push(event); if (state.events.length > 400) state.events.splice(40, 1); showEvents(); }
+    if (event.kind === "evaluated") {
+      for (const [name, value] of Object.entries(event.metrics)) {
+        const points = (state.evaluations[`${event.split} ${name}`] ??= []);
+        while (points.length && points[points.length - 1][0] >= event.samples) points.pop();
+        points.push([event.samples, value]);
+        if (over !== "samples") { const x = series.base.progress.x; (evaluations[`${event.split} ${name}`] ??= []).push([x[x.length - 1] ?? 0, value]); }
+      }
+      state.spans.push([event.at - (event.took_s ?? 0), event.at, "evaluation"]);
+      soon();
+    } else if (event.kind === "logged") {
+      if (event.has_media || Object.keys(event.scalars ?? {}).some((name) => !state.scalars.includes(name))) refetch();
+      else {
+        for (const [name, points] of Object.entries(event.scalars ?? {})) for (const part of [series.base, series.detail]) {
+          const found = part?.scalars[name];
+          if (!found || over !== "samples") continue;
+          for (const [x, y] of points) if (!found.x.length || x >= found.x[found.x.length - 1]) { found.x.push(x); found.y.push(y); }
+          if (found.x.length > 6 * PX && part === series.base) series.load(state.scalars.slice(0, 60)).then(soon);
+        }
+        soon();
+      }
+    } else if (["resumed", "settled", "replanned", "finished", "stopped", "started", "planned"].includes(event.kind)) {
+      refetch();
+      if (event.kind === "finished") setTimeout(showConfusion, 2500);
+    }
+    if (["settled", "replanned", "recovered", "finished", "stopped"].includes(event.kind)) sectionsSoon();
+    showTimeline();
+  };
+
+  /* ------------------------------------------------------------------------------------------------------- the page */
+  const axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
+  const chooseAxis = async (name) => {
+    over = name;
+    axis.range = null;
+    series = new Series(id, over);
+    replace(axisChoice, h("span", { class: "note" }, "over"), AXES.filter(([one]) => one !== "cost" || row().price_per_h).map(([one, text]) => h("button", { class: "chip", "aria-pressed": String(one === over), onclick: () => chooseAxis(one) }, text)),
+      h("span", { class: "note hint" }, "drag: zoom · shift-drag: pan · double click: all · keys: arrows + − 0"));
+    await loadSeries();
+  };
+  if (state.row.problem && state.row.status === "unreadable") {
+    replace(main, empty(state.row.name, state.row.problem, link("/", "All runs")));
+    follow({ rows: () => go(href("run", id)) });
+    return {};
+  }
+  main.className = "wide";
+  replace(main, head, notice, plan, section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion, sections, section("Events", events));
+  ownSection.append(media);
+  showHead(); showTimeline(); showEvents(); pictures();
+  await chooseAxis("samples");
+  follow({ rows: ({ removed }) => {
+    if (removed.includes(id)) { replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))); return; }
+    showHead();
+  } }, { id, place: () => ({ from: offset, log }), handlers: { event: take, refetch: (found) => { log = found.log; refetch(); } } });
+  showSections().then(showConfusion).catch(() => {});
+  const ticking = setInterval(() => { if (row().state === "running") showTiles(); }, 1000);
+  return { close: () => { isClosed = true; clearInterval(ticking); clearTimeout(again); clearTimeout(sectionsDue); for (const made of charts.values()) made.destroy(); main.className = ""; } };
+};

@@ -1,0 +1,54 @@
+/* Services: rate, latency, queue and rejections of each version, over the last minutes. */
+
+import { get } from "./api.js";
+import { follow } from "./app.js";
+import { Axis, LineChart } from "./chart.js";
+import { empty, h, replace, section, tile } from "./dom.js";
+import * as format from "./format.js";
+
+export const open = async (main) => {
+  document.title = "Services · Stoker";
+  main.className = "wide";
+  follow({});
+  const charts = new Map(), views = new Map();
+  let isClosed = false;
+  const axis = new Axis();
+  axis.key = "services"; axis.label = (at) => format.clock(at).slice(11); axis.name = "time";
+  const show = async () => {
+    const { services } = await get("services");
+    if (isClosed) return;
+    if (!services.length) return replace(main, h("h1", {}, "Services"), empty("No services are shown", "Name their admin ports when the page is started:", h("pre", {}, "stoker ui --service 127.0.0.1:8002")));
+    const times = services.flatMap((one) => one.versions.flatMap((version) => version.history.map((row) => row[0])));
+    if (times.length) axis.whole = [Math.min(...times), Math.max(...times, Math.min(...times) + 1)];
+    for (const service of services) {
+      if (!views.has(service.address)) { const view = h("div"); views.set(service.address, { view, versions: new Map() }); main.append(section(service.address, view)); }
+      const { view, versions } = views.get(service.address);
+      if (service.problem || !service.versions.length) { replace(view, h("p", { class: "note bad" }, service.problem || "It serves no model.")); continue; }
+      for (const version of service.versions) {
+        const key = `${service.address} ${version.model} ${version.version}`;
+        if (!versions.has(key)) {
+          const head = h("div"), figures = h("div", { class: "figures live" });
+          const latency = new LineChart({ axis, series: [{ label: "p50", colour: "blue" }, { label: "p99", colour: "ember" }], title: "Latency", y: format.seconds, isFromZero: true });
+          const rate = new LineChart({ axis, series: [{ label: "requests/s", colour: "teal" }], title: "Requests", y: format.shortCount, isFromZero: true });
+          const queue = new LineChart({ axis, series: [{ label: "waiting", colour: "violet" }], title: "Queue", y: format.shortCount, isFromZero: true });
+          figures.append(latency.element, rate.element, queue.element);
+          for (const made of [latency, rate, queue]) charts.set(`${key} ${made.title}`, made);
+          versions.set(key, { head, latency, rate, queue });
+          view.append(h("div", { class: "service" }, head, figures));
+        }
+        const { head, latency, rate, queue } = versions.get(key), history = version.history, last = history[history.length - 1];
+        const rejected = Object.entries(version.rejected), refused = rejected.reduce((sum, [, n]) => sum + n, 0);
+        replace(head, h("div", { class: "title" }, h("h2", {}, `${version.model}, version ${version.version}`), h("span", { class: `state ${version.is_ready ? "finished" : "failed"}` }, version.is_ready ? "ready" : "not ready"), h("span", { class: "note" }, [version.info.engine, version.info.precision].filter(Boolean).join(", "))),
+          h("div", { class: "tiles live" }, tile("p50", format.seconds(version.p50_s) || "no requests", "of the last minute"), tile("p99", format.seconds(version.p99_s) || "no requests", `in the queue ${format.seconds(version.queue_p99_s) || "none"}`), tile("requests", last ? `${format.number(last[1])} /s` : "", ""), tile("batch", version.mean_rows ? format.number(version.mean_rows) : "", "samples, mean"), tile("queue", format.count(version.queue_rows), "samples wait"), tile("refused", format.count(refused), rejected.map(([why, n]) => `${why} ${n}`).join(", "), refused ? "over" : "")));
+        const x = history.map((row) => row[0]);
+        latency.set([x, history.map((row) => row[2]), history.map((row) => row[3])]); latency.caption = `p50 ${format.seconds(version.p50_s) || "none"} · p99 ${format.seconds(version.p99_s) || "none"}`;
+        rate.set([x, history.map((row) => row[1])]); rate.caption = last ? `last ${format.number(last[1])} a second` : "";
+        queue.set([x, history.map((row) => row[4])]); queue.caption = `${format.count(version.queue_rows)} samples wait`;
+      }
+    }
+  };
+  replace(main, h("h1", {}, "Services"));
+  await show();
+  const ticking = setInterval(() => { if (!document.hidden) show().catch(() => {}); }, 2000);
+  return { close: () => { isClosed = true; clearInterval(ticking); for (const made of charts.values()) made.destroy(); main.className = ""; } };
+};

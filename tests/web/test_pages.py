@@ -1,0 +1,286 @@
+"""The pages in Chromium, as people use them: `make test-ui`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.web.planted import as_log, hostile, many, show, sign, write_run
+from tests.optional import optional
+from tests.reporting import story
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = optional("playwright.sync_api")
+pytestmark = [pytest.mark.ui, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+
+TOKEN = "0123456789abcdef0123"
+PAGES = ["/", "/run/fashion-resnet-live", "/run/fashion-resnet-resumed", "/compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2",
+         "/studies", "/study/digits-search", "/plans", "/plan/devices.json", "/services", "/places", "/data", "/data/images-check"]  # fmt: skip
+
+
+class Server:
+    """`stoker ui` in a process of its own."""
+
+    def __init__(self, root: Path, *options: str, port: int = 0) -> None:
+        self.root, self.options = root, options
+        self.start(port)
+
+    def start(self, port: int = 0) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "stoker",
+            "ui",
+            str(self.root),
+            "--port",
+            str(port),
+            "--token",
+            TOKEN,
+            *self.options,
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found is not None, line
+        self.port = int(found[1])
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("runs") / "show"
+    show(root)
+    server = Server(root, "--control")
+    yield server
+    server.kill()
+
+
+def opened(browser: Any, server: Server, path: str = "/", **options: Any) -> Any:
+    """The page at a path, once it is drawn; errors of scripts are kept in `page.problems`."""
+    page = browser.new_context(**options).new_page()
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("dialog", lambda dialog: page.problems.append(f"dialog {dialog.message}"))
+    page.goto(f"{server.address}/?token={TOKEN}")
+    page.wait_for_selector("main[data-ready]")
+    if path != "/":
+        page.goto(f"{server.address}{path}")
+        page.wait_for_selector("main[data-ready]")
+    return page
+
+
+def until(page: Any, condition: str, within_s: float = 30.0) -> None:
+    """Wait until an expression is true; asked from outside, since the page's policy lets nothing be evaluated inside."""
+    ends = time.monotonic() + within_s
+    while not page.evaluate(condition):
+        assert time.monotonic() < ends, condition
+        page.wait_for_timeout(25)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_has_a_serious_finding(browser: Any, shown: Server, path: str, theme: str) -> None:
+    """By axe-core, on every page and in both themes; and no script fails."""
+    axe = optional("axe_playwright_python.sync_playwright")
+    page = opened(browser, shown, path, color_scheme=theme, bypass_csp=True)
+    found = axe.Axe().run(page).response["violations"]
+    serious = [
+        f"{one['id']}: {one['help']}: {one['nodes'][0]['html'][:200]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    assert page.problems == []
+    page.context.close()
+
+
+def test_the_token_leaves_the_address_and_others_stay_out(browser: Any, shown: Server) -> None:
+    """The address that was printed opens the page; the same address without its token does not."""
+    page = opened(browser, shown)
+    assert "token" not in page.url
+    assert page.evaluate("document.cookie") == ""
+    stranger = browser.new_context().new_page()
+    assert stranger.goto(shown.address).status == 401
+
+
+def test_runs_are_found_by_name_and_by_condition(browser: Any, shown: Server) -> None:
+    """A word filters at once, a condition asks the server, and a wrong one says what is wrong."""
+    page = opened(browser, shown)
+    field = page.get_by_label("Filter runs")
+    field.fill("seed2")
+    until(page, "document.documentElement.dataset.rows === '1'")
+    field.fill("status=failed")
+    until(page, "document.querySelectorAll('.body .state.failed').length === 5")
+    field.fill("lrr<1")
+    page.get_by_text("no run has 'lrr'").wait_for()
+    page.keyboard.press("Escape")
+    field.fill("")
+    page.get_by_label("Choose fashion-resnet-seed1").check()
+    page.get_by_label("Choose fashion-resnet-seed2").check()
+    page.get_by_role("button", name="Compare 2").click()
+    page.get_by_text("differ in nothing but the seed").wait_for()
+
+
+def test_zoom_by_keyboard_shows_more_points_of_less(browser: Any, shown: Server) -> None:
+    """Charts are zoomed and panned without a mouse, all of a run's together."""
+    page = opened(browser, shown, "/run/fashion-resnet-live")
+    plot = page.locator(".plot.live").first
+    plot.locator("canvas").wait_for()
+    whole = plot.evaluate("element => element.chart.axis.shown")
+    plot.focus()
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    near = plot.evaluate("element => element.chart.axis.shown")
+    assert near[1] - near[0] < 0.6 * (whole[1] - whole[0])
+    page.keyboard.press("0")
+    assert plot.evaluate("element => element.chart.axis.shown") == whole
+
+
+def test_events_arrive_once_across_a_killed_server_and_a_sleeping_page(browser: Any, tmp_path: Path) -> None:
+    """Whatever was away meanwhile, the page has every progress of the log, in order, once."""
+    events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress")][:200]
+    path = write_run(tmp_path, "run", as_log(events[:20]), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+
+    def append(part: list[Any]) -> None:
+        with (path / "events.jsonl").open("ab") as log:
+            for event in part:
+                log.write(as_log([event]))
+
+    try:
+        page = opened(browser, server, "/run/run")
+        drawn = "document.querySelector('.plot.live').chart.data[0]"
+        until(page, f"{drawn}.length === 18")
+        append(events[20:60])
+        until(page, f"{drawn}.length === 58")
+        port = server.port
+        server.kill()
+        append(events[60:110])
+        page.get_by_text("reconnecting").wait_for()
+        server.start(port)
+        until(page, f"{drawn}.length === 108")
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: true, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        append(events[110:150])
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: false, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        until(page, f"{drawn}.length === 148")
+        page.context.set_offline(True)
+        append(events[150:])
+        page.context.set_offline(False)
+        until(page, f"{drawn}.length === 198")
+        assert page.evaluate(drawn) == [one.fields["samples"] for one in events if one.kind == "progress"]
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
+def test_no_script_of_a_hostile_run_is_run(browser: Any, tmp_path: Path) -> None:
+    """Names, labels, texts and files that hold scripts are shown as what they are."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("the-secret-of-another-folder")
+    hostile(tmp_path / "runs", outside / "secret.txt")
+    server = Server(tmp_path / "runs", "--control")
+    try:
+        page = opened(browser, server)
+        runs = page.evaluate(
+            "fetch('/api/runs').then(answer => answer.json()).then(found => found.rows.map(row => row.id))"
+        )
+        assert len(runs) > 90
+        for run in [
+            one
+            for one in runs
+            if one.startswith(("script-0", "giant-0", "torn-1", "numbers-7", "link-0", "‮evil", "odd-6", "&lt"))
+        ]:
+            page.goto(f"{server.address}/run/{'/'.join(map(_quoted, run.split('/')))}")
+            page.wait_for_selector("main[data-ready]")
+            page.wait_for_timeout(300)
+            assert page.evaluate("window.hacked") is None, run
+            assert "the-secret" not in page.content(), run
+        assert page.problems == []
+        with pytest.raises(playwright.Error, match="Content Security Policy|TrustedScript|TrustedHTML"):
+            page.evaluate(
+                "() => { const s = document.createElement('div'); s.innerHTML = '<img src=x onerror=window.hacked=1>'; }"
+            )
+        assert page.evaluate("window.hacked") is None
+    finally:
+        server.kill()
+
+
+def _quoted(part: str) -> str:
+    from urllib.parse import quote
+
+    return quote(part, safe="")
+
+
+def test_tags_are_kept_where_changes_are_allowed(browser: Any, shown: Server) -> None:
+    """A tag that is given on the page is in the run's directory and in the table."""
+    page = opened(browser, shown)
+    page.get_by_label("Choose fashion-resnet-seed3").check()
+    page.get_by_role("button", name="Tag").click()
+    page.get_by_label("Tags, separated by spaces").fill("good final")
+    page.get_by_role("button", name="Keep").click()
+    page.locator(".body .tag", has_text="final").first.wait_for()
+    assert '"final"' in (shown.root / "fashion-resnet-seed3" / "annotations.json").read_text()
+
+
+def test_a_thousand_runs_are_as_few_elements_as_thirty(browser: Any, tmp_path: Path) -> None:
+    """Only rows on the screen exist, wherever one scrolls."""
+    many(tmp_path, 1000)
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server)
+        until(page, "document.documentElement.dataset.rows === '1000'")
+        for share in (0, 0.5, 1):
+            page.evaluate(f"window.scrollTo(0, {share} * document.body.scrollHeight)")
+            until(page, "document.querySelectorAll('.body .row').length > 10")
+            assert page.locator(".body .row").count() < 60
+    finally:
+        server.kill()
+
+
+def test_no_runs_at_all_says_how_to_make_one(browser: Any, tmp_path: Path) -> None:
+    """An empty folder is no error."""
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server)
+        page.get_by_text("stoker train examples/digits.py").wait_for()
+        started = time.monotonic()
+        write_run(tmp_path, "first", as_log(story.young_run()))
+        page.get_by_role("link", name="first").wait_for()
+        assert time.monotonic() - started < 60
+    finally:
+        server.kill()

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
+from stoker.records import Event
+from stoker.web import server
+from stoker.web.alerts import alerts_of
+from stoker.web.run_index import RunIndex, remaining_s
+from stoker.web.services import parse_metrics, quantile
+from tests.reporting import story
+from tests.web.browser import ask, asked, streamed, ui_of
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "show"
+    show(root)
+    return root
+
+
+def test_rows_say_what_a_user_asks_first(shown: Path) -> None:
+    """State, result, time to go with an interval, money, waiting."""
+    rows = {row["id"]: row for row in ask(ui_of(shown), "/api/runs").json()["rows"]}
+    live, queued = rows["fashion-resnet-live"], rows["llama-shards"]
+    assert live["state"] == "running"
+    assert live["tags"] == ["paper", "sweep-3"]
+    value, low, high, basis = live["eta_s"]
+    assert low <= value <= high
+    assert basis == "this run's rates"
+    assert live["cost_usd"] == pytest.approx(live["wall_s"] / 3600 * 1.89)
+    assert 0 < live["waiting"] < 0.1
+    assert (queued["state"], queued["launch"]["starts_in_s"]) == ("queued", 5400)
+    assert rows["llama-shards-2"]["state"] == "preempted"
+    assert rows["digits-search/trials/0003"]["study"] == "digits-search"
+
+
+def test_every_document_of_every_page_is_answered(shown: Path) -> None:
+    """All that the pages ask for, of one folder with one of everything."""
+    addresses = [
+        "run?run=fashion-resnet-live", "series?run=fashion-resnet-live&px=50&scalar=gate", "sections?run=fashion-resnet-resumed",
+        "series?run=fashion-resnet-resumed&over=wall_s", "series?run=fashion-resnet-resumed&over=cost&from=0&to=0.01",
+        "confusion?run=fashion-resnet-resumed", "picture?run=fashion-resnet-live&file=3.png", "study?study=digits-search",
+        "compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2", "plan?plan=devices.json", "plan?plan=fashion-resnet-live",
+        "plans", "places", "check?check=images-check", "services", "select?where=lr<0.1&sort=-test/accuracy",
+    ]  # fmt: skip
+
+    async def answers() -> list[Any]:
+        application = ui_of(shown).application()
+        return [await asked(application, f"/api/{address}") for address in addresses]
+
+    for address, answer in zip(addresses, asyncio.run(answers()), strict=True):
+        assert answer.status == 200, (address, answer.body)
+        assert answer.body, address
+
+
+def test_the_sections_are_those_of_the_report(shown: Path) -> None:
+    """One renderer: the page shows the report's own HTML of forecast, plan, timeline and machine."""
+    from stoker.reporting.run_page import render_html
+    from stoker.store import RunDirectory
+    from stoker.training.evaluation_examples import read_examples
+
+    directory = RunDirectory(shown / "fashion-resnet-resumed")
+    report = render_html(directory.read_report(), read_examples(directory))
+    sections = ask(ui_of(shown), "/api/sections?run=fashion-resnet-resumed").body.decode()
+    assert sections.strip() in report
+
+
+def test_runs_are_chosen_as_on_the_command_line(shown: Path) -> None:
+    """The same conditions, with the same complaints."""
+    ui = ui_of(shown)
+    found = ask(ui, "/api/select?where=status%3Dfailed").json()
+    assert found
+    assert all(ui.index.rows[run].document["status"] == "failed" for run in found)
+    wrong = ask(ui, "/api/select?where=lrr%3C0.1")
+    assert (wrong.status, wrong.json()["error"]) == (422, "no run has 'lrr'")
+
+
+def test_a_stream_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """Cut off anywhere and resumed by the id of its last event, it has every event once, in order."""
+    events = story.killed_and_resumed()[:200]
+    write_run(tmp_path, "run", as_log(events[:150]), status="unfinished")
+
+    async def follow() -> list[tuple[str, Any, int]]:
+        found: list[tuple[str, Any, int]] = []
+        for part, wanted in ((events[150:], 40), ([], 120), ([], 200)):
+            with (tmp_path / "run" / "events.jsonl").open("ab") as log:
+                log.write(as_log(part))
+            ui = ui_of(tmp_path)  # a server that was restarted
+            offset = found[-1][2] if found else 0
+            received = await streamed(
+                ui, "run", offset, lambda got, n=wanted - len(found): sum(one[0] == "event" for one in got) >= n
+            )
+            found += [one for one in received if one[0] == "event"][: wanted - len(found)]
+        return found
+
+    found = asyncio.run(follow())
+    assert [one[1]["at"] for one in found] == [event.at for event in events]
+    assert [one[1]["kind"] for one in found] == [event.kind for event in events]
+
+
+def test_what_is_appended_arrives(tmp_path: Path) -> None:
+    """An event that is written while a page watches is sent; half a line waits for its other half."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    size = (path / "events.jsonl").stat().st_size
+    line = as_log([Event(kind="warned", at=5.0, fields={"message": "later"})])
+
+    async def follow() -> list[tuple[str, Any, int]]:
+        async def write() -> None:
+            for part in (line[:20], line[20:]):
+                await asyncio.sleep(0)
+                with (path / "events.jsonl").open("ab") as log:
+                    log.write(part)
+
+        task = asyncio.create_task(write())
+        found = await streamed(ui_of(tmp_path), "run", size, lambda got: any(one[0] == "event" for one in got))
+        await task
+        return found
+
+    [(_, event, offset)] = [one for one in asyncio.run(follow()) if one[0] == "event"]
+    assert event["text"] == "warning: later"
+    assert offset == size + len(line)
+
+
+def test_a_page_that_is_far_behind_fetches_anew(tmp_path: Path) -> None:
+    """After a long sleep, and where the log is another file than before."""
+    path = write_run(tmp_path, "run", long_log(1500), status="unfinished")
+    found = asyncio.run(streamed(ui_of(tmp_path), "run", 0, lambda got: any(one[0] != "rows" for one in got)))
+    assert [one[0] for one in found if one[0] != "rows"] == ["refetch"]
+    assert found[-1][2] == (path / "events.jsonl").stat().st_size
+
+
+def test_a_long_log_is_shown_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First its shape by some of its lines, then all of it."""
+    monkeypatch.setattr(server, "_AT_ONCE_BYTES", 100_000)
+    write_run(tmp_path, "run", long_log(3000), status="unfinished")
+
+    async def series() -> tuple[Any, Any]:
+        ui = ui_of(tmp_path)
+        application = ui.application()
+        first = (await asked(application, "/api/series?run=run&px=100")).json()
+        await ui._reading["run"]
+        return first, (await asked(application, "/api/series?run=run&px=100")).json()
+
+    first, later = asyncio.run(series())
+    assert (first["is_whole"], later["is_whole"]) == (False, True)
+    assert later["num_points"] == 3000
+    assert max(first["progress"]["x"]) > 0.99 * max(later["progress"]["x"])
+
+
+def test_hostile_directories_harm_nothing(tmp_path: Path) -> None:
+    """A hundred of them: every document is an answer or an error, and none holds the file outside."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "secret.txt"
+    secret.write_text("the-secret-of-another-folder")
+    (outside / "run.json").write_text("the-secret-of-another-folder")
+    (outside / "0.json").write_text("the-secret-of-another-folder")
+    assert hostile(tmp_path / "runs", secret) >= 100
+
+    async def answers() -> list[tuple[str, Any]]:
+        ui = ui_of(tmp_path / "runs", allows_changes=True)
+        application, found = ui.application(), []
+        found.append(("runs", await asked(application, "/api/runs")))
+        from urllib.parse import quote
+
+        for run in list(ui.index.rows):
+            name = quote(run)
+            for address in (f"run?run={name}", f"series?run={name}", f"confusion?run={name}", f"plan?plan={name}",
+                            f"picture?run={name}&file=../../../secret.txt", f"compare?run={name}&run={name}"):  # fmt: skip
+                found.append((f"{run} {address}", await asked(application, f"/api/{address}")))
+            if not run.startswith(("numbers", "torn", "pid")):  # the same sections again
+                found.append((f"{run} sections", await asked(application, f"/api/sections?run={name}")))
+        for address in (
+            "places",
+            "plans",
+            "select?where=name~x",
+            "study?study=..",
+            "check?check=../..",
+            "run?run=../outside",
+        ):
+            found.append((address, await asked(application, f"/api/{address}")))
+        return found
+
+    found = asyncio.run(answers())
+    assert len(found) > 500
+    for address, answer in found:
+        assert answer.status in (200, 404, 409, 422), (address, answer.status, answer.body[:300])
+        assert b"the-secret" not in answer.body, address
+        assert len(answer.body) < 5_000_000, address
+        if "sections" in address and answer.status == 200:
+            assert b"<script" not in answer.body, address
+            assert b"<img src=x" not in answer.body, address
+
+
+def test_no_folder_and_no_runs_are_said(tmp_path: Path) -> None:
+    """A folder that is not there is a sentence, and one that vanishes takes its rows along."""
+    missing = ask(ui_of(tmp_path / "none"), "/api/runs").json()
+    assert missing["rows"] == []
+    assert "cannot be listed" in missing["problems"][0]
+    path = write_run(tmp_path / "runs", "run", as_log(story.young_run()))
+    index = RunIndex([tmp_path / "runs"])
+    assert index.scan()
+    version = index.version
+    path.rename(tmp_path / "moved")
+    assert index.scan()
+    assert index.changed_since(version) == ([], ["run"])
+
+
+def test_several_folders_and_a_run_alone(tmp_path: Path) -> None:
+    """Runs of one name in two folders are two; a run itself may be named."""
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder, "run", as_log(story.young_run()))
+    assert set(ui_of(tmp_path / "a", tmp_path / "b").index.rows) == {"0~run", "1~run"}
+    assert set(ui_of(tmp_path / "a" / "run").index.rows) == {"run"}
+
+
+def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
+    """A run whose process was killed is stopped; one that says nothing for long is stalled, whatever the clocks say."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    sign(path, gone.pid)
+    now = 1000.0
+    index = RunIndex([tmp_path], clock=lambda: now)
+    index.scan()
+    assert index.rows["run"].document["state"] == "stopped"
+    sign(path, os.getpid())
+    os.utime(path / "events.jsonl", (10, 10))
+    index.scan()
+    assert index.rows["run"].document["state"] == "running"
+    now += 500
+    index.look_at_live()
+    assert index.rows["run"].document["state"] == "stalled"
+
+
+def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
+    """And no other: not a number that a dead run left, nor one of another user's."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    ui = ui_of(tmp_path, allows_changes=True)
+    post = {"method": "POST", "content_type": "application/json"}
+    assert ask(ui, "/api/do/stop?run=run", **post).status == 409
+    waits = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nprint('ready', flush=True)\nsignal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    sign(path, process.pid)
+    assert ask(ui, "/api/do/stop?run=run", **post).status == 200
+    assert process.wait(timeout=20) == 7
+    process.stdout.close()
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        sign(path, other.pid)
+        assert "is not Stoker's" in ask(ui, "/api/do/stop?run=run", **post).json()["error"]
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+
+
+def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:
+    """They are shown again after a restart; what is no tag is refused and changes nothing."""
+    write_run(tmp_path, "run", as_log(story.young_run()))
+    ui = ui_of(tmp_path, allows_changes=True)
+    post = {"method": "POST", "content_type": "application/json"}
+    body = json.dumps({"tags": ["paper", "paper", "v2"], "note": "the good one", "is_archived": True}).encode()
+    assert ask(ui, "/api/do/annotate?run=run", body=body, **post).status == 200
+    row = ui_of(tmp_path).index.rows["run"].document
+    assert (row["tags"], row["note"], row["is_archived"]) == (["paper", "v2"], "the good one", True)
+    assert ask(ui, "/api/do/annotate?run=run", body=b'{"tags": ["two words"]}', **post).status == 409
+    assert ui_of(tmp_path).index.rows["run"].document["tags"] == ["paper", "v2"]
+
+
+def test_resume_starts_what_the_user_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same job file with the same settings, from the same folder; without the file it says so."""
+    path = write_run(tmp_path / "runs", "run", as_log(story.young_run()), status="unfinished", lr=0.05)
+    ui = ui_of(tmp_path / "runs", allows_changes=True)
+    post = {"method": "POST", "content_type": "application/json"}
+    assert ask(ui, "/api/do/resume?run=run", **post).status == 409
+    job = tmp_path / "job.py"
+    job.write_text("")
+    started = {"record": "Started", "schema": 1, "folder": str(tmp_path), "job_file": str(job)}
+    (path / "started.json").write_text(json.dumps(started))
+    calls: list[Any] = []
+
+    class Process:
+        pid = 1
+
+        def __init__(self, command: list[str], **options: Any) -> None:
+            calls.append((command, options))
+
+    monkeypatch.setattr("stoker.web.control.subprocess.Popen", Process)
+    assert ask(ui, "/api/do/resume?run=run", **post).status == 200
+    command, options = calls[0]
+    assert command[1:5] == ["-m", "stoker", "train", str(job)]
+    assert "lr=0.05" in command
+    assert command[-2:] == ["--resume", str(path.resolve())]
+    assert options["cwd"] == str(tmp_path)
+
+
+def test_time_to_go_comes_with_an_interval() -> None:
+    """Of the run's own rates once there are some, of the forecast before; never a bare number where more is known."""
+    steady = [(float(x), x / 100, 1.0) for x in range(0, 5000, 50)]
+    value, low, high, basis = remaining_s(steady, 5000, 10_000, 50.0, None, 50.0) or ()
+    assert (value, basis) == (50.0, "this run's rates")
+    assert low == pytest.approx(50) == high
+    assert remaining_s([], 0, 10_000, None, [100.0, 80.0, 140.0], 10.0) == [90.0, 70.0, 130.0, "forecast"]
+    assert remaining_s([], 0, 10_000, None, None, 0.0) is None
+
+
+def test_alerts_are_of_changes() -> None:
+    """A run is announced once, when it changes; what was so already is not news."""
+    row = {"id": "a", "name": "a", "state": "running", "cost_usd": 4.0}
+    assert [one.kind for one in alerts_of(row, row | {"state": "failed", "failure": "nan"})] == ["failed"]
+    assert [one.kind for one in alerts_of(row, row | {"has_nan": True})] == ["nan"]
+    assert [one.kind for one in alerts_of(row, row | {"cost_usd": 6.0}, 5.0)] == ["over budget"]
+    assert alerts_of(row | {"cost_usd": 6.0}, row | {"cost_usd": 7.0}, 5.0) == []
+    assert alerts_of({}, row | {"state": "finished", "has_nan": True, "cost_usd": 9.0}, 5.0) == []
+
+
+def test_a_service_is_read_by_its_own_metrics() -> None:
+    """The page reads what `stoker serve` writes, histograms included."""
+    pytest.importorskip("prometheus_client")
+    from stoker.serving.metrics import Metrics
+
+    metrics = Metrics()
+    version = metrics.version("digits", "3")
+    for number in range(100):
+        version.request("ok", 0.001 * (number + 1))
+    series = parse_metrics(metrics.document()[0].decode())
+    buckets = {
+        float(dict(labels)["le"].replace("+Inf", "inf")): value
+        for labels, value in series[("stoker_total_seconds_bucket", "digits", "3")].items()
+    }
+    assert quantile(buckets, 0.5) == pytest.approx(0.05, rel=0.1)
+    assert quantile(buckets, 0.99) == pytest.approx(0.1, rel=0.05)
+
+
+def test_pictures_are_png_files_that_the_run_logged(tmp_path: Path) -> None:
+    """Any other name, and any other content, is refused."""
+    path = write_run(tmp_path, "run", as_log([Event(kind="logged", at=1.0, fields={"samples": 1, "images": [{"name": "a", "samples": 1, "file": "1.png"}, {"name": "b", "samples": 1, "file": "2.png"}]})]))  # fmt: skip
+    write_pictures(path)
+    (path / "logged" / "2.png").write_bytes(b"<html>")
+    ui = ui_of(tmp_path)
+    assert ask(ui, "/api/picture?run=run&file=1.png").headers["content-type"] == "image/png"
+    for name in ("2.png", "3.png", "../run.json"):
+        assert ask(ui, f"/api/picture?run=run&file={name}").status == 409
