@@ -232,7 +232,8 @@ class SlurmCluster:
         log = (self.directory / f"{name or program}.out").open("ab")
         with log:
             self._processes[name or program] = subprocess.Popen(
-                [path, *arguments], env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                # A daemon does not outlive this process, however that ends.
+                ["setpriv", "--pdeathsig", "TERM", path, *arguments], env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 
