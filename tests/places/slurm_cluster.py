@@ -233,8 +233,8 @@ class SlurmCluster:
         with log:
             self._processes[name or program] = subprocess.Popen(
                 # A daemon does not outlive this process, however that ends.
-                ["setpriv", "--pdeathsig", "TERM", path, *arguments], env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                ["setpriv", "--pdeathsig", "TERM", path, *arguments], env=self.environ, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def _start_accounting(self, dbd_port: int, database_port: int) -> None:
