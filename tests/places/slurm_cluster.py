@@ -232,8 +232,9 @@ class SlurmCluster:
         log = (self.directory / f"{name or program}.out").open("ab")
         with log:
             self._processes[name or program] = subprocess.Popen(
-                [path, *arguments], env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                # A daemon does not outlive this process, however that ends.
+                ["setpriv", "--pdeathsig", "TERM", path, *arguments], env=self.environ, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def _start_accounting(self, dbd_port: int, database_port: int) -> None:
