@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker.launching.sky import LAUNCHER, STARTING_S, rank, read_catalogue
+from tests.launching import test_sky as fakes
 from tests.launching.fake_sky import sky
-from tests.launching.test_sky import KEEP, TestConformance
 
 __all__ = ["sky"]
 PYTHON = Path(os.environ.get("STOKER_SKY", "build/sky")) / "bin" / "python"
@@ -90,18 +90,21 @@ def test_its_optimiser_chooses_the_same_machine(tmp_path: Path, minimize: str, o
 
 
 def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path) -> None:
-    """Its schema takes every field, and reads the machines, the recovery and the environment as they are meant."""
-    LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), lambda text: None)
+    """Its schema takes every field, and the first machine is read with its recovery as it is meant."""
+    LAUNCHER.start(fakes.TestConformance().submission("any/l4", arguments=fakes.KEEP, secrets=()), lambda text: None)
     task = json.loads((sky / "task.json").read_text())
-    (tmp_path / "work").mkdir()
-    task["workdir"] = str(tmp_path / "work")
     script = (
-        "import json, sys\nfrom sky.utils import common_utils, schemas\n"
+        "import json, sys, sky\nfrom sky.utils import common_utils, schemas\n"
         "task = json.loads(sys.argv[1])\n"
         "common_utils.validate_schema(task, schemas.get_task_schema(), 'task: ')\n"
-        "common_utils.validate_schema(task['resources'], schemas.get_resources_schema(), 'resources: ')\nprint('ok')\n"
+        "common_utils.validate_schema(task['resources'], schemas.get_resources_schema(), 'resources: ')\n"
+        "machine, = sky.Resources.from_yaml_config(task['resources']['ordered'][0])\n"
+        "print(json.dumps([str(machine.cloud), machine.region, machine.instance_type, machine.job_recovery]))\n"
     )
-    assert _in_sky(tmp_path, script, json.dumps(task)).splitlines()[-1] == "ok"
-    task["resources"]["ordered"][0]["job_recovery"]["recover_on_exit_code"] = [1]
-    with pytest.raises(AssertionError, match="recover_on_exit_code"):
+    cloud, region, instance, recovery = json.loads(_in_sky(tmp_path, script, json.dumps(task)).splitlines()[-1])
+    assert (cloud.lower(), region, instance) == ("lambda", "us-east-1", "gpu_1x_l4")
+    assert recovery["recover_on_exit_codes"] == [75, 130]
+    del task["resources"]["ordered"][0]["instance_type"]
+    task["resources"]["ordered"][0]["instance_kind"] = "gpu_1x_l4"
+    with pytest.raises(AssertionError, match="instance_kind"):
         _in_sky(tmp_path, script, json.dumps(task))

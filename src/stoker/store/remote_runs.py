@@ -307,7 +307,7 @@ def _newest(
     Raises:
         BadRun: there are some, and none is usable: training would silently start over.
     """
-    problems = []
+    problems: list[str] = []
     for checkpoint in reversed(remote.checkpoints(files)):
         found = remote.usable(name, files, checkpoint, spec_digest)
         if isinstance(found, CheckpointManifest):

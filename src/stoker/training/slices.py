@@ -62,7 +62,7 @@ class Slice:
     _trained_from: float = field(default=math.nan, init=False)
 
     @classmethod
-    def begin(cls, length: Duration | float | str | Self) -> Self:
+    def begin(cls, length: Duration | float | str | Slice) -> Slice:
         """The slice of this process, counted from its start; in a process that had one before, from now on.
 
         One that has begun already is taken as it is.
@@ -70,7 +70,7 @@ class Slice:
         Raises:
             BadJob: `length` is no time.
         """
-        if isinstance(length, cls):
+        if isinstance(length, Slice):
             return length
         length_s = length_in_s(length)
         age_s = 0.0 if _Process.has_had_slice else process_age_s()
@@ -129,9 +129,12 @@ class Slice:
         return self.left_s < reserve
 
     def left_after(self, samples: int, total_samples: int) -> tuple[int | None, str]:
-        """How many slices of this one's pace are left [None: unknown], and advice on their length, or ""."""
-        done = samples - (self.began_samples or samples)
-        slices = math.ceil((total_samples - samples) / done) if done > 0 else None
+        """How many slices of this one's pace are left [None: unknown], and advice on their length, or "".
+
+        One is left where only the last evaluation is.
+        """
+        done = 0 if self.began_samples is None else samples - self.began_samples
+        slices = max(1, math.ceil((total_samples - samples) / done)) if done > 0 else None
         useful = (self.clock() - self._trained_from) / self.length_s if self.has_trained else 0.0
         if useful >= _MOST_USELESS:
             return slices, ""
