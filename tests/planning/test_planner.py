@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.devices import attached_cpu, planned_devices
+from stoker.devices.hardware import MTBF_H
 from stoker.errors import DoesNotFit
 from stoker.planning import planner
 from stoker.planning.resolved_job import resolve_job
@@ -53,3 +54,14 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
     [place] = planned_devices("cpu", (attached_cpu(),))
     planner.Planner(resolve_job(blobs_job())).confirmed(place)
     assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]
+
+
+def test_machines_that_are_taken_away_fail_with_all_their_devices() -> None:
+    """A spot machine of eight taken away each hour: one device fails in 8 h by that; what is here is not taken away."""
+    spot = planner.Planner(resolve_job(blobs_job()), preempted_s=3600.0)
+    (single,), (machine,) = planned_devices("h100", ()), planned_devices("16xh100", ())
+    own_h = MTBF_H["cuda"]
+    assert spot.profile_at(single).device_mtbf_h == pytest.approx(1 / (1 / own_h + 1))
+    assert spot.profile_at(machine).device_mtbf_h == pytest.approx(1 / (1 / own_h + 1 / 8))
+    (here,) = planned_devices("cpu", (attached_cpu(),))
+    assert spot.profile_at(here).device_mtbf_h is None

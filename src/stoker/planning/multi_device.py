@@ -33,7 +33,7 @@ from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.search_space import execution_settings, layouts_of, saving_memory, trace_settings
-from stoker.planning.plan_ranking import LEAST_GAIN, rank
+from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
 from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
@@ -207,8 +207,11 @@ class LayoutCandidates:
         is_cuda = self.place.device.kind == "cuda"
         if not found.candidates or (is_cuda and self.place.count > self.place.cluster.domain_devices):
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
+            favourite = self._favourite if found.candidates else None
             for layout in self._promising(products, found):
-                if len(found.candidates) < most:
+                if len(found.candidates) >= most:
+                    break
+                if favourite is None or not self._add_like(favourite, layout, found):
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if candidates:
@@ -217,6 +220,20 @@ class LayoutCandidates:
             raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
         raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
+
+    def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
+        """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""
+        forecasts = self.forecasts(layout)
+        if forecasts.probability_it_fits(favourite) < SURE_ENOUGH:
+            return False
+        found.candidates.append(
+            Candidate(
+                device=self.place.name, plan=dataclasses.replace(favourite, layout=layout),
+                forecast=forecasts.forecast(favourite), memory_bytes=self.place.memory_bytes_each,
+                is_here=self.place.is_here, why="by forecast",
+            )
+        )  # fmt: skip
+        return True
 
     def _promising(self, layouts: Sequence[Layout], found: _Found) -> list[Layout]:
         """Layouts that are legal and may fit, the fastest by estimate first; the others are added to the rejected."""

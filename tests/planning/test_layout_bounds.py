@@ -1,0 +1,38 @@
+"""Layouts that are left out by their state, or put in order by an estimate, before anything is traced for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.devices import planned_devices
+from stoker.planning.multi_device import LayoutCandidates
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
+from stoker.records import Layout
+from tests.flow.builders import blobs_job
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+def candidates(on: str, memory: float | None = None, network: str | None = None) -> LayoutCandidates:
+    """Those of a small job."""
+    (place,) = planned_devices(on, (), network=network)
+    return LayoutCandidates(Planner(resolve_job(blobs_job()), is_all_elsewhere=True), place.limited_to(memory))
+
+
+def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
+    """On devices of 6 kB neither replicas nor shards have room, on real ones both have."""
+    for layout in (Layout(replicas=16), Layout(shards=16)):
+        assert candidates("16xh100")._lacks(layout) is None  # noqa: SLF001 - the rule under test
+    reason = candidates("16xh100", memory=6e3)._lacks(Layout(replicas=16))  # noqa: SLF001 - likewise
+    assert reason is not None
+    assert "of each device" in reason
+    assert "NVIDIA H100" in reason
+
+
+def test_a_slow_network_puts_groups_within_a_machine_first() -> None:
+    """Where machines hardly reach each other, shards of eight come before shards over two machines."""
+    slow = candidates("16xh100", network="1x1gbit")
+    estimates = {shards: slow._estimate_s(Layout(replicas=16 // shards, shards=shards)) for shards in (8, 2)}  # noqa: SLF001 - likewise
+    over_machines = slow._estimate_s(Layout(shards=16))  # noqa: SLF001 - likewise
+    assert estimates[8] < over_machines
