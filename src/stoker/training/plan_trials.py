@@ -84,6 +84,10 @@ _SECONDS_EACH = 4e-5
 only whether a trial is worth recording the pass."""
 
 
+_CLEARLY_SLOWER = 1.3
+"""Ratio of times from which a setting that was tried under one plan is not tried again under a better one."""
+
+
 class PlanTrials:
     """Chooses the plan of a run's next updates, until the choice is settled.
 
@@ -262,7 +266,7 @@ class PlanTrials:
         update_s = self._search.timed[best].update_s
         if not (best.compile or used_by_others(self._began)):  # `threads` finds the number that others leave free
             fewer = dict.fromkeys((max(1, best.threads // 2), 1 if self._num_expansions == 1 else best.threads))
-            variants += [dataclasses.replace(best, threads=count) for count in fewer]
+            variants += [dataclasses.replace(best, threads=n) for n in fewer if not self._was_slow("threads", n)]
         if not best.compile:
             variants += self._captured(best, update_s, left_s)
         if (
@@ -280,9 +284,16 @@ class PlanTrials:
         self._search.add(self._possible(variants))
         return self._search.has_rivals
 
+    def _was_slow(self, setting: str, value: object) -> bool:
+        """Whether plans with this setting were tried, and all of them were clearly slower than the best one now."""
+        assert self._search is not None
+        timed, best_s = self._search.timed, self._search.timed[self._search.best].update_s
+        ratios = [t.update_s / best_s for plan, t in timed.items() if t.by_round and getattr(plan, setting) == value]
+        return bool(ratios) and min(ratios) > _CLEARLY_SLOWER
+
     def _captured(self, best: Plan, update_s: float, left_s: float) -> list[Plan]:
         """The best plan captured, where recording the pass is expected to pay back."""
-        if best.captured or any(plan.captured for plan in self._lost):
+        if best.captured or any(plan.captured for plan in self._lost) or self._was_slow("captured", True):
             return []
         modules = list(self._step.model.modules())
         is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)  # recorded step by step
