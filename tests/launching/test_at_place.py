@@ -200,6 +200,26 @@ def test_a_requeued_run_counts_its_starts(run: Path) -> None:
     assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
 
 
+def test_a_start_in_the_background_outlives_who_started_it(run: Path) -> None:
+    """The program returns when the watching process has said that it is there, and that one goes on to the end."""
+    (run.parent / "rank.py").write_text(LOG + "progress(3)")
+    order = replace(at_place.read_order(run), job_file="rank.py")
+    (run / "launch" / "order.json").write_text(dumps(order))
+    at_place.start_in_background(run, HostRanks(), {})
+    state = read_host_state(run / "launch" / "host-0.json")
+    assert state is not None
+    os.waitpid(state.pid, 0)
+    assert state_of(run).phase == "finished"
+
+
+def test_a_start_that_ends_at_once_says_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last words of the watching process are the error."""
+    (run / "launch" / "order.json").write_text(dumps(replace(at_place.read_order(run), code="/no/such/folder")))
+    monkeypatch.setattr(HostSupervisor, "_write", lambda *_: None)
+    with pytest.raises(at_place.PlaceFailed, match=r"could not be started: .*no/such/folder"):
+        at_place.start_in_background(run, HostRanks(), {})
+
+
 def test_secrets_reach_the_rank_and_no_file(run: Path) -> None:
     """They are in the environment of the rank alone; nothing below the run's directory holds them."""
     code, _ = _supervised(run, "progress(1); sys.exit(0 if os.environ['SECRET'] == 'hunter2' else 2)")

@@ -61,6 +61,7 @@ LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
+_BEGUN_WITHIN_S = 10.0
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -498,10 +499,22 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> int:
-    """Run the host's ranks in a session of its own, which outlives the line; the process's number."""
+    """Run the host's ranks in a session of its own, which outlives the line; the process's number.
+
+    Raises:
+        PlaceFailed: the process ended before it had begun to watch.
+    """
     supervisor_log = directory / _LAUNCH / f"supervisor-{ranks.host}.log"
     pid = os.fork()
     if pid:
+        path, until = directory / _LAUNCH / f"host-{ranks.host}.json", time.monotonic() + _BEGUN_WITHIN_S
+        while time.monotonic() < until:
+            state = read_host_state(path)
+            if state is not None and state.pid == pid:
+                break
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                raise PlaceFailed(f"the run could not be started: {last_error(supervisor_log) or 'no word why'}")
+            time.sleep(0.02)
         return pid
     code = RUN_FAILED
     try:
@@ -513,7 +526,7 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
             os.dup2(descriptor, number)
         code = HostSupervisor(directory, ranks, secrets).run()
     except BaseException as error:  # noqa: BLE001 - the last words of a process that nobody waits for
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
 
