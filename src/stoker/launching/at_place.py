@@ -62,6 +62,9 @@ LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
 _BEGUN_WITHIN_S = 10.0
+_OTHERS_NOTICE_S = 3.0
+"""Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
+
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -256,8 +259,7 @@ class HostSupervisor:
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
-            if self._state.without_progress > 1:
-                self._pause(5.0 * self._state.without_progress)
+            self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
 
     def _run_once(self) -> RankOutcome:
         order, self._log_bytes_before = self._order, self._log_bytes()
