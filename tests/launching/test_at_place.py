@@ -47,6 +47,8 @@ KILLED = -signal.SIGKILL
         ([KILLED], {}, "lost", 4, True),
         ([KILLED], {"is_stopped": True}, "lost", 4, False),
         ([KILLED], {"is_requeued": True}, "lost", 4, False),
+        ([2], {"is_stopped": True}, "failed", 2, False),
+        ([130, 4], {"is_stopped": True, "num_hosts": 2}, "stopped", 130, False),
         ([-signal.SIGTERM], {"is_stopped": True}, "stopped", 130, False),
         ([4, KILLED], {"num_hosts": 2}, "lost", 4, True),
         ([4, 4], {"num_hosts": 2}, "lost", 4, True),

@@ -215,7 +215,8 @@ def judge(
         return RankOutcome("finished", "trained to its end", FINISHED)
     asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
     killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
-    if is_stopped and not killed:
+    leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if num_hosts > 1 else [])}  # one leaves before the others
+    if is_stopped and all(code in leaving or -code in asked for code in codes):
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
@@ -260,6 +261,8 @@ class HostSupervisor:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
+            if self._is_signalled or self._is_stopped():
+                return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
 
     def _run_once(self) -> RankOutcome:
         order, self._log_bytes_before = self._order, self._log_bytes()
