@@ -266,7 +266,9 @@ def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
     assert (lost.phase, lost.why) == ("lost", "was running and is gone")
     assert f"process {gone.pid}" in lost.evidence
     _write(run, _state(boot="another"))
-    assert "started anew" in state_of(run).evidence
+    assert state_of(run).phase == "running", "a sign of life from another machine is believed"
+    os.utime(run / "launch" / "host-0.json", (1, 1))
+    assert "started anew, or its process is gone: no sign of life for" in state_of(run).evidence
     _write(run, _state(pid=gone.pid, began=1, phase="finished"))
     assert state_of(run).phase == "finished", "what has ended is not lost"
 
@@ -278,12 +280,32 @@ def test_states_of_an_earlier_order_do_not_count(run: Path) -> None:
 
 
 def test_several_hosts_are_one_state() -> None:
-    """A host that failed or is lost is named; all count as finished when host 0 has."""
+    """What goes on counts while a host goes on; one that is lost is evidence, and an end when nobody waits for it."""
     other = _state(host=1, hostname="box2")
+    gone = replace(other, phase="lost", why="was running and is gone", evidence="no sign of life for 70 s")
     assert combined([_state(), other]).phase == "running"
-    lost = combined([_state(), replace(other, phase="lost", why="was running and is gone")])
-    assert (lost.phase, lost.why) == ("lost", "box2: was running and is gone")
-    assert combined([_state(phase="finished"), replace(other, phase="lost")]).phase == "finished"
+    waiting = combined([_state(phase="requeued"), gone])
+    assert waiting.phase == "requeued"
+    assert "box2 is lost: no sign of life for 70 s" in waiting.evidence
+    ended = combined([_state(phase="lost", why="a rank was ended by SIGKILL"), gone])
+    assert ended.phase == "lost"
+    failed = combined([_state(phase="stopped"), replace(other, phase="failed", why="a rank ended with exit code 2")])
+    assert (failed.phase, failed.why) == ("failed", "box2: a rank ended with exit code 2")
+    assert combined([_state(phase="finished"), gone]).phase == "finished"
+
+
+def test_a_host_that_fails_ends_the_others(run: Path) -> None:
+    """Its mark stops the supervisors that would wait for it and start again."""
+    code, state = _supervised(run, "starts(); sys.exit(2)", HostRanks(host=0, num_hosts=2, master="x", port=1))
+    assert (code, state.phase) == (2, "failed")
+    assert (run / "launch" / "stop").exists()
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+while True:
+    signal.pause()
+"""
+    code, state = _supervised(run, program, HostRanks(host=0, num_hosts=2, master="x", port=1))
+    assert (code, state.phase) == (130, "stopped")
 
 
 def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:

@@ -288,6 +288,8 @@ class HostSupervisor:
         """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
         beat_at = 0.0
         while any(process.poll() is None for process in self._processes):
+            if not self._is_signalled and self._is_stopped():
+                self._on_signal(signal.SIGTERM, None)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
                 self._beat()
@@ -319,6 +321,9 @@ class HostSupervisor:
 
     def _end(self, verdict: RankOutcome) -> int:
         evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
+        if verdict.phase == "failed" and self._ranks.num_hosts > 1:
+            with suppress(OSError):  # the other hosts would wait for this one, and start again in vain
+                (self._folder / _STOP).touch()
         self._set(verdict.phase, verdict.why, evidence=evidence, exit_code=verdict.exit_code)
         return verdict.exit_code
 
@@ -421,44 +426,65 @@ def read_host_state(path: Path) -> HostState | None:
 def state_of(directory: Path) -> LaunchState:
     """The state of the run in `directory`, as this machine can tell.
 
-    A watching process of this machine that is gone without having said how it ended is `lost`.
+    A watching process of this machine that is gone without having said how it ended is `lost`; so is one of another
+    machine that gave no sign of life for `STALE_S`.
     """
-    states = [state for path in sorted((directory / _LAUNCH).glob("host-*.json")) if (state := read_host_state(path))]
-    order = read_order(directory)
-    states = [_with_evidence(state) for state in states if state.submitted_at == order.submitted_at]
+    order, folder = read_order(directory), directory / _LAUNCH
+    now_s = _disk_time(folder)
+    states = []
+    for path in sorted(folder.glob("host-*.json")):
+        state = read_host_state(path)
+        if state is not None and state.submitted_at == order.submitted_at:
+            with suppress(OSError):
+                states.append(_with_evidence(state, now_s - path.stat().st_mtime))
     if not states:
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
 
 
+def _disk_time(folder: Path) -> float:
+    """The time of the disk [s since 1970]: clocks of machines that share it may differ."""
+    mark = folder / f".now-{platform.node()}-{os.getpid()}"
+    try:
+        mark.touch()
+        now_s = mark.stat().st_mtime
+        mark.unlink()
+    except OSError:  # full, or read-only
+        return time.time()
+    return now_s
+
+
 def combined(states: Sequence[HostState]) -> LaunchState:
-    """One state of several hosts: what is wrong first, then what is going on; finished only where host 0 is."""
+    """One state of several hosts: what goes on while one of them goes on, else what is wrong.
+
+    The run is finished when host 0 says so. A host that is lost does not end the run while another one waits for it.
+    """
     first = min(states, key=lambda state: state.host)
-    worst = next(
-        (state for phase in ("failed", "lost") for state in states if state.phase == phase),
-        first,
-    )
-    shown = first if first.phase == "finished" else worst
-    where = f"{shown.hostname}: " if len(states) > 1 else ""
+    going = [state for state in states if state.phase not in ENDED and state.phase != "preempted"]
+    wrong = [state for phase in ("failed", "lost") for state in states if state.phase == phase]
+    shown = first if first.phase == "finished" else (going or wrong or [first])[0]
+    is_named = len(states) > 1 and shown.phase != "finished"
+    missed = [
+        f"{state.hostname} is {state.phase}: {state.evidence or state.why}" for state in wrong if state is not shown
+    ]
     return LaunchState(
-        phase=shown.phase, why=f"{where}{shown.why}", evidence=shown.evidence, exit_code=shown.exit_code,
+        phase=shown.phase, why=f"{shown.hostname}: {shown.why}" if is_named else shown.why,
+        evidence="; ".join(filter(None, (shown.evidence, *missed))), exit_code=shown.exit_code,
         restarts=max(state.restarts for state in states), at=shown.at,
     )  # fmt: skip
 
 
-def _with_evidence(state: HostState) -> HostState:
-    """The state, or `lost` if its process is gone without a word."""
+def _with_evidence(state: HostState, silent_s: float) -> HostState:
+    """The state, or `lost` if its process is gone without a word; the last one came `silent_s` ago [s]."""
     if state.phase in ENDED or state.phase == "preempted":
         return state
-    if state.hostname == platform.node():
-        if state.boot != _boot():
-            evidence = "the machine was started anew since"
-        elif _began(state.pid) == state.began:
+    if state.boot and state.boot == _boot():
+        if _began(state.pid) == state.began:
             return state
-        else:
-            evidence = f"process {state.pid} on {state.hostname} is gone"
-    elif _age_s(state.at) > STALE_S:
-        evidence = f"{state.hostname} gave no sign of life for {_age_s(state.at):.0f} s"
+        evidence = f"process {state.pid} on {state.hostname} is gone"
+    elif silent_s > STALE_S:
+        was = "was started anew, or" if state.hostname == platform.node() else "is away, or"
+        evidence = f"{state.hostname} {was} its process is gone: no sign of life for {silent_s:.0f} s"
     else:
         return state
     return replace(state, phase="lost", why=f"was {state.phase} and is gone",
@@ -544,17 +570,6 @@ def _end_with_parent() -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _seconds_of(at: str) -> float:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return 0.0
-
-
-def _age_s(at: str) -> float:
-    return time.time() - _seconds_of(at)
 
 
 def _began(pid: int) -> int:
