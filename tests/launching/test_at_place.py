@@ -47,6 +47,8 @@ KILLED = -signal.SIGKILL
         ([KILLED], {}, "lost", 4, True),
         ([KILLED], {"is_stopped": True}, "lost", 4, False),
         ([KILLED], {"is_requeued": True}, "lost", 4, False),
+        ([2], {"is_stopped": True}, "failed", 2, False),
+        ([130, 4], {"is_stopped": True, "num_hosts": 2}, "stopped", 130, False),
         ([-signal.SIGTERM], {"is_stopped": True}, "stopped", 130, False),
         ([4, KILLED], {"num_hosts": 2}, "lost", 4, True),
         ([4, 4], {"num_hosts": 2}, "lost", 4, True),
@@ -72,6 +74,7 @@ def test_ranks_of_two_hosts_meet_at_the_first() -> None:
     found = rank_environments(order, HostRanks(host=1, num_hosts=2, master="10.0.0.1", port=4711), base, {"S": "s"})
     common = {
         "PATH": "/bin", "A": "1", "S": "s", "STOKER_LAUNCHED": "ssh", "PYTHONPATH": "/stoker", "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
     }  # fmt: skip
     assert found == [common | {"RANK": "2", "LOCAL_RANK": "0"}, common | {"RANK": "3", "LOCAL_RANK": "1"}]
@@ -197,6 +200,26 @@ def test_a_requeued_run_counts_its_starts(run: Path) -> None:
     assert codes == [75, 75, 75, 75, 4, 4]
     (run / "launch" / "order.json").write_text(dumps(replace(order, submitted_at="2026-11-26T10:00:00+00:00")))
     assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
+
+
+def test_a_start_in_the_background_outlives_who_started_it(run: Path) -> None:
+    """The program returns when the watching process has said that it is there, and that one goes on to the end."""
+    (run.parent / "rank.py").write_text(LOG + "progress(3)")
+    order = replace(at_place.read_order(run), job_file="rank.py")
+    (run / "launch" / "order.json").write_text(dumps(order))
+    at_place.start_in_background(run, HostRanks(), {})
+    state = read_host_state(run / "launch" / "host-0.json")
+    assert state is not None
+    os.waitpid(state.pid, 0)
+    assert state_of(run).phase == "finished"
+
+
+def test_a_start_that_ends_at_once_says_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last words of the watching process are the error."""
+    (run / "launch" / "order.json").write_text(dumps(replace(at_place.read_order(run), code="/no/such/folder")))
+    monkeypatch.setattr(HostSupervisor, "_write", lambda *_: None)
+    with pytest.raises(at_place.PlaceFailed, match=r"could not be started: .*no/such/folder"):
+        at_place.start_in_background(run, HostRanks(), {})
 
 
 def test_secrets_reach_the_rank_and_no_file(run: Path) -> None:

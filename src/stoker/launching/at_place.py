@@ -61,6 +61,10 @@ LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
+_BEGUN_WITHIN_S = 10.0
+_OTHERS_NOTICE_S = 3.0
+"""Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
+
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -160,7 +164,7 @@ def rank_environments(
     common = {name: value for name, value in base.items() if name != SECRETS_FILE_VARIABLE}
     common |= {**order.variables, **secrets, LAUNCHED_VARIABLE: order.kind}
     common["PYTHONPATH"] = order.pythonpath
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         common.pop(name, None)
     if ranks.num_hosts == 1:
         return [common]
@@ -168,7 +172,7 @@ def rank_environments(
     return [
         {
             **common, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size),
-            "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
+            "LOCAL_WORLD_SIZE": str(order.ranks_each), "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
         }
         for local in range(order.ranks_each)
     ]  # fmt: skip
@@ -211,7 +215,8 @@ def judge(
         return RankOutcome("finished", "trained to its end", FINISHED)
     asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
     killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
-    if is_stopped and not killed:
+    leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if num_hosts > 1 else [])}  # one leaves before the others
+    if is_stopped and all(code in leaving or -code in asked for code in codes):
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
@@ -255,8 +260,9 @@ class HostSupervisor:
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
-            if self._state.without_progress > 1:
-                self._pause(5.0 * self._state.without_progress)
+            self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
+            if self._is_signalled or self._is_stopped():
+                return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
 
     def _run_once(self) -> RankOutcome:
         order, self._log_bytes_before = self._order, self._log_bytes()
@@ -498,10 +504,22 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> int:
-    """Run the host's ranks in a session of its own, which outlives the line; the process's number."""
+    """Run the host's ranks in a session of its own, which outlives the line; the process's number.
+
+    Raises:
+        PlaceFailed: the process ended before it had begun to watch.
+    """
     supervisor_log = directory / _LAUNCH / f"supervisor-{ranks.host}.log"
     pid = os.fork()
     if pid:
+        path, until = directory / _LAUNCH / f"host-{ranks.host}.json", time.monotonic() + _BEGUN_WITHIN_S
+        while time.monotonic() < until:
+            state = read_host_state(path)
+            if state is not None and state.pid == pid:
+                break
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                raise PlaceFailed(f"the run could not be started: {last_error(supervisor_log) or 'no word why'}")
+            time.sleep(0.02)
         return pid
     code = RUN_FAILED
     try:
@@ -513,7 +531,7 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
             os.dup2(descriptor, number)
         code = HostSupervisor(directory, ranks, secrets).run()
     except BaseException as error:  # noqa: BLE001 - the last words of a process that nobody waits for
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
 
