@@ -11,6 +11,7 @@ import pytest
 
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.cluster_api import ClusterApi
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.kubernetes import LAUNCHER
 from stoker.launching.launcher import HostRanks, Request, Submission
@@ -284,6 +285,18 @@ def test_the_same_run_is_not_started_twice_and_an_ended_one_makes_room(cluster: 
     assert second["uid"] != first["uid"]
     assert LAUNCHER.state(first).phase == "stopped"
     assert LAUNCHER.state(second).phase == "queued"
+
+
+def test_what_a_killed_start_left_is_replaced(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Job that was never let go would wait for ever: the next start deletes it, and makes another."""
+    patch = ClusterApi.patch
+    monkeypatch.setattr(ClusterApi, "patch", lambda *_, **__: {})
+    held = start()
+    assert job_of(cluster)["spec"]["suspend"] is True
+    monkeypatch.setattr(ClusterApi, "patch", patch)
+    again = start()
+    assert again["uid"] != held["uid"]
+    assert job_of(cluster)["spec"]["suspend"] is False
 
 
 def test_a_name_that_collides_is_refused_and_left_alone(cluster: Any) -> None:

@@ -52,6 +52,9 @@ _SYNTAX = "k8s:[CONTEXT/]NAMESPACE[/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SHAPE = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)")
 _STOP_PATIENCE_S = 600.0
+_OWNER, _RELEASED = "stoker/owner", "stoker/released"
+"""Annotations of a Job: which run made it; that all it needs is there."""
+
 _NEEDED = (
     ("create", "jobs", "batch"), ("get", "jobs", "batch"), ("delete", "jobs", "batch"), ("create", "configmaps", ""),
     ("create", "secrets", ""), ("list", "pods", ""), ("create", "pods", ""), ("create", "pods/exec", ""),
@@ -188,8 +191,8 @@ class KubernetesLauncher(Launcher):
             return {**handle, "uid": going}
         made_claim = _make_claim(api, objects.claim)
         owner, kind = objects.owner, objects.owner["kind"]
-        owner["metadata"]["annotations"]["stoker/owner"] = submission.owner
-        release = _hold_back(owner)
+        owner["metadata"]["annotations"][_OWNER] = submission.owner
+        release, stored = _hold_back(owner), None
         try:
             stored = api.create(owner)
             reference = _reference(stored)
@@ -197,19 +200,14 @@ class KubernetesLauncher(Launcher):
             for thing in objects.owned:
                 thing["metadata"]["ownerReferences"] = [reference]
                 api.create(thing)
-            if objects.to_send:
-                _send(api, objects, handle, reference, tell)
+            sent = _send(api, objects, handle, reference, tell) if objects.to_send else 0
             api.patch(kind, owner["metadata"]["name"], release, api=APIS[kind])
         except BaseException as error:
-            if not isinstance(error, AlreadyThere):
+            if stored is not None or not isinstance(error, AlreadyThere):
                 _undo(api, kind, owner["metadata"]["name"], objects.claim if made_claim else None)
             raise
-        sent = sum(len(part) for thing in objects.owned for part in thing.get("binaryData", {}).values()) * 3 // 4
-        return {
-            **handle,
-            "uid": stored["metadata"]["uid"],
-            "sent_bytes": sent + sum(b.num_bytes for b in objects.to_send),
-        }
+        sent += sum(len(part) for thing in objects.owned for part in thing.get("binaryData", {}).values()) * 3 // 4
+        return {**handle, "uid": stored["metadata"]["uid"], "sent_bytes": sent}
 
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
         """From the Job's completion index, and the variables of our own manifest."""
@@ -373,14 +371,16 @@ def _reference(stored: Object) -> Object:
 def _hold_back(owner: Object) -> Object:
     """Change a manifest so that nothing starts yet; the patch that lets it go."""
     labels, spec = owner["metadata"]["labels"], owner["spec"]
+    released: Object = {"metadata": {"annotations": {_RELEASED: "yes"}}}
     if (queue := labels.pop(QUEUE_LABEL, None)) is not None:
-        return {"metadata": {"labels": {QUEUE_LABEL: queue}}}
-    if "suspend" in spec:
+        released["metadata"]["labels"] = {QUEUE_LABEL: queue}
+    elif "suspend" in spec:
         spec["suspend"] = True
-        return {"spec": {"suspend": False}}
-    released = spec["parallelism"]
-    spec["parallelism"] = 0
-    return {"spec": {"parallelism": released}}
+        released["spec"] = {"suspend": False}
+    else:
+        released["spec"] = {"parallelism": spec["parallelism"]}
+        spec["parallelism"] = 0
+    return released
 
 
 def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
@@ -394,12 +394,13 @@ def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
     if there is None:
         return None
     annotations = there["metadata"].get("annotations") or {}
-    if annotations.get("stoker/owner") != owner:
+    if annotations.get(_OWNER) != owner:
         raise PlaceFailed(f"{kind} {name} is in namespace {api.namespace} already, and "
-                          f"{annotations.get('stoker/owner') or 'not made by Stoker'}.",
+                          f"{annotations.get(_OWNER) or 'not made by Stoker'}.",
                           remedy="Give the run another name: --run-dir runs/NAME.")  # fmt: skip
     has_ended = any(cluster_state.condition(there, c) for c in ("Complete", "Completed", "Failed"))
-    if not has_ended and not there["metadata"].get("deletionTimestamp"):
+    # A start that was killed before it let its Job go has left one that would wait for ever.
+    if not has_ended and _RELEASED in annotations and not there["metadata"].get("deletionTimestamp"):
         return str(there["metadata"]["uid"])
     api.delete(kind, name, api=APIS[kind])
     until = time.monotonic() + _STOP_PATIENCE_S
@@ -423,14 +424,16 @@ def _make_claim(api: ClusterApi, claim: Object | None) -> bool:
     return True
 
 
-def _send(api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, tell: Callable[[str], None]) -> None:
-    volume = RunVolume(api, handle["name"], handle["pod"], reference)
+def _send(api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, tell: Callable[[str], None]) -> int:
+    """Send what is too large for ConfigMaps, unless the volume has it; the bytes sent [bytes]."""
+    volume, sent = RunVolume(api, handle["name"], handle["pod"], reference), 0
     try:
         for bundle in objects.to_send:
-            tell(f"sending {bundle.name} through a pod")
-            volume.send(bundle)
+            tell(f"{bundle.name} goes through a pod")
+            sent += bundle.num_bytes if volume.send(bundle) else 0
     finally:
         volume.leave()
+    return sent
 
 
 def _undo(api: ClusterApi, kind: str, name: str, claim: Object | None) -> None:

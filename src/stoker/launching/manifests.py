@@ -172,7 +172,7 @@ def object_name(run: str) -> str:
     """A run's name as a DNS label of at most 52 characters, which leaves room for what controllers add.
 
     >>> object_name("digits-ac1f4a-2"), object_name("7_Zwerge.Lauf")
-    ('digits-ac1f4a-2', 'run-7-zwerge-lauf-d9c9')
+    ('digits-ac1f4a-2', 'run-7-zwerge-lauf-f8d3')
     """
     name = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
     if not name[:1].isalpha():
@@ -254,7 +254,8 @@ def _order(submission: Submission, cluster: Cluster, submitted_at: str) -> Launc
         run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
         arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
         num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=f"{MOUNT}/{submission.stoker.folder}", # Ranks of several nodes lose each other with an error's exit code; and some servers count every exit code.
+        pythonpath=f"{MOUNT}/{submission.stoker.folder}",
+        # Ranks of several nodes lose each other with an error's exit code; and older servers count every exit code.
         is_requeued=target.num_nodes == 1 and cluster.has_failure_policy,
         submitted_at=submitted_at, owner=submission.owner,
     )  # fmt: skip
@@ -292,13 +293,13 @@ def _tar_gz(bundle: Bundle) -> bytes:
 def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]) -> list[Object]:
     """One ConfigMap with the texts and the first part, one more for each further part."""
     packed: list[dict[str, bytes]] = [{}]
+    room = PART_BYTES - sum(map(len, texts.values()))
     for part, data in parts.items():
-        room = (
-            PART_BYTES - sum(map(len, packed[-1].values())) - (sum(map(len, texts.values())) if len(packed) == 1 else 0)
-        )
-        if (packed[-1] and len(data) > room) or (len(packed) == 1 and len(data) > room):
+        if len(data) > room:
             packed.append({})
+            room = PART_BYTES
         packed[-1][part] = data
+        room -= len(data)
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
          "metadata": _metadata(f"{name}-sent-{number}", name)}

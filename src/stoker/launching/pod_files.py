@@ -71,6 +71,8 @@ def main(words: list[str]) -> None:
         pack(Path(path), int(rest[0]))
     elif command == "unpack":
         unpack(Path(path))
+    elif command == "has":
+        print(int(Path(path).is_dir()))  # noqa: T201  # the answer
     elif command == "touch":
         Path(path).touch()
 

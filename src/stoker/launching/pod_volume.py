@@ -66,9 +66,13 @@ class RunVolume:
         if pod := self.running_pod():
             self._run(pod, "touch", f"{MOUNT}/{path}")
 
-    def send(self, bundle: Bundle) -> None:
-        """Make a bundle's folder on the volume, whole or not at all, unless it is there."""
-        self._run(self._visit(), "unpack", f"{MOUNT}/{bundle.folder}", stdin=_tar_stream(bundle), timeout_s=600.0)
+    def send(self, bundle: Bundle) -> bool:
+        """Make a bundle's folder on the volume, whole or not at all; False if it was there."""
+        pod, folder = self._visit(), f"{MOUNT}/{bundle.folder}"
+        if self._run(pod, "has", folder).stdout.strip() == b"1":
+            return False
+        self._run(pod, "unpack", folder, stdin=_tar_stream(bundle), timeout_s=600.0)
+        return True
 
     def fetch(self, folder: str, into: Path) -> None:
         """Copy a folder's files; those of the same size and time of change here are left."""

@@ -68,7 +68,8 @@ class Cluster:
                   "--bind-address=127.0.0.1", "--insecure-port=0", f"--cert-dir={self.folder / 'certs'}",
                   f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
                   "--service-account-issuer=https://test", f"--token-auth-file={self.folder / 'tokens'}",
-                  "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+                  "--authorization-mode=RBAC",
+                  "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition,DefaultTolerationSeconds",
                   "--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
                   "--watch-cache=true", "--profiling=false")  # fmt: skip
         self.url = f"https://127.0.0.1:{secure}"

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -489,7 +490,12 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
 
 
 def _feed(stream: Any, process: subprocess.Popen[bytes]) -> None:
-    """Hand a client's frames on to the command's standard input."""
+    """Hand a client's frames on to the command's standard input, until either of them is gone."""
+    with suppress(OSError, ValueError):
+        _feed_frames(stream, process)
+
+
+def _feed_frames(stream: Any, process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     while len(head := stream.read(2)) == 2:
         size = head[1] & 0x7F
@@ -505,11 +511,8 @@ def _feed(stream: Any, process: subprocess.Popen[bytes]) -> None:
         if head[0] & 0x0F == 8:
             break
         if data[:1] == b"\x00":
-            try:
-                process.stdin.write(data[1:])
-                process.stdin.flush()
-            except BrokenPipeError:
-                break
+            process.stdin.write(data[1:])
+            process.stdin.flush()
 
 
 def scratch(prefix: str) -> Path:
