@@ -72,6 +72,7 @@ def test_ranks_of_two_hosts_meet_at_the_first() -> None:
     found = rank_environments(order, HostRanks(host=1, num_hosts=2, master="10.0.0.1", port=4711), base, {"S": "s"})
     common = {
         "PATH": "/bin", "A": "1", "S": "s", "STOKER_LAUNCHED": "ssh", "PYTHONPATH": "/stoker", "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
     }  # fmt: skip
     assert found == [common | {"RANK": "2", "LOCAL_RANK": "0"}, common | {"RANK": "3", "LOCAL_RANK": "1"}]

@@ -160,7 +160,7 @@ def rank_environments(
     common = {name: value for name, value in base.items() if name != SECRETS_FILE_VARIABLE}
     common |= {**order.variables, **secrets, LAUNCHED_VARIABLE: order.kind}
     common["PYTHONPATH"] = order.pythonpath
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         common.pop(name, None)
     if ranks.num_hosts == 1:
         return [common]
@@ -168,7 +168,7 @@ def rank_environments(
     return [
         {
             **common, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size),
-            "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
+            "LOCAL_WORLD_SIZE": str(order.ranks_each), "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
         }
         for local in range(order.ranks_each)
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import getpass
+import hashlib
 import os
 import re
 import shlex
@@ -27,9 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
 from stoker.store.files import aside_path, is_aside
 from stoker.units import format_seconds
@@ -49,6 +50,7 @@ _WHOLE = ".stoker-whole"
 """Last entry of a tree that is sent: without it the stream was cut."""
 
 _SSH_FAILED = 255
+_TIDY_UP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Line(abc.ABC):
 
     Raises:
         PlaceUnreachable: the machine does not answer, or not in time: nothing is known of what the command did.
+        BadJob: a file here cannot be read, or was changed while it was sent.
         PlaceFailed: it refuses the login, is unknown, or cannot do what is asked.
     """
 
@@ -328,10 +331,37 @@ def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
                 info.type, info.linkname = tarfile.SYMTYPE, file.link
                 tar.addfile(info)
                 continue
+            info.size = file.num_bytes
             with file.open() as content:
-                info.size = file.num_bytes
-                tar.addfile(info, content)
+                hashed = _Hashed(content)
+                try:
+                    tar.addfile(info, cast("IO[bytes]", hashed))
+                except OSError as error:
+                    if isinstance(error, BrokenPipeError):
+                        raise
+                    raise BadJob(f"{file.path} cannot be sent: {error}") from error
+                if hashed.digest() != file.digest:
+                    raise BadJob(
+                        f"{file.path} was changed while it was sent", remedy="The same command sends it again."
+                    )
         tar.addfile(tarfile.TarInfo(_WHOLE), BytesIO())
+
+
+class _Hashed:
+    """A file whose content is hashed as it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        block = self._file.read(size)
+        self._sha256.update(block)
+        return block
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of what was read."""
+        return self._sha256.hexdigest()
 
 
 def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
@@ -372,7 +402,7 @@ def _is_inside(name: str) -> bool:
 
 
 class _killed_on_error:  # noqa: N801 - reads as the statement it is
-    """Within the block, an error ends the process: the block of Popen would wait for it."""
+    """Within the block, an error ends the process, which may tidy up first: the block of Popen would wait for it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -381,8 +411,15 @@ class _killed_on_error:  # noqa: N801 - reads as the statement it is
         """Nothing."""
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Kill it after an error."""
-        if kind is not None:
+        """After an error close its input, and kill it if that does not end it."""
+        if kind is None:
+            return
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(_TIDY_UP_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
 
 

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -175,14 +176,13 @@ class SshLauncher(Launcher):
         started: list[Line] = []
         try:
             for host, line in enumerate(lines):
-                line.run(
-                    ["env", f"STOKER_HOST={host}", *variables, *shipped.program("start", "--secrets")[1:]],
-                    stdin=secrets_input(values),
-                )  # fmt: skip
+                program = ["env", f"STOKER_HOST={host}", *variables, *shipped.program("start", "--secrets")[1:]]
+                _answer(line, program, stdin=secrets_input(values))
                 started.append(line)
         except StokerError:
             for line in started:
-                line.run(shipped.program("stop"), check=False)
+                with suppress(PlaceFailed):  # the first error is the one to report
+                    line.run(shipped.program("stop"), check=False)
             raise
         return handle
 
@@ -207,7 +207,7 @@ class SshLauncher(Launcher):
 
         def ask(line: Line) -> LaunchState | PlaceUnreachable:
             try:
-                text = line.run(_program(handle, "state"), timeout_s=20.0).stdout
+                text = _answer(line, _program(handle, "state"), timeout_s=20.0)
                 return from_json(json.loads(text), LaunchState)
             except PlaceUnreachable as error:
                 return error
@@ -230,7 +230,7 @@ class SshLauncher(Launcher):
 
     def stop(self, handle: Handle) -> None:
         """Ask the watching process of each host."""
-        _on_each(_lines(",".join(handle["hosts"])), lambda line: line.run(_program(handle, "stop")))
+        _on_each(_lines(",".join(handle["hosts"])), lambda line: _answer(line, _program(handle, "stop")))
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory on host 0, but for locks and what says where it was started there."""
@@ -331,6 +331,19 @@ def _first_line(handle: Handle) -> Line:
 
 def _program(handle: Handle, command: str) -> list[str]:
     return program_at(handle["python"], handle["stoker"], command, handle["directory"])
+
+
+def _answer(line: Line, program: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> bytes:
+    """What `at_place` on a host answers.
+
+    Raises:
+        PlaceFailed: it failed, with its own sentence.
+    """
+    answer = line.run(program, stdin=stdin, timeout_s=timeout_s, check=False)
+    if answer.code != 0:
+        raise PlaceFailed(f"{line.name}: {answer.last_line()}",
+                          remedy="If the run's directory there is gone, start another run with --new.")  # fmt: skip
+    return answer.stdout
 
 
 def _on_each(lines: Sequence[Line], action: Callable[[Line], R]) -> list[R]:
