@@ -134,7 +134,9 @@ def compare_places(
         entry: the job file it came from; what would be sent is known only with it.
         limits: the most it may cost and last; places beyond them come last.
         objective: `time` or `money`; None: time, or money where there is a deadline.
-        memory, threads, device_mtbf_h: as of `plan`.
+        memory: as of `plan`.
+        threads: likewise.
+        device_mtbf_h: likewise.
 
     Raises:
         BadJob: the job cannot be trained as it is; or the objective is energy, which no place states.
