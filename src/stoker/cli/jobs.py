@@ -101,7 +101,10 @@ def plan(
             )
             with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
                 job, entry = load_job(job_file, settings)
-                found = api.compare_places(job, on=on, entry=entry, limits=limits, objective=objective)
+                found = api.compare_places(
+                    job, on=on, entry=entry, limits=limits, objective=objective, memory=memory, threads=threads,
+                    device_mtbf_h=device_mtbf,
+                )  # fmt: skip
             if as_json:
                 print_document(to_json(found))
             else:

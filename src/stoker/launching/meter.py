@@ -21,7 +21,7 @@ from stoker.records.plan import Forecast
 from stoker.units import format_money, format_seconds
 
 _HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
-_GIVEN_BACK: frozenset[LaunchPhase] = frozenset({"queued", "preempted", "requeued"}) | ENDED
+_GIVEN_BACK: frozenset[LaunchPhase] = ENDED.union(("queued", "preempted", "requeued"))
 
 _ANOTHER_DAY_S = 600.0
 """A process that starts so long after the last event of the one before was started by another launch [s]."""

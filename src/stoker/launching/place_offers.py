@@ -25,7 +25,7 @@ from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_fo
 from stoker.launching.launch import data_paths, device_word, is_below, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
 from stoker.launching.place_history import PlaceLessons, lessons_of, place_of
-from stoker.planning.decision import STARTING_S, on_one
+from stoker.planning.decision import STARTING_S, memory_limit, most_threads, on_one, require_mtbf
 from stoker.planning.model.objectives import Objective, PlanLimits
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
@@ -98,6 +98,8 @@ class _Forecasts:
     """Forecasts of the job by word of a device, each made once."""
 
     planner: Planner
+    memory_bytes: float | None = None
+    threads: int | None = None
     _known: dict[str, Candidate | str] = field(default_factory=dict)
 
     def of(self, word: str) -> Candidate | str:
@@ -105,7 +107,8 @@ class _Forecasts:
         if word not in self._known:
             try:
                 places = planned_devices(word, attached_devices())
-                chosen = [on_one(self.planner, place).chosen for place in places]
+                limited = [place.limited_to(self.memory_bytes, self.threads) for place in places]
+                chosen = [on_one(self.planner, place).chosen for place in limited]
                 self._known[word] = max(chosen, key=lambda one: one.forecast.total_s.value)  # an alias: the slowest
             except (DoesNotFit, NoDevice, BadJob) as problem:
                 self._known[word] = problem.message
@@ -119,6 +122,9 @@ def compare_places(
     entry: Entry | None = None,
     limits: PlanLimits | None = None,
     objective: Objective | None = None,
+    memory: float | str | None = None,
+    threads: int | None = None,
+    device_mtbf_h: float | None = None,
 ) -> PlaceComparison:
     """Compare places for a job: hosts, clusters, clouds, devices here and of the catalogue.
 
@@ -128,18 +134,26 @@ def compare_places(
         entry: the job file it came from; what would be sent is known only with it.
         limits: the most it may cost and last; places beyond them come last.
         objective: `time` or `money`; None: time, or money where there is a deadline.
+        memory: as of `plan`.
+        threads: likewise.
+        device_mtbf_h: likewise.
 
     Raises:
-        BadJob: the job cannot be trained as it is.
+        BadJob: the job cannot be trained as it is; or the objective is energy, which no place states.
         NoDevice: a word cannot be read.
     """
     started, limits = time.perf_counter(), limits or PlanLimits()
+    if objective == "energy":
+        raise BadJob("--objective energy: places elsewhere do not state it", remedy="Use time or money.")
     words = [word.strip() for word in on.split(",") if word.strip()]
     elsewhere = [word for word in words if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
     sent_bytes = 0 if entry is None else bytes_to_send(job, entry)
-    forecasts = _Forecasts(Planner(resolve_job(job, entry), is_all_elsewhere="here" not in words))
+    planner = Planner(
+        resolve_job(job, entry), is_all_elsewhere="here" not in words, device_mtbf_h=require_mtbf(device_mtbf_h)
+    )
+    forecasts = _Forecasts(planner, memory_limit(memory), most_threads(threads))
     asked: dict[str, _Answer | str] = {}
     with ThreadPoolExecutor(max_workers=8) as pool:
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))

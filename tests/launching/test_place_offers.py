@@ -1,0 +1,125 @@
+"""Places compared by when a run would be finished there, by money, and by what earlier runs showed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.launching import place_offers
+from stoker.launching.launcher import Offer, Probe
+from stoker.launching.place_history import PlaceLessons, PlaceRun, lessons_of, place_history
+from stoker.launching.place_offers import PlaceOffer, ranked
+from stoker.planning.model.objectives import PlanLimits
+from stoker.records import Candidate
+from tests.flow.command import job_file, stoker_here
+from tests.launching.elsewhere import fake_place
+from tests.reporting import story
+
+__all__ = ["fake_place"]
+
+HOUR_S = 3600.0
+
+
+def candidate(hours: float) -> Candidate:
+    """A plan whose run takes so long."""
+    chosen = story.decision().chosen
+    forecast = dataclasses.replace(
+        chosen.forecast, total_s=story.estimate(hours * HOUR_S, 0.1, "s"), checkpoint_every_s=600.0
+    )
+    return dataclasses.replace(chosen, forecast=forecast, device="l4")
+
+
+def offer(**changes: Any) -> Offer:
+    """An offer of one L4."""
+    settings: dict[str, Any] = {"text": "fake:box", "num_nodes": 1, "devices_each": 1, "device": "l4"}
+    return Offer(**settings | changes)
+
+
+def priced(hours: float, lessons: PlaceLessons | None = None, sent_bytes: int = 0, **changes: Any) -> PlaceOffer:
+    """An offer with its forecast."""
+    return place_offers._priced(offer(**changes), candidate(hours), lessons or PlaceLessons(), sent_bytes)
+
+
+def test_the_first_to_finish_comes_first_whatever_its_sticker() -> None:
+    """A queue and a slower device cost more time than a higher price an hour; the difference is said."""
+    cheap = priced(10, text="fake:cheap", price_per_h=0.5, starts_in_s=2 * HOUR_S)
+    fast = priced(1, text="fake:fast", price_per_h=4.0, starts_in_s=60.0)
+    first, second = ranked([cheap, fast], PlanLimits(), None)
+    assert (first.text, first.sticker, second.sticker) == ("fake:fast", 2, 1)
+    assert first.finish_s == pytest.approx(HOUR_S + 60)
+    assert first.cost is not None
+    assert first.cost.value == pytest.approx(4.0)
+    assert "10 h 59 min later, though cheaper an hour" in second.why
+    assert ranked([cheap, fast], PlanLimits(), "money")[0].text == "fake:fast"  # 4 USD in all, not 5
+
+
+def test_limits_are_kept_and_an_unknown_price_keeps_none() -> None:
+    """What breaks them comes last, with the figure that does."""
+    offers = [
+        priced(10, text="fake:dear", price_per_h=4.0), priced(1, text="fake:free", price_per_h=0.0),
+        priced(1, text="fake:secret"),
+    ]  # fmt: skip
+    by_text = {one.text: one.problem for one in ranked(offers, PlanLimits(max_cost_usd=5.0), None)}
+    assert by_text["fake:free"] == ""
+    assert by_text["fake:dear"] == "costs $40.00, over $5.00"
+    assert "price is unknown" in by_text["fake:secret"]
+    late = ranked(offers, PlanLimits(deadline_s=2 * HOUR_S), None)[-1]
+    assert (late.text, late.problem) == ("fake:dear", "finished in 10 h, after the deadline of 2 h")
+
+
+def test_preemptions_and_transfer_take_time() -> None:
+    """A preemption costs half the time between two checkpoints and a restart; bytes cost 100 Mbit/s."""
+    calm, shaky = priced(10), priced(10, preempted_per_h=0.1)
+    assert calm.run is not None
+    assert shaky.run is not None
+    assert shaky.run.value - calm.run.value == pytest.approx(300 + place_offers.RESTART_S)
+    assert shaky.interrupted == pytest.approx(0.632, abs=1e-3)
+    assert priced(1, sent_bytes=125_000_000).transfer_s == pytest.approx(10)
+
+
+def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
+    """Two runs there took half as long again as forecast, and waited; one alone changes nothing."""
+    for number, ratio in enumerate((1.4, 1.6), start=1):
+        place_history().append(PlaceRun(
+            place="fake:box", word="fake:box/l4", run=f"r{number}", at="2026-11-25T10:00:00+00:00",
+            queue_s=100.0 * number, first_update_s=20.0, forecast_s=100.0, measured_s=100.0 * ratio,
+        ))  # fmt: skip
+        if number == 1:
+            assert lessons_of("fake:box").ratio == 1.0
+    lessons = lessons_of("fake:box")
+    assert (lessons.ratio, lessons.queue_s, lessons.num_runs) == (pytest.approx(1.5), 150.0, 2)
+    estimate = priced(1, lessons)
+    assert estimate.run is not None
+    assert estimate.run.value == pytest.approx(1.5 * HOUR_S)
+    assert estimate.starts_in_s == 150.0
+    assert estimate.finish_s == pytest.approx(150 + 20 + 1.5 * HOUR_S)
+    assert priced(1, lessons, starts_in_s=5.0).starts_in_s == 5.0
+
+
+def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places that do not answer, or lack something, are listed with the reason; programs get a record."""
+
+    def on_one(planner: Any, where: Any) -> Any:
+        chosen = dataclasses.replace(candidate(1), is_here=where.is_here, device=where.name)
+        return dataclasses.replace(story.decision(), candidates=(chosen,))
+
+    monkeypatch.setattr(place_offers, "on_one", on_one)
+    fake_place.offered = (offer(text="fake:box/l4", starts_in_s=30.0, price_per_h=0.8, price_source="list of today"),)
+    words = "fake:box,fake:gone,here,h100"
+    document = json.loads(stoker_here("plan", job_file(), "--on", words, "--json").out)
+    offers = {one["text"]: one for one in document["offers"]}
+    assert [one["text"] for one in document["offers"]][:2] == ["cpu", "fake:box/l4"]
+    assert document["offers"][-1]["text"] == "fake:gone"
+    assert offers["fake:box/l4"]["finish_s"] == pytest.approx(HOUR_S + 30, rel=0.01)
+    assert "no route" in offers["fake:gone"]["problem"]
+    shown = stoker_here("plan", "blobs.py", "--on", "fake:box,here")
+    assert shown.code == 0
+    for expected in ("finished in", "fake:box/l4", "yours", "$0.80", "is sent"):
+        assert expected in shown.out
+    fake_place.probed = Probe(facts={}, missing=("box has no Python",))
+    assert "box has no Python" in stoker_here("plan", "blobs.py", "--on", "fake:box").out
+    assert stoker_here("plan", "blobs.py", "--on", "fake:!").code == 2
