@@ -2,8 +2,8 @@
 
     python -m bench.web.measure --out bench/results/ui_DATE.json
 
-Times are of Debian's Chromium on this machine, from the start of a navigation, or from a key, to the frame that shows the
-result; the page's server is a process of its own. Each is repeated; the median, the least and the most are kept.
+Times are of Debian's Chromium on this machine, from the start of a navigation, or from a key, to the frame that shows
+the result; the page's server is a process of its own. Each is repeated; the median, the least and the most are kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from bench.web.planted import as_log, long_log, many, sign, write_run
 from stoker.records import Event
 from tests.reporting import story
 
-TOKEN = "0123456789abcdef0123"
+TOKEN = "0123456789abcdef0123"  # noqa: S105 - of a server on this machine, for a minute
 
 
 def served(*arguments: str, cache: Path) -> tuple[subprocess.Popen[str], int, float]:
     """A server, its port, and how long it took until it answered [s]."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "stoker", "ui", *arguments, "--port", "0", "--token", TOKEN]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "STOKER_CACHE": str(cache)})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "STOKER_CACHE": str(cache)}
+    )
     atexit.register(process.kill)
     assert process.stdout is not None
     port = int(re.search(r":(\d+)/", process.stdout.readline())[1])  # type: ignore[index]
@@ -57,7 +59,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 PAINTED = """(condition) => new Promise((resolve) => {
-  const look = () => (condition() ? requestAnimationFrame(() => requestAnimationFrame(() => resolve(performance.now()))) : setTimeout(look, 4));
+  const shown = () => requestAnimationFrame(() => requestAnimationFrame(() => resolve(performance.now())));
+  const look = () => (condition() ? shown() : setTimeout(look, 4));
   look();
 })"""
 
@@ -101,13 +104,27 @@ def thousand_runs(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
     }}"""
     for number in range(repeats):
         for text, kept in ((f"gpt-0000{number:x}", words), (f"lr<0.0{number + 2} status=finished", conditions)):
-            changed = typed.replace("count(document.documentElement.dataset.rows)", "document.documentElement.dataset.rows !== '1000'")
+            changed = typed.replace(
+                "count(document.documentElement.dataset.rows)", "document.documentElement.dataset.rows !== '1000'"
+            )
             kept.append(page.evaluate(changed, [text, None]))
-            page.evaluate(typed.replace("count(document.documentElement.dataset.rows)", "document.documentElement.dataset.rows === '1000'"), ["", None])
+            page.evaluate(
+                typed.replace(
+                    "count(document.documentElement.dataset.rows)", "document.documentElement.dataset.rows === '1000'"
+                ),
+                ["", None],
+            )
     used = cpu_s(process.pid)
     process.kill()
-    return {"runs": 1000, "first_paint_ms": spread(first), "first_rows_after_starting_the_server_s": spread(cold), "server_starts_s": up_s,
-            "filter_by_word_ms": spread(words), "filter_by_condition_ms": spread(conditions), "server_cpu_s_in_all": used}  # fmt: skip
+    return {
+        "runs": 1000,
+        "first_paint_ms": spread(first),
+        "first_rows_after_starting_the_server_s": spread(cold),
+        "server_starts_s": up_s,
+        "filter_by_word_ms": spread(words),
+        "filter_by_condition_ms": spread(conditions),
+        "server_cpu_s_in_all": used,
+    }
 
 
 def million_points(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
@@ -144,14 +161,17 @@ def million_points(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
       }
       times.sort((a, b) => a - b);
       axis.set(null);
-      return { frames_per_s: 1000 * times.length / times.reduce((sum, one) => sum + one, 0), median_ms: times[75], p95_ms: times[142], charts: axis.charts.size };
+      const whole = times.reduce((sum, one) => sum + one, 0), rate = 1000 * times.length / whole;
+      return { frames_per_s: rate, median_ms: times[75], p95_ms: times[142], charts: axis.charts.size };
     }"""
     # The longest wait from a zoom until the finer points are there.
     found = {name: [page.evaluate(frames, name) for _ in range(3)] for name in ("pan", "zoom")}
     detail = []
     for number in range(repeats):
         page.wait_for_timeout(200)
-        detail.append(page.evaluate("""async (at) => {
+        detail.append(
+            page.evaluate(
+                """async (at) => {
           const chart = document.querySelector('.plot.live').chart, axis = chart.axis;
           const began = performance.now();
           axis.set([at * axis.whole[1], (at + 0.001) * axis.whole[1]]);
@@ -161,13 +181,25 @@ def million_points(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
           const took = performance.now() - began;
           axis.set(null);
           return took;
-        }""", 0.1 + 0.06 * number))  # fmt: skip
+        }""",
+                0.1 + 0.06 * number,
+            )
+        )
     size = (folder / "long" / "events.jsonl").stat().st_size
-    memory = int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]) * 1024  # type: ignore[index]
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    memory = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
     process.kill()
-    return {"points": 1_000_000, "log_bytes": size, "open_first_time_preview_ms": preview, "whole_log_read_after_s": read_s,
-            "open_again_ms": spread(opened), "pan": found["pan"], "zoom": found["zoom"], "zoom_to_finer_points_ms": spread(detail),
-            "server_resident_bytes": memory}  # fmt: skip
+    return {
+        "points": 1_000_000,
+        "log_bytes": size,
+        "open_first_time_preview_ms": preview,
+        "whole_log_read_after_s": read_s,
+        "open_again_ms": spread(opened),
+        "pan": found["pan"],
+        "zoom": found["zoom"],
+        "zoom_to_finer_points_ms": spread(detail),
+        "server_resident_bytes": memory,
+    }
 
 
 def event_to_screen(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
@@ -184,8 +216,17 @@ def event_to_screen(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
     template = next(event for event in story.young_run() if event.kind == "progress")
     for number in range(2, 2 + 3 * repeats):
         page.wait_for_timeout(137)
-        event = Event(kind="progress", at=time.time(), fields={**template.fields, "samples": 1536 * number, "wall_s": number * 1.0})
-        waiting = page.evaluate_handle(f"""() => {{ window.seen = ({PAINTED})(() => {{ const x = document.querySelector('.plot.live').chart.plot.data[0]; return x[x.length - 1] === {1536 * number}; }}).then(() => Date.now()); }}""")
+        event = Event(
+            kind="progress",
+            at=time.time(),
+            fields={**template.fields, "samples": 1536 * number, "wall_s": number * 1.0},
+        )
+        waiting = page.evaluate_handle(
+            f"""() => {{ window.seen = ({PAINTED})(() => {{
+              const x = document.querySelector('.plot.live').chart.plot.data[0];
+              return x[x.length - 1] === {1536 * number};
+            }}).then(() => Date.now()); }}"""
+        )
         waiting.dispose()
         began = time.time()
         with (path / "events.jsonl").open("ab") as log:
@@ -199,15 +240,24 @@ def cost(browser: Any, folder: Path, seconds: float) -> dict[str, Any]:
     """CPU time of the server while a real training is watched by three pages, over that of the training."""
     job = Path(__file__).parent / "watched_job.py"
     process, port, _ = served(str(folder), cache=folder.parent / "cache")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_RUNS": str(folder), "STOKER_CACHE": str(folder.parent / "cache")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "STOKER_RUNS": str(folder),
+        "STOKER_CACHE": str(folder.parent / "cache"),
+    }
     training = subprocess.Popen(
         [sys.executable, "-m", "stoker", "train", str(job), "--json", "--set", f"seconds={seconds * 2 + 60}"],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     deadline = time.monotonic() + 180
     while not any(b'"progress"' in log.read_bytes() for log in folder.glob("*/events.jsonl")):
         if time.monotonic() > deadline or training.poll() is not None:
-            raise SystemExit(f"the training did not begin: {training.stderr.read().decode() if training.stderr else ''}")
+            raise SystemExit(
+                f"the training did not begin: {training.stderr.read().decode() if training.stderr else ''}"
+            )
         time.sleep(0.5)
     run = next(folder.glob("*/events.jsonl")).parent.name
     context = browser.new_context()
@@ -226,9 +276,14 @@ def cost(browser: Any, folder: Path, seconds: float) -> dict[str, Any]:
     training.wait(60)
     process.kill()
     server_s, training_s = after[0] - before[0], after[1] - before[1]
-    return {"pages": 3, "watched_s": after[2] - before[2], "server_cpu_s": server_s, "training_cpu_s": training_s,
-            "server_over_training": server_s / training_s,
-            "note": "the training process spends nothing on the page: it writes the same log watched or not"}  # fmt: skip
+    return {
+        "pages": 3,
+        "watched_s": after[2] - before[2],
+        "server_cpu_s": server_s,
+        "training_cpu_s": training_s,
+        "server_over_training": server_s / training_s,
+        "note": "the training process spends nothing on the page: it writes the same log watched or not",
+    }
 
 
 def main() -> None:
@@ -246,10 +301,16 @@ def main() -> None:
         "cost": lambda browser, folder: cost(browser, folder, options.seconds),
     }
     chromium = shutil.which("chromium")
-    document: dict[str, Any] = {"command": " ".join(["python -m bench.web.measure", *sys.argv[1:]]), "cores": os.cpu_count(),
-                                "processor": platform.processor() or platform.machine(), "load_before": os.getloadavg()}  # fmt: skip
+    document: dict[str, Any] = {
+        "command": " ".join(["python -m bench.web.measure", *sys.argv[1:]]),
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "load_before": os.getloadavg(),
+    }
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        browser = started.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        )
         document["chromium"] = browser.version
         for name in options.only.split(",") if options.only else parts:
             with tempfile.TemporaryDirectory(prefix="stoker-ui-") as folder:

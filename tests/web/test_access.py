@@ -31,7 +31,9 @@ def test_the_token_in_the_address_becomes_a_cookie(tmp_path: Path) -> None:
     assert ask(ui_of(tmp_path), "/api/runs", token=None, cookie=f"stoker-ui-{PORT}=wrong; x=\x01").status == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8420", "localhost.evil:8420", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8420", "localhost.evil:8420", ""]
+)
 def test_other_hosts_are_refused(tmp_path: Path, host: str) -> None:
     """A name that was made to resolve to this machine (DNS rebinding) gets nothing, even with the token."""
     assert ask(ui_of(tmp_path), "/api/runs", host=host).status == 403
@@ -87,7 +89,16 @@ def test_only_the_page_s_own_files_are_files(tmp_path: Path) -> None:
 
     async def statuses() -> list[int]:
         application = ui_of(tmp_path).application()
-        names = ("app.js", "page.css", "colours.css", "../server.py", "..%2fserver.py", "vendor/../app.js", "/etc/passwd", "")
+        names = (
+            "app.js",
+            "page.css",
+            "colours.css",
+            "../server.py",
+            "..%2fserver.py",
+            "vendor/../app.js",
+            "/etc/passwd",
+            "",
+        )
         return [(await asked(application, f"/static/{name}")).status for name in names]
 
     assert asyncio.run(statuses()) == [200, 200, 200, 404, 404, 404, 404, 404]
