@@ -184,11 +184,23 @@ def test_hostile_directories_harm_nothing(tmp_path: Path) -> None:
     assert hostile(tmp_path / "runs", secret) >= 100
 
     ui = ui_of(tmp_path / "runs", allows_changes=True)
-    addresses = ["runs", "places", "plans", "select?where=name~x", "study?study=..", "check?check=../..", "run?run=../out"]
+    addresses = [
+        "runs",
+        "places",
+        "plans",
+        "select?where=name~x",
+        "study?study=..",
+        "check?check=../..",
+        "run?run=../out",
+    ]
     for run in ui.index.rows:
         name = quote(run)
         addresses += [f"{what}?run={name}" for what in ("run", "series", "confusion")]
-        addresses += [f"plan?plan={name}", f"picture?run={name}&file=../../../secret.txt", f"compare?run={name}&run={name}"]
+        addresses += [
+            f"plan?plan={name}",
+            f"picture?run={name}&file=../../../secret.txt",
+            f"compare?run={name}&run={name}",
+        ]
         if not run.startswith(("numbers", "torn", "pid")):  # the same sections again
             addresses.append(f"sections?run={name}")
 

@@ -98,7 +98,12 @@ class RunProcess:
 
     @classmethod
     def of_rank(
-        cls, prepared: ResolvedJob, directory: RunDirectory, device: Device, member: ElasticWorker, sinks: list[Sink],
+        cls,
+        prepared: ResolvedJob,
+        directory: RunDirectory,
+        device: Device,
+        member: ElasticWorker,
+        sinks: list[Sink],
         logger: RunLogger | None = None,
     ) -> RunProcess:
         """One of several processes, with what rank 0 has written into the run's directory.

@@ -36,8 +36,8 @@ ANNOTATIONS = "annotations.json"
 
 MOST_RECORD_BYTES = 8 * 2**20
 _MOST_RUNS = 20_000
-_TAIL_BYTES = 48 * 1024
-_NUM_SAMPLED = 40
+_TAIL_BYTES = 16 * 1024
+_NUM_SAMPLED = 32
 _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
@@ -297,8 +297,11 @@ def _take(row: Row, line: bytes) -> None:
         row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else loss))
         if len(row.curve) > 2 * _MOST_POINTS:
             row.curve = row.curve[1::2]
-        for phase, seconds in numbers(fields.get("split_s")).items():
-            row.split_s[phase[:40]] = row.split_s.get(phase[:40], 0.0) + seconds
+        split = fields.get("split_s")
+        for phase, seconds in split.items() if isinstance(split, dict) and len(split) < 32 else ():
+            if isinstance(seconds, float | int):
+                part = "data" if phase == "data" else "other"
+                row.split_s[part] = row.split_s.get(part, 0.0) + seconds
         row.last = {**fields, "at": event.get("at")}
     elif kind == "evaluated" and isinstance(fields.get("metrics"), dict):
         split = short(fields.get("split", "valid"), 40)
@@ -361,7 +364,10 @@ def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
         "has_nan": _has_nan(row),
         "samples_per_s": _finite(as_number(last.get("samples_per_s"))),
         "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
-        "curve": [[point[0], _finite(point[2])] for point in row.curve[:: max(1, len(row.curve) // 48)]],
+        "curve": [
+            [point[0], float(f"{point[2]:.4g}") if math.isfinite(point[2]) else None]
+            for point in row.curve[:: max(1, len(row.curve) // 40)]
+        ],
         "eta_s": eta if run.status == "unfinished" else None,
         "at": _finite(as_number(last.get("at"))),
         "price_per_h": price,

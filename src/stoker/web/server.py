@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import threading
 import time
@@ -562,7 +563,10 @@ async def _static(request: Request) -> Response:
     content = _static_files().get(name)
     if content is None:
         raise HTTPException(404, "there is no such file")
-    return Response(content, media_type=_KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
+    headers = {"cache-control": "no-cache", "etag": f'"{hashlib.sha256(content.encode()).hexdigest()[:20]}"'}
+    if request.headers.get("if-none-match", "").removeprefix("W/") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=_KINDS[Path(name).suffix], headers=headers)
 
 
 def _static_files() -> dict[str, str]:
