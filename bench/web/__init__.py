@@ -1,0 +1,1 @@
+"""Measurements of `stoker ui`, and the folders of runs that they show."""

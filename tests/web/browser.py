@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from stoker.web.server import Ui, UiOptions
 
-TOKEN = "0123456789abcdef0123"
+TOKEN = "0123456789abcdef0123"  # noqa: S105 - of these tests
 PORT = 8420
 
 
@@ -45,11 +45,19 @@ async def asked(
     if token is not None:
         named.setdefault("authorization", f"Bearer {token}")
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in named.items()],
-        "client": ("127.0.0.1", 5), "server": ("127.0.0.1", PORT),
-    }  # fmt: skip
+        "client": ("127.0.0.1", 5),
+        "server": ("127.0.0.1", PORT),
+    }
     status, found, parts = 0, {}, []
 
     async def receive() -> dict[str, Any]:

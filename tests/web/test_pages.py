@@ -23,9 +23,27 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 playwright = optional("playwright.sync_api")
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
-TOKEN = "0123456789abcdef0123"
-PAGES = ["/", "/run/fashion-resnet-live", "/run/fashion-resnet-resumed", "/compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2",
-         "/studies", "/study/digits-search", "/plans", "/plan/devices.json", "/services", "/places", "/data", "/data/images-check"]  # fmt: skip
+TOKEN = "0123456789abcdef0123"  # noqa: S105 - of a server of these tests
+PAGES = [
+    "/",
+    "/run/fashion-resnet-live",
+    "/run/fashion-resnet-resumed",
+    "/compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2",
+    "/studies",
+    "/study/digits-search",
+    "/plans",
+    "/plan/devices.json",
+    "/services",
+    "/places",
+    "/data",
+    "/data/images-check",
+]
+
+
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 class Server:
@@ -68,6 +86,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Debian's Chromium without a window."""
     options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=CHROMIUM, args=options)
@@ -77,6 +96,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A page of one of everything."""
     root = tmp_path_factory.mktemp("runs") / "show"
     show(root)
     server = Server(root, "--control")
@@ -99,7 +119,7 @@ def opened(browser: Any, server: Server, path: str = "/", **options: Any) -> Any
 
 
 def until(page: Any, condition: str, within_s: float = 30.0) -> None:
-    """Wait until an expression is true; asked from outside, since the page's policy lets nothing be evaluated inside."""
+    """Wait until an expression is true; asked from outside, since the page's policy lets nothing evaluate inside."""
     ends = time.monotonic() + within_s
     while not page.evaluate(condition):
         assert time.monotonic() < ends, condition
@@ -189,13 +209,9 @@ def test_events_arrive_once_across_a_killed_server_and_a_sleeping_page(browser: 
         page.get_by_text("reconnecting").wait_for()
         server.start(port)
         until(page, f"{drawn}.length === 108")
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: true, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
-        )
+        page.evaluate(HIDE, True)
         append(events[110:150])
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: false, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
-        )
+        page.evaluate(HIDE, False)
         until(page, f"{drawn}.length === 148")
         page.context.set_offline(True)
         append(events[150:])
@@ -223,7 +239,7 @@ def test_no_script_of_a_hostile_run_is_run(browser: Any, tmp_path: Path) -> None
         for run in [
             one
             for one in runs
-            if one.startswith(("script-0", "giant-0", "torn-1", "numbers-7", "link-0", "‮evil", "odd-6", "&lt"))
+            if one.startswith(("script-0", "giant-0", "torn-1", "numbers-7", "link-0", "\u202eevil", "odd-6", "&lt"))
         ]:
             page.goto(f"{server.address}/run/{'/'.join(map(_quoted, run.split('/')))}")
             page.wait_for_selector("main[data-ready]")
@@ -231,10 +247,8 @@ def test_no_script_of_a_hostile_run_is_run(browser: Any, tmp_path: Path) -> None
             assert page.evaluate("window.hacked") is None, run
             assert "the-secret" not in page.content(), run
         assert page.problems == []
-        with pytest.raises(playwright.Error, match="Content Security Policy|TrustedScript|TrustedHTML"):
-            page.evaluate(
-                "() => { const s = document.createElement('div'); s.innerHTML = '<img src=x onerror=window.hacked=1>'; }"
-            )
+        with pytest.raises(playwright.Error, match="TrustedHTML"):
+            page.evaluate("() => { document.createElement('div').innerHTML = '<img src=x onerror=window.hacked=1>'; }")
         assert page.evaluate("window.hacked") is None
     finally:
         server.kill()

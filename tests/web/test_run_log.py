@@ -17,6 +17,7 @@ SAMPLES, LOSS = COLUMNS.index("samples"), COLUMNS.index("loss")
 
 
 def log_of(tmp_path: Path, content: bytes) -> RunLog:
+    """The log of a run with this content, read."""
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "events.jsonl").write_bytes(content)
     log = RunLog(tmp_path, "run")
@@ -87,8 +88,14 @@ def test_a_log_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 def test_damaged_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
     """Bytes, giant lines, deep documents and numbers that no run has cost their own line only."""
     line = as_log(story.whole_run()[:3])
-    bad = [b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b'{"kind": "progress", "at": 1, "fields": {"samples": -5}}\n',
-           b'{"kind": "progress", "at": 1, "fields": {"samples": 1e999}}\n', b'"' + b"y" * 9_000_000 + b'"\n']  # fmt: skip
+    bad = [
+        b"\xff\n",
+        b"[" * 100_000 + b"\n",
+        b"{}\n",
+        b'{"kind": "progress", "at": 1, "fields": {"samples": -5}}\n',
+        b'{"kind": "progress", "at": 1, "fields": {"samples": 1e999}}\n',
+        b'"' + b"y" * 9_000_000 + b'"\n',
+    ]
     log = log_of(tmp_path, line + b"".join(bad) + as_log(story.whole_run()[3:5]))
     assert log.num_damaged >= len(bad)
     assert log.progress.length == 3
@@ -110,11 +117,24 @@ def test_a_pixel_keeps_the_least_and_the_most() -> None:
 
 def test_what_was_logged_goes_back_with_a_resume(tmp_path: Path) -> None:
     """Scalars and texts beyond the position of a resume were never of this run's history."""
-    log = log_of(tmp_path, as_log([
-        *story.young_run(),
-        Event(kind="logged", at=1.0, fields={"samples": 9, "scalars": {"gate": [[5, 0.5], [9, 0.25]]}, "texts": [{"name": "t", "samples": 9, "text": "late"}]}),
-        Event(kind="resumed", at=2.0, fields={"samples": 6}),
-        Event(kind="logged", at=3.0, fields={"samples": 9, "scalars": {"gate": [[9, 0.75]]}}),
-    ]))  # fmt: skip
+    log = log_of(
+        tmp_path,
+        as_log(
+            [
+                *story.young_run(),
+                Event(
+                    kind="logged",
+                    at=1.0,
+                    fields={
+                        "samples": 9,
+                        "scalars": {"gate": [[5, 0.5], [9, 0.25]]},
+                        "texts": [{"name": "t", "samples": 9, "text": "late"}],
+                    },
+                ),
+                Event(kind="resumed", at=2.0, fields={"samples": 6}),
+                Event(kind="logged", at=3.0, fields={"samples": 9, "scalars": {"gate": [[9, 0.75]]}}),
+            ]
+        ),
+    )
     assert log.scalars["gate"].rows.tolist() == [[5, 0.5], [9, 0.75]]
     assert log.texts == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -23,6 +25,7 @@ from tests.web.browser import ask, asked, streamed, ui_of
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one of everything."""
     root = tmp_path_factory.mktemp("runs") / "show"
     show(root)
     return root
@@ -47,12 +50,23 @@ def test_rows_say_what_a_user_asks_first(shown: Path) -> None:
 def test_every_document_of_every_page_is_answered(shown: Path) -> None:
     """All that the pages ask for, of one folder with one of everything."""
     addresses = [
-        "run?run=fashion-resnet-live", "series?run=fashion-resnet-live&px=50&scalar=gate", "sections?run=fashion-resnet-resumed",
-        "series?run=fashion-resnet-resumed&over=wall_s", "series?run=fashion-resnet-resumed&over=cost&from=0&to=0.01",
-        "confusion?run=fashion-resnet-resumed", "picture?run=fashion-resnet-live&file=3.png", "study?study=digits-search",
-        "compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2", "plan?plan=devices.json", "plan?plan=fashion-resnet-live",
-        "plans", "places", "check?check=images-check", "services", "select?where=lr<0.1&sort=-test/accuracy",
-    ]  # fmt: skip
+        "run?run=fashion-resnet-live",
+        "series?run=fashion-resnet-live&px=50&scalar=gate",
+        "sections?run=fashion-resnet-resumed",
+        "series?run=fashion-resnet-resumed&over=wall_s",
+        "series?run=fashion-resnet-resumed&over=cost&from=0&to=0.01",
+        "confusion?run=fashion-resnet-resumed",
+        "picture?run=fashion-resnet-live&file=3.png",
+        "study?study=digits-search",
+        "compare?run=fashion-resnet-seed1&run=fashion-resnet-seed2",
+        "plan?plan=devices.json",
+        "plan?plan=fashion-resnet-live",
+        "plans",
+        "places",
+        "check?check=images-check",
+        "services",
+        "select?where=lr<0.1&sort=-test/accuracy",
+    ]
 
     async def answers() -> list[Any]:
         application = ui_of(shown).application()
@@ -85,6 +99,10 @@ def test_runs_are_chosen_as_on_the_command_line(shown: Path) -> None:
     assert (wrong.status, wrong.json()["error"]) == (422, "no run has 'lrr'")
 
 
+def _has_events(count: int, got: list[tuple[str, Any, int]]) -> bool:
+    return sum(one[0] == "event" for one in got) >= count
+
+
 def test_a_stream_goes_on_where_it_ended(tmp_path: Path) -> None:
     """Cut off anywhere and resumed by the id of its last event, it has every event once, in order."""
     events = story.killed_and_resumed()[:200]
@@ -96,11 +114,9 @@ def test_a_stream_goes_on_where_it_ended(tmp_path: Path) -> None:
             with (tmp_path / "run" / "events.jsonl").open("ab") as log:
                 log.write(as_log(part))
             ui = ui_of(tmp_path)  # a server that was restarted
-            offset = found[-1][2] if found else 0
-            received = await streamed(
-                ui, "run", offset, lambda got, n=wanted - len(found): sum(one[0] == "event" for one in got) >= n
-            )
-            found += [one for one in received if one[0] == "event"][: wanted - len(found)]
+            offset, missing = found[-1][2] if found else 0, wanted - len(found)
+            received = await streamed(ui, "run", offset, functools.partial(_has_events, missing))
+            found += [one for one in received if one[0] == "event"][:missing]
         return found
 
     found = asyncio.run(follow())
@@ -167,29 +183,30 @@ def test_hostile_directories_harm_nothing(tmp_path: Path) -> None:
     (outside / "0.json").write_text("the-secret-of-another-folder")
     assert hostile(tmp_path / "runs", secret) >= 100
 
-    async def answers() -> list[tuple[str, Any]]:
-        ui = ui_of(tmp_path / "runs", allows_changes=True)
-        application, found = ui.application(), []
-        found.append(("runs", await asked(application, "/api/runs")))
-        from urllib.parse import quote
+    ui = ui_of(tmp_path / "runs", allows_changes=True)
+    addresses = [
+        "runs",
+        "places",
+        "plans",
+        "select?where=name~x",
+        "study?study=..",
+        "check?check=../..",
+        "run?run=../out",
+    ]
+    for run in ui.index.rows:
+        name = quote(run)
+        addresses += [f"{what}?run={name}" for what in ("run", "series", "confusion")]
+        addresses += [
+            f"plan?plan={name}",
+            f"picture?run={name}&file=../../../secret.txt",
+            f"compare?run={name}&run={name}",
+        ]
+        if not run.startswith(("numbers", "torn", "pid")):  # the same sections again
+            addresses.append(f"sections?run={name}")
 
-        for run in list(ui.index.rows):
-            name = quote(run)
-            for address in (f"run?run={name}", f"series?run={name}", f"confusion?run={name}", f"plan?plan={name}",
-                            f"picture?run={name}&file=../../../secret.txt", f"compare?run={name}&run={name}"):  # fmt: skip
-                found.append((f"{run} {address}", await asked(application, f"/api/{address}")))
-            if not run.startswith(("numbers", "torn", "pid")):  # the same sections again
-                found.append((f"{run} sections", await asked(application, f"/api/sections?run={name}")))
-        for address in (
-            "places",
-            "plans",
-            "select?where=name~x",
-            "study?study=..",
-            "check?check=../..",
-            "run?run=../outside",
-        ):
-            found.append((address, await asked(application, f"/api/{address}")))
-        return found
+    async def answers() -> list[tuple[str, Any]]:
+        application = ui.application()
+        return [(address, await asked(application, f"/api/{address}")) for address in addresses]
 
     found = asyncio.run(answers())
     assert len(found) > 500
@@ -249,7 +266,10 @@ def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
     ui = ui_of(tmp_path, allows_changes=True)
     post = {"method": "POST", "content_type": "application/json"}
     assert ask(ui, "/api/do/stop?run=run", **post).status == 409
-    waits = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nprint('ready', flush=True)\nsignal.pause()"
+    waits = (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\nsignal.pause()"
+    )
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -346,7 +366,25 @@ def test_a_service_is_read_by_its_own_metrics() -> None:
 
 def test_pictures_are_png_files_that_the_run_logged(tmp_path: Path) -> None:
     """Any other name, and any other content, is refused."""
-    path = write_run(tmp_path, "run", as_log([Event(kind="logged", at=1.0, fields={"samples": 1, "images": [{"name": "a", "samples": 1, "file": "1.png"}, {"name": "b", "samples": 1, "file": "2.png"}]})]))  # fmt: skip
+    path = write_run(
+        tmp_path,
+        "run",
+        as_log(
+            [
+                Event(
+                    kind="logged",
+                    at=1.0,
+                    fields={
+                        "samples": 1,
+                        "images": [
+                            {"name": "a", "samples": 1, "file": "1.png"},
+                            {"name": "b", "samples": 1, "file": "2.png"},
+                        ],
+                    },
+                )
+            ]
+        ),
+    )
     write_pictures(path)
     (path / "logged" / "2.png").write_bytes(b"<html>")
     ui = ui_of(tmp_path)

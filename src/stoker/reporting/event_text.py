@@ -206,7 +206,8 @@ def _logged(event: Event) -> str:
     names = [str(name) for name in scalars] if isinstance(scalars, Mapping) else []
     for kind in ("images", "texts"):
         entries = event.fields.get(kind)
-        names += [str(one.get("name")) for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
+        shown = entries if isinstance(entries, list) else ()
+        names += [str(one.get("name")) for one in shown if isinstance(one, Mapping)]
     return f"logged up to {_position(event)} samples: {', '.join(dict.fromkeys(names)) or 'nothing'}"
 
 

@@ -1,7 +1,7 @@
 """Reading files of folders that others may have written: no link is followed, nothing but a plain file is opened.
 
-A run's directory may be a download. A link in it could name any file of this machine, a pipe would block its reader, and
-a file may be larger than memory. Paths are walked name by name from a folder that the user gave.
+A run's directory may be a download. A link in it could name any file of this machine, a pipe would block its reader,
+and a file may be larger than memory. Paths are walked name by name from a folder that the user gave.
 
 Source: openat(2), `O_NOFOLLOW`: the last component only, hence one call for each name.
 """
@@ -67,12 +67,12 @@ def read_below(root: Path, name: str, most_bytes: int) -> bytes | None:
             size = os.fstat(descriptor).st_size
             if size > most_bytes:
                 raise BadRun(f"{root / name} has {format_bytes(size)}; at most {format_bytes(most_bytes)} are read.")
-            parts = []
-            while part := os.read(descriptor, most_bytes + 1 - sum(map(len, parts))):
-                parts.append(part)
-                if sum(map(len, parts)) > most_bytes:  # it grows while it is read
+            content = bytearray()
+            while part := os.read(descriptor, min(size + 1, 2**20)):
+                content += part
+                if len(content) > most_bytes:  # it grows while it is read
                     raise BadRun(f"{root / name} has more than {format_bytes(most_bytes)}.")
         finally:
             with suppress(OSError):
                 os.close(descriptor)
-    return b"".join(parts)
+    return bytes(content)

@@ -109,9 +109,8 @@ class RunLogger:
         positions = [int(pair[0]) for pairs in self._scalars.values() for pair in pairs]
         positions += [one["samples"] for one in (*self._images, *self._texts)]
         fields: dict[str, JSON] = {"samples": max(positions)}
-        for name, kept in (("scalars", self._scalars), ("images", self._images), ("texts", self._texts)):
-            if kept:
-                fields[name] = kept
+        kept = {"scalars": self._scalars, "images": self._images, "texts": self._texts}
+        fields |= {name: values for name, values in kept.items() if values}
         self._scalars, self._images, self._texts = {}, [], []
         emit_event(self._sinks, "logged", **fields)
 

@@ -38,20 +38,33 @@ document.head.append(script);
 def content_policy(script: str = LOADER) -> str:
     """The content security policy of the page."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return "; ".join((
-        "default-src 'none'", f"script-src 'sha256-{digest}' 'strict-dynamic'", "style-src 'self'",
-        "style-src-attr 'unsafe-inline'", "img-src 'self' data:", "connect-src 'self'", "font-src 'none'",
-        "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
-        "trusted-types stoker stoker-loader",
-    ))  # fmt: skip
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{digest}' 'strict-dynamic'",
+            "style-src 'self'",
+            "style-src-attr 'unsafe-inline'",
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "font-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types stoker stoker-loader",
+        )
+    )
 
 
 _NOTHING = "default-src 'none'; frame-ancestors 'none'; sandbox"
 _HEADERS = {
-    "x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin", "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
-}  # fmt: skip
+}
 
 
 class Access:

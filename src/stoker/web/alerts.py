@@ -50,7 +50,10 @@ def alerts_of(before: dict[str, Any], after: dict[str, Any], budget_usd: float |
     if state != was and was is not None:
         if state == "finished":
             metric = after.get("metric")
-            say("finished", "has finished" + (f": {metric[0]} {metric[1]:.4g}" if metric and metric[1] is not None else ""))
+            say(
+                "finished",
+                "has finished" + (f": {metric[0]} {metric[1]:.4g}" if metric and metric[1] is not None else ""),
+            )
         elif state == "failed":
             say("failed", f"has failed: {after.get('failure') or 'no reason was recorded'}")
         elif state == "stalled":
@@ -82,7 +85,9 @@ def checked_webhooks(addresses: Sequence[str]) -> tuple[str, ...]:
 def send(alert: Alert, address: str) -> None:
     """POST an alert as JSON; one that cannot be delivered is logged, and costs nothing else."""
     body = json.dumps(alert.document()).encode()
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked
+    request = urllib.request.Request(  # noqa: S310 - its scheme was checked
+        address, body, {"Content-Type": "application/json"}, method="POST"
+    )
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - likewise
             answer.read(1024)

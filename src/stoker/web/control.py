@@ -37,8 +37,10 @@ def stop(row: Row) -> str:
     if holder is None or holder[1] != platform.node() or not is_alive(holder[0]):
         raise BadRun("no process of this machine trains that run", remedy="Stop it where it is.")
     if not _is_stoker(holder[0]):
-        raise BadRun(f"process {holder[0]}, which signed the run's lock, is not Stoker's",
-                     remedy="The run was killed, and its number given to another process: nothing to stop.")  # fmt: skip
+        raise BadRun(
+            f"process {holder[0]}, which signed the run's lock, is not Stoker's",
+            remedy="The run was killed, and its number given to another process: nothing to stop.",
+        )
     os.kill(holder[0], signal.SIGTERM)
     return f"process {holder[0]} was asked to save and stop"
 
@@ -68,16 +70,28 @@ def restart(row: Row, *, is_fork: bool) -> str:
         raise BadRun(f"{started.job_file} is gone", remedy="Resume it from a shell.")
     settings = [word for name, value in spec.parameters.items() for word in ("--set", f"{name}={exact_setting(value)}")]
     run = str(row.path.resolve())
-    command = [sys.executable, "-m", "stoker", "train", started.job_file, *settings,
-               *(("--fork", run) if is_fork else ("--resume", run))]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "stoker",
+        "train",
+        started.job_file,
+        *settings,
+        *(("--fork", run) if is_fork else ("--resume", run)),
+    ]
     folder = cache_root() / "ui"
     make_directories(folder)
     output = folder / f"{row.path.name[:80]}-{os.getpid()}.log"
     with output.open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=started.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            command,
+            cwd=started.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             env={**os.environ, "STOKER_RUNS": str(row.root.resolve())},
-        )  # fmt: skip
+        )
     return f"process {process.pid} {'forks' if is_fork else 'continues'} it; what it says is in {output}"
 
 

@@ -58,35 +58,56 @@ def study_document(index: RunIndex, study: str) -> dict[str, JSON]:
     except (StokerError, ValueError):
         forecast = None
     return {
-        "name": short(settings.name), "objective": short(settings.objective, 60),
-        "higher_is_better": settings.higher_is_better, "sampler": settings.sampler, "pruner": settings.pruner,
-        "on": short(settings.on, 60), "job": short(settings.job, 200),
-        "space": [{"name": short(one.name, 60), "kind": one.kind, "low": one.low, "high": one.high,
-                   "choices": [short(choice, 60) for choice in one.choices], "is_log": one.is_logarithmic}
-                  for one in settings.space],
+        "name": short(settings.name),
+        "objective": short(settings.objective, 60),
+        "higher_is_better": settings.higher_is_better,
+        "sampler": settings.sampler,
+        "pruner": settings.pruner,
+        "on": short(settings.on, 60),
+        "job": short(settings.job, 200),
+        "space": [
+            {
+                "name": short(one.name, 60),
+                "kind": one.kind,
+                "low": one.low,
+                "high": one.high,
+                "choices": [short(choice, 60) for choice in one.choices],
+                "is_log": one.is_logarithmic,
+            }
+            for one in settings.space
+        ],
         "trials": trials,
         "influence": influence(values, [one.name for one in settings.space]),
-        "forecast": None if forecast is None else {
-            name: to_json(getattr(forecast, name)) for name in ("total_s", "pruned_s", "cost_usd", "energy_kwh")
-        },
+        "forecast": None
+        if forecast is None
+        else {name: to_json(getattr(forecast, name)) for name in ("total_s", "pruned_s", "cost_usd", "energy_kwh")},
         "planned_trials": forecast.trials if forecast else None,
-    }  # fmt: skip
+    }
 
 
 def _trial(row: Row, settings: StudySettings) -> dict[str, JSON]:
     document = row.document
     value = value_of(settings.objective, row.values) if document.get("status") == "finished" else None
     if value is None:  # not finished: the last evaluation that has it
-        named = {name: one for name, one in row.latest.items() if name.rsplit("/", 1)[-1] == settings.objective.rsplit("/", 1)[-1]}
+        named = {
+            name: one
+            for name, one in row.latest.items()
+            if name.rsplit("/", 1)[-1] == settings.objective.rsplit("/", 1)[-1]
+        }
         value = next(iter(named.values()), None)
     is_pruned = document.get("status") == "unfinished" and bool(read_json(row.root, f"{row.name}/pruning.json"))
     return {
-        "id": row.id, "name": document.get("name"), "state": "pruned" if is_pruned else document.get("state"),
+        "id": row.id,
+        "name": document.get("name"),
+        "state": "pruned" if is_pruned else document.get("state"),
         "value": value if isinstance(value, float) and math.isfinite(value) else None,
         "parameters": {short(one.name, 60): row.values.get(one.name) for one in settings.space},
-        "samples": document.get("samples"), "total_samples": document.get("total_samples"),
-        "wall_s": document.get("wall_s"), "cost_usd": document.get("cost_usd"), "curve": document.get("curve"),
-    }  # fmt: skip
+        "samples": document.get("samples"),
+        "total_samples": document.get("total_samples"),
+        "wall_s": document.get("wall_s"),
+        "cost_usd": document.get("cost_usd"),
+        "curve": document.get("curve"),
+    }
 
 
 def influence(values: Sequence[tuple[Mapping[str, JSON], float]], names: Sequence[str]) -> dict[str, float]:
@@ -145,34 +166,51 @@ def plan_document(index: RunIndex, plan: str) -> dict[str, JSON]:
     decision = _read(root, name, Decision, "the plan")
     assert isinstance(decision, Decision)
     return {
-        "name": short(plan), "device": short(decision.device), "took_s": decision.took_s,
-        "advice": short(decision.advice, 600), "is_settled": decision.is_settled,
+        "name": short(plan),
+        "device": short(decision.device),
+        "took_s": decision.took_s,
+        "advice": short(decision.advice, 600),
+        "is_settled": decision.is_settled,
         "explanation": [short(line, 400) for line in decision.explanation[:60]],
         "candidates": [_candidate(one) for one in decision.candidates[:400]],
-        "rejected": [{"device": short(one.device, 60), "plan": short(one.plan.in_words(), 300),
-                      "reason": short(one.reason, 300)} for one in decision.rejected[:400]],
+        "rejected": [
+            {"device": short(one.device, 60), "plan": short(one.plan.in_words(), 300), "reason": short(one.reason, 300)}
+            for one in decision.rejected[:400]
+        ],
         "breakdown": None if decision.breakdown is None else to_json(decision.breakdown),
-    }  # fmt: skip
+    }
 
 
 def _candidate(one: Candidate) -> dict[str, JSON]:
     forecast = one.forecast
     return {
-        "device": short(one.device, 60), "plan": short(one.plan.in_words(), 300), "is_here": one.is_here,
-        "memory_bytes": one.memory_bytes, "why": short(one.why, 200), "devices": one.plan.layout.world_size,
+        "device": short(one.device, 60),
+        "plan": short(one.plan.in_words(), 300),
+        "is_here": one.is_here,
+        "memory_bytes": one.memory_bytes,
+        "why": short(one.why, 200),
+        "devices": one.plan.layout.world_size,
         "usd_per_hour": one.price.usd_per_hour if one.price else None,
         "provider": short(one.price.provider, 60) if one.price else None,
-        **{name: to_json(getattr(forecast, name))
-           for name in ("total_s", "cost_usd", "peak_bytes", "samples_per_s", "energy_kwh")},
-    }  # fmt: skip
+        **{
+            name: to_json(getattr(forecast, name))
+            for name in ("total_s", "cost_usd", "peak_bytes", "samples_per_s", "energy_kwh")
+        },
+    }
 
 
 def plans_known(index: RunIndex) -> list[dict[str, JSON]]:
     """Plan files in the folders, and runs, whose plans can be looked at."""
-    files = [{"id": name, "name": short(name), "kind": "file"} for name, (root, file) in index.plans.items()
-             if read_json(root, file).get("record") == "Decision"]  # fmt: skip
-    runs = sorted((row.document for row in index.rows.values() if not row.document.get("study")),
-                  key=lambda document: str(document.get("created_at")), reverse=True)  # fmt: skip
+    files = [
+        {"id": name, "name": short(name), "kind": "file"}
+        for name, (root, file) in index.plans.items()
+        if read_json(root, file).get("record") == "Decision"
+    ]
+    runs = sorted(
+        (row.document for row in index.rows.values() if not row.document.get("study")),
+        key=lambda document: str(document.get("created_at")),
+        reverse=True,
+    )
     return files + [{"id": one["id"], "name": one["name"], "kind": "run"} for one in runs[:200]]
 
 
@@ -206,19 +244,31 @@ def places_document(index: RunIndex) -> dict[str, JSON]:
 
     A pool's offers, leases and ledger belong here as soon as there is a pool to ask.
     """
-    devices = [{"name": one.name, "model": one.model, "cores": one.cores, "memory_bytes": one.memory_bytes}
-               for one in attached_devices()]  # fmt: skip
+    devices = [
+        {"name": one.name, "model": one.model, "cores": one.cores, "memory_bytes": one.memory_bytes}
+        for one in attached_devices()
+    ]
     rows = [row.document for row in index.rows.values()]
-    here = [one["id"] for one in rows if not one.get("launch") and one.get("state") in ("running", "planning", "stalled")]
+    here = [
+        one["id"] for one in rows if not one.get("launch") and one.get("state") in ("running", "planning", "stalled")
+    ]
     places: dict[str, list[dict[str, JSON]]] = {}
     for one in rows:
         if launch := one.get("launch"):
             places.setdefault(str(launch["place"]), []).append(one)
     return {
-        "host": platform.node(), "devices": devices, "here": here,
-        "places": [{"place": place, "kind": members[0]["launch"]["kind"], "runs": [one["id"] for one in members],
-                    "cost_usd": sum(one.get("cost_usd") or 0.0 for one in members),
-                    "max_cost": sum(one["launch"].get("max_cost") or 0.0 for one in members) or None}
-                   for place, members in sorted(places.items())],
+        "host": platform.node(),
+        "devices": devices,
+        "here": here,
+        "places": [
+            {
+                "place": place,
+                "kind": members[0]["launch"]["kind"],
+                "runs": [one["id"] for one in members],
+                "cost_usd": sum(one.get("cost_usd") or 0.0 for one in members),
+                "max_cost": sum(one["launch"].get("max_cost") or 0.0 for one in members) or None,
+            }
+            for place, members in sorted(places.items())
+        ],
         "has_pool": False,
-    }  # fmt: skip
+    }

@@ -1,4 +1,4 @@
-"""The runs, studies, plans and data checks in some folders, each run as one row, kept up to date by their files' stamps.
+"""The runs, studies, plans and data checks in some folders, each run as one row, kept up to date by stamps of files.
 
 A row costs a few small reads however long its run is: the records, the end of the log, and a few lines from all over it
 for the curve. While a run trains, only what its log gained is read.
@@ -6,6 +6,7 @@ for the curve. While a run trains, only what its log gained is read.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import platform
@@ -35,8 +36,8 @@ ANNOTATIONS = "annotations.json"
 
 MOST_RECORD_BYTES = 8 * 2**20
 _MOST_RUNS = 20_000
-_TAIL_BYTES = 48 * 1024
-_NUM_SAMPLED = 40
+_TAIL_BYTES = 16 * 1024
+_NUM_SAMPLED = 32
 _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
@@ -151,8 +152,10 @@ class RunIndex:
 
     def changed_since(self, version: int) -> tuple[list[Row], list[str]]:
         """Rows that changed after `version`, and ids of those that went."""
-        return ([row for row in self.rows.values() if row.version > version],
-                [name for name, at in self.removed.items() if at > version and name not in self.rows])  # fmt: skip
+        return (
+            [row for row in self.rows.values() if row.version > version],
+            [name for name, at in self.removed.items() if at > version and name not in self.rows],
+        )
 
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
@@ -294,8 +297,11 @@ def _take(row: Row, line: bytes) -> None:
         row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else loss))
         if len(row.curve) > 2 * _MOST_POINTS:
             row.curve = row.curve[1::2]
-        for phase, seconds in numbers(fields.get("split_s")).items():
-            row.split_s[phase[:40]] = row.split_s.get(phase[:40], 0.0) + seconds
+        split = fields.get("split_s")
+        for phase, seconds in split.items() if isinstance(split, dict) and len(split) < 32 else ():
+            if isinstance(seconds, float | int):
+                part = "data" if phase == "data" else "other"
+                row.split_s[part] = row.split_s.get(part, 0.0) + seconds
         row.last = {**fields, "at": event.get("at")}
     elif kind == "evaluated" and isinstance(fields.get("metrics"), dict):
         split = short(fields.get("split", "valid"), 40)
@@ -313,17 +319,22 @@ def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
     root, name = row.root, row.name
     where = name.rsplit("/trials/", 1)
     document: dict[str, JSON] = {
-        "id": row.id, "name": short(name.rsplit("/", 1)[-1]), "study": where[0] if len(where) > 1 else None,
-    }  # fmt: skip
+        "id": row.id,
+        "name": short(name.rsplit("/", 1)[-1]),
+        "study": where[0] if len(where) > 1 else None,
+    }
     notes = read_json(root, f"{name}/{ANNOTATIONS}", 256 * 1024)
     tags = notes.get("tags")
     document |= {
         "tags": [short(tag, 40) for tag in tags[:20]] if isinstance(tags, list) else [],
-        "note": short(notes.get("note") or "", 2000), "is_archived": notes.get("is_archived") is True,
-    }  # fmt: skip
+        "note": short(notes.get("note") or "", 2000),
+        "is_archived": notes.get("is_archived") is True,
+    }
     document["launch"] = launch = launch_of(root, name)
     try:
-        content, spec_content = (read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json"))
+        content, spec_content = (
+            read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
+        )
         if content is None:
             raise BadRun("there is no run.json")
         run = loads(content, Run)
@@ -341,20 +352,32 @@ def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
     eta = remaining_s(row.curve, samples, total, as_number(last.get("eta_s")), expected.get("total_s"), wall_s)
     whole_s = sum(row.split_s.values())
     document |= {
-        "status": run.status, "job": short(spec.name if spec else "", 80), "samples": samples, "total_samples": total,
-        "updates": run.updates, "created_at": short(run.created_at, 40), "wall_s": wall_s,
+        "status": run.status,
+        "job": short(spec.name if spec else "", 80),
+        "samples": samples,
+        "total_samples": total,
+        "updates": run.updates,
+        "created_at": short(run.created_at, 40),
+        "wall_s": wall_s,
         "metric": [short(headline[0], 60), _finite(headline[1])] if headline else None,
-        "loss": _finite(as_number(last.get("loss"))), "has_nan": _has_nan(row),
+        "loss": _finite(as_number(last.get("loss"))),
+        "has_nan": _has_nan(row),
         "samples_per_s": _finite(as_number(last.get("samples_per_s"))),
         "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
-        "curve": [[point[0], _finite(point[2])] for point in row.curve[:: max(1, len(row.curve) // 48)]],
-        "eta_s": eta if run.status == "unfinished" else None, "at": _finite(as_number(last.get("at"))),
-        "price_per_h": price, "cost_usd": wall_s / 3600 * price if price else None,
+        "curve": [
+            [point[0], float(f"{point[2]:.4g}") if math.isfinite(point[2]) else None]
+            for point in row.curve[:: max(1, len(row.curve) // 40)]
+        ],
+        "eta_s": eta if run.status == "unfinished" else None,
+        "at": _finite(as_number(last.get("at"))),
+        "price_per_h": price,
+        "cost_usd": wall_s / 3600 * price if price else None,
         "waiting": row.split_s.get("data", 0.0) / whole_s if whole_s else None,
-        "device": short(expected.get("device") or "", 80), "failure": short(run.failure or "", 600),
+        "device": short(expected.get("device") or "", 80),
+        "failure": short(run.failure or "", 600),
         "forked_from": short(run.forked_from or "", 80) or None,
         "metrics": {short(k, 60): _finite(v) for k, v in list(metrics.items())[:40]},
-    }  # fmt: skip
+    }
     return document, (values_of(run, spec) if spec else {"name": run.name, "status": run.status})
 
 
@@ -379,7 +402,10 @@ def _inner(document: JSON, *path: str | int) -> JSON:
 def forecast_of(decision: dict[str, JSON]) -> dict[str, JSON]:
     """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
     forecast = _inner(decision, "candidates", 0, "forecast")
-    found: dict[str, JSON] = {"device": _inner(decision, "device"), "is_settled": _inner(decision, "is_settled") is not False}
+    found: dict[str, JSON] = {
+        "device": _inner(decision, "device"),
+        "is_settled": _inner(decision, "is_settled") is not False,
+    }
     for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
         ends = [as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
         if None not in ends:
@@ -401,21 +427,37 @@ def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
     states = launch.get("states")
     state = states[-1] if isinstance(states, list) and states and isinstance(states[-1], dict) else {}
     return {
-        "place": short(launch.get("place", ""), 80), "kind": short(launch.get("kind", ""), 20),
-        "phase": short(state.get("phase", "unknown"), 20), "why": short(state.get("why", ""), 300),
-        "evidence": short(state.get("evidence", ""), 300), "at": short(state.get("at", ""), 40),
-        "starts_in_s": as_number(state.get("starts_in_s")), "restarts": as_number(state.get("restarts")) or 0,
-        "submitted_at": short(launch.get("submitted_at", ""), 40), "price_per_h": as_number(launch.get("price_per_h")),
-        "max_cost": as_number(launch.get("max_cost")), "currency": short(launch.get("currency", "USD"), 8),
-        "states": [{"phase": short(one.get("phase", ""), 20), "why": short(one.get("why", ""), 200),
-                    "at": short(one.get("at", ""), 40)}
-                   for one in (states[-40:] if isinstance(states, list) else ()) if isinstance(one, dict)],
-    }  # fmt: skip
+        "place": short(launch.get("place", ""), 80),
+        "kind": short(launch.get("kind", ""), 20),
+        "phase": short(state.get("phase", "unknown"), 20),
+        "why": short(state.get("why", ""), 300),
+        "evidence": short(state.get("evidence", ""), 300),
+        "at": short(state.get("at", ""), 40),
+        "starts_in_s": as_number(state.get("starts_in_s")),
+        "restarts": as_number(state.get("restarts")) or 0,
+        "submitted_at": short(launch.get("submitted_at", ""), 40),
+        "price_per_h": as_number(launch.get("price_per_h")),
+        "max_cost": as_number(launch.get("max_cost")),
+        "currency": short(launch.get("currency", "USD"), 8),
+        "states": [
+            {
+                "phase": short(one.get("phase", ""), 20),
+                "why": short(one.get("why", ""), 200),
+                "at": short(one.get("at", ""), 40),
+            }
+            for one in (states[-40:] if isinstance(states, list) else ())
+            if isinstance(one, dict)
+        ],
+    }
 
 
 def remaining_s(
-    curve: Sequence[tuple[float, float, float]], samples: float, total: float, eta_s: float | None,
-    forecast: JSON, wall_s: float,
+    curve: Sequence[tuple[float, float, float]],
+    samples: float,
+    total: float,
+    eta_s: float | None,
+    forecast: JSON,
+    wall_s: float,
 ) -> list[float | str] | None:
     """The time to go [s]: value, low, high in 8 cases of 10, and what that rests on; None where nothing is known.
 
@@ -426,7 +468,7 @@ def remaining_s(
     recent = [point for point in curve if point[0] >= samples / 2]
     step = max(1, len(recent) // 16)
     marks = recent[::step]
-    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(marks, marks[1:], strict=False) if b[0] > a[0] and b[1] > a[1]]
+    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] > a[0] and b[1] > a[1]]
     if len(rates) >= 5:
         tenths = statistics.quantiles(rates, n=10)
         value = statistics.fmean(rates) * left if eta_s is None else eta_s

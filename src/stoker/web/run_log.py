@@ -1,6 +1,6 @@
 """A run's log of events, folded as it grows: columns of progress, evaluations, what was logged, and what happened.
 
-`RunLog.read` takes in what was appended since the last call, so that a long run costs no more to watch than a short one.
+`RunLog.read` takes in what was appended since the last call: a long run costs no more to watch than a short one.
 A `resumed` event drops what lies beyond its position, as `reporting.history.live_history` does. Progress is kept twice:
 as columns for charts, and in at most `2 * _MOST_SEGMENTS` events that stand for their neighbours with the same sums, so
 that a report made of them shows the same times and rates.
@@ -27,8 +27,19 @@ from stoker.reporting.summary import NOT_TRAINING
 from stoker.store.foreign_files import open_below
 
 EVENTS = "events.jsonl"
-COLUMNS = ("samples", "updates", "at", "wall_s", "loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "data_s",
-           "split_s")  # fmt: skip
+COLUMNS = (
+    "samples",
+    "updates",
+    "at",
+    "wall_s",
+    "loss",
+    "lr",
+    "grad_norm",
+    "samples_per_s",
+    "resident_bytes",
+    "data_s",
+    "split_s",
+)
 """Of progress: `data_s` is the time waited for data, `split_s` all of the time that the event stands for."""
 _SAMPLES = COLUMNS.index("samples")
 
@@ -95,8 +106,9 @@ class _Segment:
     def as_event(self) -> Event:
         """One progress event with the sums: its rate is the mean over the time trained."""
         rate = self.samples / self.busy_s if self.busy_s else 0.0
-        return Event(kind="progress", at=self.at,
-                     fields={**self.event, "split_s": dict(self.split_s), "samples_per_s": rate})  # fmt: skip
+        return Event(
+            kind="progress", at=self.at, fields={**self.event, "split_s": dict(self.split_s), "samples_per_s": rate}
+        )
 
 
 @dataclass(frozen=True)
@@ -238,8 +250,11 @@ class RunLog:
 
     def _append_segment(self, at: float, fields: Mapping[str, JSON], row: list[float]) -> None:
         split = fields.get("split_s")
-        parts = {name: seconds for name, seconds in split.items() if isinstance(seconds, float | int)} if isinstance(
-            split, dict) and len(split) < 32 else {}  # fmt: skip
+        parts = (
+            {name: seconds for name, seconds in split.items() if isinstance(seconds, float | int)}
+            if isinstance(split, dict) and len(split) < 32
+            else {}
+        )
         busy_s = sum(seconds for phase, seconds in parts.items() if phase not in NOT_TRAINING)
         rate = row[COLUMNS.index("samples_per_s")]
         samples = rate * busy_s if math.isfinite(rate) else 0.0
@@ -260,9 +275,11 @@ class RunLog:
         merged: list[_Segment | Kept] = []
         for item in self._history:
             last = merged[-1] if merged else None
-            if isinstance(item, _Segment) and isinstance(last, _Segment) and (
-                last.count + item.count <= self._per_segment
-            ):  # fmt: skip
+            if (
+                isinstance(item, _Segment)
+                and isinstance(last, _Segment)
+                and (last.count + item.count <= self._per_segment)
+            ):
                 last.absorb(item)
             else:
                 merged.append(item)
@@ -308,7 +325,11 @@ class RunLog:
         for name, value in metrics.items() if isinstance(metrics, dict) else ():
             number, bare = as_number(value), str(name).removeprefix(f"{split}/")[:80]
             key = (split, bare)
-            if number is None or bare.endswith("]") or (key not in self.evaluations and self._is_full(self.evaluations)):
+            if (
+                number is None
+                or bare.endswith("]")
+                or (key not in self.evaluations and self._is_full(self.evaluations))
+            ):
                 continue
             points = self.evaluations.setdefault(key, [])
             if points and points[-1][0] == position:
@@ -318,13 +339,22 @@ class RunLog:
     def _take_logged(self, event: Event) -> None:
         scalars = event.fields.get("scalars")
         for name, points in scalars.items() if isinstance(scalars, dict) else ():
-            name = str(name)[:80]
-            if name not in self.scalars and self._is_full(self.scalars):
+            label = str(name)[:80]
+            if label not in self.scalars and self._is_full(self.scalars):
                 continue
-            pairs = [(x, y) for pair in points if isinstance(pair, list) and len(pair) == 2
-                     if (x := as_number(pair[0])) is not None and (y := as_number(pair[1])) is not None
-                     and math.isfinite(x)] if isinstance(points, list) else []  # fmt: skip
-            table = self.scalars.setdefault(name, Table(2))
+            pairs = (
+                [
+                    (x, y)
+                    for pair in points
+                    if isinstance(pair, list) and len(pair) == 2
+                    if (x := as_number(pair[0])) is not None
+                    and (y := as_number(pair[1])) is not None
+                    and math.isfinite(x)
+                ]
+                if isinstance(points, list)
+                else []
+            )
+            table = self.scalars.setdefault(label, Table(2))
             if pairs:
                 table.drop_beyond(np.nextafter(min(pairs)[0], -math.inf))
                 table.extend(np.array(sorted(pairs, key=lambda pair: pair[0])))

@@ -52,17 +52,29 @@ def event_document(kept: Kept) -> dict[str, JSON]:
     """An event as a line of a page's log, with the fields that charts take."""
     event, fields = kept.event, kept.event.fields
     document: dict[str, JSON] = {
-        "kind": event.kind, "at": event.at, "offset": kept.offset,
-        "samples": history.number(event, "samples"), "text": short(describe_event(event), _MOST_TEXT),
-    }  # fmt: skip
+        "kind": event.kind,
+        "at": event.at,
+        "offset": kept.offset,
+        "samples": history.number(event, "samples"),
+        "text": short(describe_event(event), _MOST_TEXT),
+    }
     if event.kind == "evaluated":
-        metrics = {short(name, 80): value for name, value in list(history.evaluation_metrics(event).items())[:200]
-                   if not name.endswith("]")}  # fmt: skip
-        document |= {"split": short(fields.get("split", "valid"), 80), "took_s": history.finite(event, "took_s"),
-                     "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()}}
+        metrics = {
+            short(name, 80): value
+            for name, value in list(history.evaluation_metrics(event).items())[:200]
+            if not name.endswith("]")
+        }
+        document |= {
+            "split": short(fields.get("split", "valid"), 80),
+            "took_s": history.finite(event, "took_s"),
+            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
+        }
     if event.kind == "logged" and isinstance(fields.get("scalars"), Mapping):
-        document["scalars"] = {short(name, 80): points[:2000] for name, points in list(fields["scalars"].items())[:200]
-                               if isinstance(points, list)}  # fmt: skip
+        document["scalars"] = {
+            short(name, 80): points[:2000]
+            for name, points in list(fields["scalars"].items())[:200]
+            if isinstance(points, list)
+        }
         document["has_media"] = bool(fields.get("images") or fields.get("texts"))
     return document
 
@@ -70,20 +82,32 @@ def event_document(kept: Kept) -> dict[str, JSON]:
 def run_document(row: Row, log: RunLog) -> dict[str, JSON]:
     """What a run's page begins with; the stream goes on from `offset`."""
     decision = read_json(row.root, f"{row.name}/plan.json")
-    evaluations = {f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
-                   for (split, name), points in log.evaluations.items()}  # fmt: skip
+    evaluations = {
+        f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
+        for (split, name), points in log.evaluations.items()
+    }
     kept = [one for one in log.kept if one.event.kind != "checkpointed"]
     shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
     return {
-        "row": row.document, "log": _identity(log), "offset": log.offset, "is_whole": log.is_whole,
-        "read_share": log.offset / log.size if log.size else 1.0, "num_damaged": log.num_damaged,
-        "forecast": forecast_of(decision), "price_per_h": price_of(decision),
-        "plans": _plans(log), "events": [event_document(one) for one in shown], "num_events": len(kept),
-        "num_checkpoints": log.num_checkpoints, "superseded_s": log.superseded_s, "spans": _spans(log),
-        "evaluations": evaluations, "scalars": sorted(log.scalars),
+        "row": row.document,
+        "log": _identity(log),
+        "offset": log.offset,
+        "is_whole": log.is_whole,
+        "read_share": log.offset / log.size if log.size else 1.0,
+        "num_damaged": log.num_damaged,
+        "forecast": forecast_of(decision),
+        "price_per_h": price_of(decision),
+        "plans": _plans(log),
+        "events": [event_document(one) for one in shown],
+        "num_events": len(kept),
+        "num_checkpoints": log.num_checkpoints,
+        "superseded_s": log.superseded_s,
+        "spans": _spans(log),
+        "evaluations": evaluations,
+        "scalars": sorted(log.scalars),
         "images": [[one.name, one.samples, one.content] for one in log.images],
         "texts": [[one.name, one.samples, one.content] for one in log.texts],
-    }  # fmt: skip
+    }
 
 
 def _identity(log: RunLog) -> str:
@@ -99,8 +123,14 @@ def _plans(log: RunLog) -> list[dict[str, JSON]]:
         if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
             with suppress(ValueError, TypeError):
                 words = history.from_json(plan, Plan).in_words()
-                found.append({"samples": history.number(event, "samples") or 0.0, "plan": short(words, 300),
-                              "kind": event.kind, "why": short(event.fields.get("why") or "", 300)})  # fmt: skip
+                found.append(
+                    {
+                        "samples": history.number(event, "samples") or 0.0,
+                        "plan": short(words, 300),
+                        "kind": event.kind,
+                        "why": short(event.fields.get("why") or "", 300),
+                    }
+                )
     return found[-60:]
 
 
@@ -128,8 +158,15 @@ def _spans(log: RunLog) -> list[list[JSON]]:
 
 
 def series_document(
-    log: RunLog, *, over: str, start: float | None, end: float | None, px: int, scalars: Sequence[str],
-    price_per_h: float | None = None, preview: Table | None = None,
+    log: RunLog,
+    *,
+    over: str,
+    start: float | None,
+    end: float | None,
+    px: int,
+    scalars: Sequence[str],
+    price_per_h: float | None = None,
+    preview: Table | None = None,
 ) -> dict[str, JSON]:
     """Columns of progress and logged scalars between two positions of the axis `over`, for `px` pixels.
 
@@ -144,10 +181,14 @@ def series_document(
     named = {name: values for name, values in named.items() if np.isfinite(values).any()}
     low, high = (-math.inf if start is None else start), (math.inf if end is None else end)
     document: dict[str, JSON] = {
-        "offset": log.offset, "log": _identity(log), "is_whole": log.is_whole and preview is None,
-        "read_share": log.offset / log.size if log.size else 1.0, "num_points": log.progress.length,
-        "progress": downsampled(x, named, low, high, px), "scalars": {},
-    }  # fmt: skip
+        "offset": log.offset,
+        "log": _identity(log),
+        "is_whole": log.is_whole and preview is None,
+        "read_share": log.offset / log.size if log.size else 1.0,
+        "num_points": log.progress.length,
+        "progress": downsampled(x, named, low, high, px),
+        "scalars": {},
+    }
     samples = rows[:, 0]
     for name in scalars:
         if (table := log.scalars.get(name)) is not None and table.length:
@@ -212,7 +253,11 @@ def report_of(row: Row, log: RunLog) -> Report:
     Raises:
         BadRun: a record is damaged.
     """
-    run, spec, decision = record(row, "run.json", Run), record(row, "spec.json", JobSpec), record(row, "plan.json", Decision)
+    run, spec, decision = (
+        record(row, "run.json", Run),
+        record(row, "spec.json", JobSpec),
+        record(row, "plan.json", Decision),
+    )
     if run is None or spec is None:
         raise BadRun(f"{row.name} has no run.json or no spec.json.")
     schedule = None
@@ -221,18 +266,24 @@ def report_of(row: Row, log: RunLog) -> Report:
         switches = read_below(row.root, f"{row.name}/plans.jsonl", _MOST_BYTES) or b""
         with suppress(ValueError):
             schedule = PlanSchedule.of(began, (loads(line, PlanSwitch) for line in switches.split(b"\n")[:-1]))
-    ranks: list[RankTimes] = []
+    folder, ranks = row.path / "ranks", list[RankTimes]()
     with suppress(OSError):
-        for file in sorted(os.listdir(row.path / "ranks"))[:4096] if not (row.path / "ranks").is_symlink() else ():
-            if file.endswith(".json") and (times := record(row, f"ranks/{file}", RankTimes)) is not None:
-                ranks.append(times)
+        files = sorted(one.name for one in folder.iterdir())[:4096] if not folder.is_symlink() else []
+        found = (record(row, f"ranks/{file}", RankTimes) for file in files if file.endswith(".json"))
+        ranks = [one for one in found if one is not None]
     return Report(
-        run=run, spec=spec, decision=decision, device=record(row, "device.json", Device),
-        environment=record(row, "environment.json", Environment), coupling=record(row, "coupling.json", Coupling),
-        events=log.events(), bottleneck=record(row, "bottleneck.json", Bottleneck),
+        run=run,
+        spec=spec,
+        decision=decision,
+        device=record(row, "device.json", Device),
+        environment=record(row, "environment.json", Environment),
+        coupling=record(row, "coupling.json", Coupling),
+        events=log.events(),
+        bottleneck=record(row, "bottleneck.json", Bottleneck),
         kernels=record(row, "profile/kernels.json", KernelTable),
-        ranks=tuple(sorted(ranks, key=lambda one: (one.began_at, one.rank))), schedule=schedule,
-    )  # fmt: skip
+        ranks=tuple(sorted(ranks, key=lambda one: (one.began_at, one.rank))),
+        schedule=schedule,
+    )
 
 
 def sections_html(row: Row, log: RunLog) -> str:
@@ -273,10 +324,14 @@ def _is_drawn(example: object) -> bool:
 def confusion_document(row: Row) -> list[dict[str, JSON]]:
     """Confusion matrices of the splits that have one: classes, and a row of counts for each class of the targets."""
     return [
-        {"split": short(one.split, 40), "counts": [list(line[:64]) for line in one.confusion[:64]],
-         "classes": [short(name, 40) for name in one.classes[:64]]}
-        for one in examples_of(row) if one.confusion is not None
-    ]  # fmt: skip
+        {
+            "split": short(one.split, 40),
+            "counts": [list(line[:64]) for line in one.confusion[:64]],
+            "classes": [short(name, 40) for name in one.classes[:64]],
+        }
+        for one in examples_of(row)
+        if one.confusion is not None
+    ]
 
 
 def picture_of(row: Row, log: RunLog, file: str) -> bytes:
@@ -317,17 +372,29 @@ def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
             environment = record(row, "environment.json", Environment)
         except StokerError:
             environment = None
-        surroundings.append({} if environment is None else {
-            "device": environment.device_model, "threads": environment.threads, "torch": environment.torch_version,
-            "python": environment.python_version, "platform": environment.platform,
-            **environment.libraries, **environment.flags})  # fmt: skip
+        surroundings.append(
+            {}
+            if environment is None
+            else {
+                "device": environment.device_model,
+                "threads": environment.threads,
+                "torch": environment.torch_version,
+                "python": environment.python_version,
+                "platform": environment.platform,
+                **environment.libraries,
+                **environment.flags,
+            }
+        )
     for group, tables in (("learned", settings), ("executed", plans), ("surroundings", surroundings)):
         for name in dict.fromkeys(name for table in tables for name in table):
             values = [_text(table[name]) if name in table else None for table in tables]
             if len(set(values)) > 1:
                 groups[group].append({"name": short(name, 120), "values": values})
-    return {"differences": {name: rows[:200] for name, rows in groups.items()}, "problems": problems,
-            "seeds": _over_seeds(rows, specs)}  # fmt: skip
+    return {
+        "differences": {name: rows[:200] for name, rows in groups.items()},
+        "problems": problems,
+        "seeds": _over_seeds(rows, specs),
+    }
 
 
 def _chosen(row: Row) -> Plan | None:
@@ -341,10 +408,14 @@ def _chosen(row: Row) -> Plan | None:
 def _told(spec: JobSpec) -> dict[str, JSON]:
     """Of a spec what a reader compares: digests of code and data as short words."""
     return {
-        "job": spec.name, "parameters": dict(spec.parameters), "settings": dict(spec.settings),
-        "data": f"{spec.num_train:,} samples, {spec.data_fingerprint[:10]}", "first weights": spec.weights_digest[:10],
-        "code": (spec.entry_digest or "none")[:10], "functions": {n: d[:10] for n, d in (spec.functions or {}).items()},
-    }  # fmt: skip
+        "job": spec.name,
+        "parameters": dict(spec.parameters),
+        "settings": dict(spec.settings),
+        "data": f"{spec.num_train:,} samples, {spec.data_fingerprint[:10]}",
+        "first weights": spec.weights_digest[:10],
+        "code": (spec.entry_digest or "none")[:10],
+        "functions": {n: d[:10] for n, d in (spec.functions or {}).items()},
+    }
 
 
 def _text(value: JSON) -> str:
@@ -367,9 +438,14 @@ def _over_seeds(rows: Sequence[Row], specs: Sequence[JobSpec | None]) -> list[di
                 if value is not None:
                     metrics.setdefault(name, []).append(value)
         if len(members) > 1:
-            found.append({
-                "runs": [row.document["name"] for row in members],
-                "metrics": [[name, statistics.fmean(values), statistics.stdev(values), len(values)]
-                            for name, values in metrics.items() if len(values) > 1],
-            })  # fmt: skip
+            found.append(
+                {
+                    "runs": [row.document["name"] for row in members],
+                    "metrics": [
+                        [name, statistics.fmean(values), statistics.stdev(values), len(values)]
+                        for name, values in metrics.items()
+                        if len(values) > 1
+                    ],
+                }
+            )
     return found

@@ -1,8 +1,8 @@
 """The server of `stoker ui`: pages, documents and streams over HTTP on this machine's loopback.
 
 A stream of server-sent events resumes where it ended: of a run's log the id of an event is the byte offset after its
-line, so that nothing is missed and nothing comes twice, whichever side was restarted. One task looks at each log that is
-watched, whatever the number of pages.
+line, so that nothing is missed and nothing comes twice, whichever side was restarted. One task looks at each log that
+is watched, whatever the number of pages.
 
 Source: WHATWG HTML, 9.2 "Server-sent events" (`Last-Event-ID`).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import threading
 import time
@@ -107,29 +108,48 @@ class Ui:
 
             return route
 
-        pages = ("/", "/run/{rest:path}", "/compare", "/studies", "/study/{rest:path}", "/plans", "/plan/{rest:path}",
-                 "/services", "/places", "/data", "/data/{rest:path}")  # fmt: skip
+        pages = (
+            "/",
+            "/run/{rest:path}",
+            "/compare",
+            "/studies",
+            "/study/{rest:path}",
+            "/plans",
+            "/plan/{rest:path}",
+            "/services",
+            "/places",
+            "/data",
+            "/data/{rest:path}",
+        )
         routes = [
             *(Route(path, self._page) for path in pages),
             Route("/static/{name:path}", _static),
-            Route("/api/runs", self._runs), Route("/api/select", self._select), Route("/api/events", self._events),
-            Route("/api/run", of_run(self._run)), Route("/api/series", of_run(self._series)),
-            Route("/api/confusion", of_run(self._confusion)), Route("/api/sections", self._sections),
-            Route("/api/picture", self._picture), Route("/api/compare", self._compare),
+            Route("/api/runs", self._runs),
+            Route("/api/select", self._select),
+            Route("/api/events", self._events),
+            Route("/api/run", of_run(self._run)),
+            Route("/api/series", of_run(self._series)),
+            Route("/api/confusion", of_run(self._confusion)),
+            Route("/api/sections", self._sections),
+            Route("/api/picture", self._picture),
+            Route("/api/compare", self._compare),
             Route("/api/study", self._in_thread(other_views.study_document, "study")),
             Route("/api/plan", self._in_thread(other_views.plan_document, "plan")),
             Route("/api/plans", self._in_thread(other_views.plans_known)),
             Route("/api/places", self._in_thread(other_views.places_document)),
-            Route("/api/check", self._check), Route("/api/services", self._services),
+            Route("/api/check", self._check),
+            Route("/api/services", self._services),
             Route("/api/do/{what}", self._do, methods=["POST"]),
-        ]  # fmt: skip
-        access = Middleware(Access, token=self.options.token, port=self.options.port,
-                            allows_changes=self.options.allows_changes)  # fmt: skip
+        ]
+        access = Middleware(
+            Access, token=self.options.token, port=self.options.port, allows_changes=self.options.allows_changes
+        )
         return Starlette(
-            routes=routes, middleware=[access, Middleware(GZipMiddleware, minimum_size=2048, compresslevel=3)],
+            routes=routes,
+            middleware=[access, Middleware(GZipMiddleware, minimum_size=2048, compresslevel=3)],
             lifespan=self._lifespan,
             exception_handlers={StokerError: _failure, HTTPException: _failure, Exception: _failure},
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------------------------------------------------ background
 
@@ -188,15 +208,22 @@ class Ui:
     async def _runs(self, _: Request) -> Response:
         await self._is_scanned.wait()
         index = self.index
-        return _json({
-            "epoch": self.epoch, "version": index.version, "rows": [row.document for row in index.rows.values()][:_MOST_ROWS],
-            "problems": index.problems, "control": self.options.allows_changes,
-            "roots": [str(root) for root in index.roots], "studies": sorted(index.studies), "checks": sorted(index.checks),
-            "services": len(self.options.services),
-        })  # fmt: skip
+        return _json(
+            {
+                "epoch": self.epoch,
+                "version": index.version,
+                "rows": [row.document for row in index.rows.values()][:_MOST_ROWS],
+                "problems": index.problems,
+                "control": self.options.allows_changes,
+                "roots": [str(root) for root in index.roots],
+                "studies": sorted(index.studies),
+                "checks": sorted(index.checks),
+                "services": len(self.options.services),
+            }
+        )
 
     async def _select(self, request: Request) -> Response:
-        """Ids of the runs of which all conditions hold, in the order of `sort`; or what is wrong with the conditions."""
+        """Ids of the runs of which all conditions hold, in the order of `sort`; or what is wrong with them."""
         where, sort = request.query_params.get("where", ""), request.query_params.get("sort") or None
         return _json(selected_ids({row.id: row.values for row in self.index.rows.values()}, where=where, sort=sort))
 
@@ -281,9 +308,16 @@ class Ui:
 
         px = int(min(4000, max(50, number("px") or 1000)))
         return await asyncio.to_thread(
-            run_view.series_document, log, over=query.get("over", "samples"), start=number("from"), end=number("to"),
-            px=px, scalars=query.getlist("scalar")[:200], price_per_h=row.document.get("price_per_h"), preview=preview,
-        )  # fmt: skip
+            run_view.series_document,
+            log,
+            over=query.get("over", "samples"),
+            start=number("from"),
+            end=number("to"),
+            px=px,
+            scalars=query.getlist("scalar")[:200],
+            price_per_h=row.document.get("price_per_h"),
+            preview=preview,
+        )
 
     async def _confusion(self, row: Row, _: Request) -> Any:
         return await asyncio.to_thread(run_view.confusion_document, row)
@@ -316,8 +350,12 @@ class Ui:
         elif what in ("resume", "fork"):
             said = await asyncio.to_thread(control.restart, row, is_fork=what == "fork")
         elif what == "annotate" and isinstance(given, dict) and isinstance(given.get("tags"), list):
-            control.annotate(row, tags=[str(tag) for tag in given["tags"]], note=str(given.get("note", "")),
-                             is_archived=given.get("is_archived") is True)  # fmt: skip
+            control.annotate(
+                row,
+                tags=[str(tag) for tag in given["tags"]],
+                note=str(given.get("note", "")),
+                is_archived=given.get("is_archived") is True,
+            )
         else:
             raise BadRun(f"there is nothing like {short(what, 40)!r} to do")
         await self._rescan()
@@ -418,7 +456,7 @@ class Ui:
 
 
 def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
-    """Whole lines after byte `offset` as events of a stream, the offset after them, which file, and whether to refetch."""
+    """Whole lines after byte `offset` as events, the offset after them, which file, and whether to fetch anew."""
     try:
         descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
     except OSError:
@@ -442,8 +480,21 @@ def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
     return b"".join(parts), offset, identity, False
 
 
-_OF_PROGRESS = ("samples", "total_samples", "updates", "epoch", "loss", "lr", "grad_norm", "samples_per_s", "eta_s",
-                "wall_s", "resident_bytes", "split_s", "trying")  # fmt: skip
+_OF_PROGRESS = (
+    "samples",
+    "total_samples",
+    "updates",
+    "epoch",
+    "loss",
+    "lr",
+    "grad_norm",
+    "samples_per_s",
+    "eta_s",
+    "wall_s",
+    "resident_bytes",
+    "split_s",
+    "trying",
+)
 
 
 def _line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
@@ -452,8 +503,12 @@ def _line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
         document = orjson.loads(line)
         if document["kind"] == "progress":
             fields = document["fields"]
-            return {"kind": "progress", "at": document["at"], "offset": offset,
-                    **{name: fields[name] for name in _OF_PROGRESS if name in fields}}  # fmt: skip
+            return {
+                "kind": "progress",
+                "at": document["at"],
+                "offset": offset,
+                **{name: fields[name] for name in _OF_PROGRESS if name in fields},
+            }
         return run_view.event_document(Kept(offset, read_event(line)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -481,13 +536,16 @@ async def _failure(_: Request, problem: Exception) -> Response:
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 _SHELL = (
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    '<meta name="color-scheme" content="light dark">\n'
     "<title>Stoker</title>\n"
-    + "".join(f'<link rel="stylesheet" href="/static/{name}.css">\n'
-              for name in ("colours", "page", "data_page", "vendor/uPlot", "ui"))
+    + "".join(
+        f'<link rel="stylesheet" href="/static/{name}.css">\n'
+        for name in ("colours", "page", "data_page", "vendor/uPlot", "ui")
+    )
     + '<link rel="icon" href="/static/icon.svg">\n'
     + f"</head>\n<body>\n<script>{LOADER}</script>\n</body>\n</html>\n"
-)  # fmt: skip
+)
 
 
 def _colours() -> str:
@@ -505,7 +563,10 @@ async def _static(request: Request) -> Response:
     content = _static_files().get(name)
     if content is None:
         raise HTTPException(404, "there is no such file")
-    return Response(content, media_type=_KINDS[Path(name).suffix], headers={"cache-control": "private, max-age=0, must-revalidate"})
+    headers = {"cache-control": "no-cache", "etag": f'"{hashlib.sha256(content.encode()).hexdigest()[:20]}"'}
+    if request.headers.get("if-none-match", "").removeprefix("W/") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=_KINDS[Path(name).suffix], headers=headers)
 
 
 def _static_files() -> dict[str, str]:

@@ -6,6 +6,7 @@ Asked are only the addresses that the user named, while a page shows them. A his
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import re
 import time
@@ -30,7 +31,7 @@ Series = dict[tuple[str, str, str], dict[tuple[tuple[str, str], ...], float]]
 
 
 def parse_metrics(text: str) -> Series:
-    """Values of a page in Prometheus' text format, of the metrics that have a model; lines of another form are left out.
+    """Values of a page in Prometheus' text format, of the metrics that have a model; other lines are left out.
 
     >>> parse_metrics('stoker_queue_rows{model="m",version="1"} 3.0')
     {('stoker_queue_rows', 'm', '1'): {(): 3.0}}
@@ -82,8 +83,10 @@ class Service:
     def __init__(self, address: str) -> None:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadJob(f"--service {address}: wanted the address of a service's admin port",
-                         remedy="Such as http://127.0.0.1:8001.")  # fmt: skip
+            raise BadJob(
+                f"--service {address}: wanted the address of a service's admin port",
+                remedy="Such as http://127.0.0.1:8001.",
+            )
         self.address = f"{parts.scheme}://{parts.netloc}"
         self.problem = "not asked yet"
         self._samples: deque[tuple[float, Series]] = deque(maxlen=_KEPT)
@@ -102,35 +105,46 @@ class Service:
     def document(self) -> dict[str, JSON]:
         """What the page shows: for each version rates, quantiles, batches, queue, rejections, and their history."""
         versions = sorted({key[1:] for _, series in list(self._samples)[-1:] for key in series if key[1]})
-        return {"address": self.address, "problem": self.problem,
-                "versions": [self._version(*one) for one in versions[:100]]}  # fmt: skip
+        return {
+            "address": self.address,
+            "problem": self.problem,
+            "versions": [self._version(*one) for one in versions[:100]],
+        }
 
     def _version(self, model: str, version: str) -> dict[str, JSON]:
         samples = list(self._samples)
         history: list[list[JSON]] = []
-        for (at, before), (now, after) in zip(samples, samples[1:], strict=False):
+        for (at, before), (now, after) in itertools.pairwise(samples):
             total = _gained(before, after, "stoker_total_seconds", model, version)
             count = _histogram_count(total)
             p50, p99 = (quantile(_buckets(total), q) for q in (0.5, 0.99))
-            history.append([now, count / max(1e-9, now - at), p50, p99, _gauge(after, "stoker_queue_rows", model, version)])
+            history.append(
+                [now, count / max(1e-9, now - at), p50, p99, _gauge(after, "stoker_queue_rows", model, version)]
+            )
         last = samples[-1][1]
         first = samples[max(0, len(samples) - 31)][1]
         total, queue, rows = (
-            _gained(first, last, f"stoker_{name}", model, version) for name in ("total_seconds", "queue_seconds", "batch_rows")
+            _gained(first, last, f"stoker_{name}", model, version)
+            for name in ("total_seconds", "queue_seconds", "batch_rows")
         )
         info = next(iter(last.get(("stoker_model_info", model, version), {})), ())
         rejected = last.get(("stoker_rejected_total", model, ""), {})
         batches = _histogram_count(rows)
         return {
-            "model": model, "version": version, "info": dict(info),
+            "model": model,
+            "version": version,
+            "info": dict(info),
             "is_ready": bool(_gauge(last, "stoker_model_ready", model, version)),
             "queue_rows": _gauge(last, "stoker_queue_rows", model, version),
-            "p50_s": quantile(_buckets(total), 0.5), "p99_s": quantile(_buckets(total), 0.99),
+            "p50_s": quantile(_buckets(total), 0.5),
+            "p99_s": quantile(_buckets(total), 0.99),
             "queue_p99_s": quantile(_buckets(queue), 0.99),
             "mean_rows": _sum(rows) / batches if batches else None,
-            "rejected": {" ".join(value for _, value in labels) or "rejected": count for labels, count in rejected.items()},
+            "rejected": {
+                " ".join(value for _, value in labels) or "rejected": count for labels, count in rejected.items()
+            },
             "history": history,
-        }  # fmt: skip
+        }
 
 
 Gained = dict[tuple[str, tuple[tuple[str, str], ...]], float]

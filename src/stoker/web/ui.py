@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -54,25 +53,42 @@ def serve_ui(
     listener = _bound(port)
     secret = token or secrets.token_hex(16)
     options = UiOptions(
-        roots=[Path(folder) for folder in folders] or [runs_root()], token=secret, port=listener.getsockname()[1],
-        allows_changes=control, services=[Service(one) for one in services], webhooks=checked_webhooks(webhooks),
+        roots=[Path(folder) for folder in folders] or [runs_root()],
+        token=secret,
+        port=listener.getsockname()[1],
+        allows_changes=control,
+        services=[Service(one) for one in services],
+        webhooks=checked_webhooks(webhooks),
         budget_usd=budget_usd,
-    )  # fmt: skip
+    )
     config = uvicorn.Config(
-        Ui(options).application(), log_level="error", access_log=False, server_header=False, date_header=False,
-        lifespan="on", timeout_graceful_shutdown=1, http="httptools", ws="none", h11_max_incomplete_event_size=16 * 1024,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
+        Ui(options).application(),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+        http="httptools",
+        ws="none",
+        h11_max_incomplete_event_size=16 * 1024,
+    )
+    address = f"http://{HOST}:{options.port}/?token={secret}"
+    _Announced(config, lambda: announce(address)).run(sockets=[listener])
 
-    async def run() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if server.started:
-            announce(f"http://{HOST}:{options.port}/?token={secret}")
-        await serving
 
-    asyncio.run(run())
+class _Announced(uvicorn.Server):
+    """A server that says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
 
 
 def _bound(port: int) -> socket.socket:
@@ -82,6 +98,8 @@ def _bound(port: int) -> socket.socket:
         listener.bind((HOST, port))
     except OSError as problem:
         listener.close()
-        raise BadRun(f"cannot listen at {HOST}:{port}: {problem.strerror}",
-                     remedy="Give another port with --port (0: any free one).") from problem  # fmt: skip
+        raise BadRun(
+            f"cannot listen at {HOST}:{port}: {problem.strerror}",
+            remedy="Give another port with --port (0: any free one).",
+        ) from problem
     return listener

@@ -104,9 +104,8 @@ const show = async () => {
   current = null;
   stream?.close();
   try {
-    const page = await load();
+    const [page] = await Promise.all([load(), known.info ? null : loadRuns()]);
     if (mine !== generation) return;
-    if (!known.info) await loadRuns();
     const made = await page.open(main, inner ? decodeURIComponent(path.slice(inner[0].length)) : "", new URLSearchParams(location.search));
     if (mine !== generation) made?.close?.();
     else current = made;

@@ -68,7 +68,7 @@ export const open = async (main, id) => {
   const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
   const learning = h("div", { class: "figures live" }), running = h("div", { class: "figures live" }), own = h("div", { class: "figures live" });
   const ownSection = section("Logged", own), media = h("div"), timeline = h("div"), sections = h("div", { class: "sections", "aria-busy": "true" });
-  const confusion = h("div"), events = h("ol", { class: "timeline log", "aria-label": "Events, the newest first", role: "log" });
+  const confusion = h("div"), events = h("ol", { class: "timeline" });
 
   const forecast = () => state.forecast ?? {};
   const marks = () => {
@@ -338,7 +338,7 @@ export const open = async (main, id) => {
     return {};
   }
   main.className = "wide";
-  replace(main, head, notice, plan, section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion, sections, section("Events", events));
+  replace(main, head, notice, plan, section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
   ownSection.append(media);
   showHead(); showTimeline(); showEvents(); pictures();
   await chooseAxis("samples");
