@@ -100,14 +100,14 @@ class ServiceError(StokerError):
 
 
 class PlaceFailed(StokerError):
-    """A place elsewhere refused, or cannot run the job: no login, no such partition, no room, a wheel that is missing."""
+    """A place elsewhere refused, or cannot run the job: no login, no such partition, no room, a missing wheel."""
 
     exit_code = 4
     http_status = 502
 
 
 class PlaceUnreachable(PlaceFailed):
-    """A place elsewhere does not answer; what runs there is unknown, and nothing is ended or restarted because of it."""
+    """A place elsewhere does not answer; what runs there is unknown, so nothing is ended or restarted."""
 
     http_status = 504
 
