@@ -13,7 +13,6 @@ import typer
 
 from stoker.cli.terminal import Debug, reported
 from stoker.errors import ServiceError
-from stoker.store.locations import runs_root
 from stoker.units import parse_money
 
 DEFAULT_PORT = 8420
@@ -60,6 +59,8 @@ def beside(is_asked: bool, run_dir: Path | None) -> Iterator[None]:
     if not is_asked:
         yield
         return
+    from stoker.store.locations import runs_root
+
     folder = runs_root() if run_dir is None else run_dir.parent
     page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", str(folder), "--port", "0"], stdout=sys.stderr)
     try:

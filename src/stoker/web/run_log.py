@@ -41,7 +41,7 @@ COLUMNS = (
     "split_s",
 )
 """Of progress: `data_s` is the time waited for data, `split_s` all of the time that the event stands for."""
-_SAMPLES = COLUMNS.index("samples")
+_SAMPLES, _RATE = COLUMNS.index("samples"), COLUMNS.index("samples_per_s")
 
 _CHUNK_BYTES = 4 * 2**20
 _LONGEST_LINE = 8 * 2**20
@@ -106,8 +106,9 @@ class _Segment:
     def as_event(self) -> Event:
         """One progress event with the sums: its rate is the mean over the time trained."""
         rate = self.samples / self.busy_s if self.busy_s else 0.0
+        known = {name: value for name, value in self.event.items() if not isinstance(value, dict | list)}
         return Event(
-            kind="progress", at=self.at, fields={**self.event, "split_s": dict(self.split_s), "samples_per_s": rate}
+            kind="progress", at=self.at, fields={**known, "split_s": dict(self.split_s), "samples_per_s": rate}
         )
 
 
@@ -158,7 +159,7 @@ class RunLog:
         self._last: deque[Kept] = deque(maxlen=_LAST_KEPT)
         self._history: list[_Segment | Kept] = []
         self._per_segment = 1
-        self._fraction = 0
+        self._num_segments = 0
 
     @property
     def is_whole(self) -> bool:
@@ -248,25 +249,28 @@ class RunLog:
             self.progress.extend(np.array(rows))
             rows.clear()
 
-    def _append_segment(self, at: float, fields: Mapping[str, JSON], row: list[float]) -> None:
-        split = fields.get("split_s")
-        parts = (
-            {name: seconds for name, seconds in split.items() if isinstance(seconds, float | int)}
-            if isinstance(split, dict) and len(split) < 32
-            else {}
-        )
-        busy_s = sum(seconds for phase, seconds in parts.items() if phase not in NOT_TRAINING)
-        rate = row[COLUMNS.index("samples_per_s")]
-        samples = rate * busy_s if math.isfinite(rate) else 0.0
+    def _append_segment(self, at: float, fields: dict[str, JSON], row: list[float]) -> None:
+        """Take a progress event into the last segment, or begin another; called for every line of a long log."""
         last = self._history[-1] if self._history else None
-        event = {name: value for name, value in fields.items() if name != "lrs" and not isinstance(value, dict | list)}
-        segment = _Segment(event, at, 1, parts, samples, busy_s)
-        if isinstance(last, _Segment) and last.count < self._per_segment:
-            last.absorb(segment)
-            return
-        self._history.append(segment)
-        self._fraction += 1
-        if self._fraction > 2 * _MOST_SEGMENTS:
+        if not isinstance(last, _Segment) or last.count >= self._per_segment:
+            last = _Segment(fields, at, count=0)
+            self._history.append(last)
+            self._num_segments += 1
+        last.event, last.at = fields, at
+        last.count += 1
+        split = fields.get("split_s")
+        if isinstance(split, dict) and len(split) < 32:
+            total, busy_s = last.split_s, 0.0
+            for phase, seconds in split.items():
+                if isinstance(seconds, float | int):
+                    total[phase] = total.get(phase, 0.0) + seconds
+                    if phase not in NOT_TRAINING:
+                        busy_s += seconds
+            last.busy_s += busy_s
+            rate = row[_RATE]
+            if math.isfinite(rate):
+                last.samples += rate * busy_s
+        if self._num_segments > 2 * _MOST_SEGMENTS:
             self._condense()
 
     def _condense(self) -> None:
@@ -284,9 +288,9 @@ class RunLog:
             else:
                 merged.append(item)
         self._history = merged
-        self._fraction = sum(isinstance(item, _Segment) for item in merged)
-        if self._fraction > 2 * _MOST_SEGMENTS:  # so many events between them that few have neighbours
-            self._fraction = 0
+        self._num_segments = sum(isinstance(item, _Segment) for item in merged)
+        if self._num_segments > 2 * _MOST_SEGMENTS:  # so many events between them that few have neighbours
+            self._num_segments = 0
 
     def _take_other(self, kept: Kept) -> None:
         event = kept.event

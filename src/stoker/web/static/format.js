@@ -58,12 +58,13 @@ export const metric = (name, value) => {
 };
 
 /* `1 h 5 min ± 4 min`, or `1 h 5 min (50 min to 2 h)` where the sides differ much. */
-export const withInterval = (value, low, high, form = seconds) => {
+export const interval = (value, low, high, form = seconds) => {
   const below = value - low, above = high - value;
-  if (below <= 0 && above <= 0) return form(value);
+  if (below <= 0 && above <= 0) return "";
   const wide = Math.max(below, above);
-  return wide < 2 * Math.min(below, above) + 1e-9 ? `${form(value)} ± ${form(wide)}` : `${form(value)} (${form(low)} to ${form(high)})`;
+  return wide < 2 * Math.min(below, above) + 1e-9 ? ` ± ${form(wide)}` : ` (${form(low)} to ${form(high)})`;
 };
+export const withInterval = (value, low, high, form = seconds) => form(value) + interval(value, low, high, form);
 
 export const ago = (at, now = Date.now() / 1000) => {
   if (unknown(at)) return "";

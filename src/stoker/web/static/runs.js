@@ -15,7 +15,7 @@ const eta = (row) => {
   const [value, low, high, basis] = row.eta_s;
   const passed = LIVE.includes(row.state) && row.at ? Math.max(0, Math.min(value, Date.now() / 1000 - row.at)) : 0;
   return h("span", { title: `in 8 cases of 10 ${format.seconds(Math.max(0, low - passed))} to ${format.seconds(Math.max(0, high - passed))}, by ${basis}` },
-    row.state === "running" ? format.withInterval(value - passed, Math.max(0, low - passed), Math.max(0, high - passed)) : h("span", { class: "note" }, `${format.seconds(value)} left`));
+    row.state === "running" ? [format.seconds(value - passed), h("span", { class: "interval" }, format.interval(value - passed, Math.max(0, low - passed), Math.max(0, high - passed)))] : h("span", { class: "note" }, `${format.seconds(value)} left`));
 };
 const moneyOf = (row) => {
   if (row.cost_usd === null || row.cost_usd === undefined) return "";
