@@ -36,7 +36,7 @@ def test_plain_lines_come_after_a_second_and_then_now_and_then() -> None:
     """One for each activity, another every ten seconds; none for what is quick."""
     now, lines = [0.0], list[str]()
     look = ActivityLines(lines.append, every_s=10, clock=lambda: now[0])
-    for what, seconds in (("planning", 25), ("updating", 1), ("evaluating", 3)):
+    for what, seconds in (("planning", 25), ("updating", 1), ("evaluating", 3), *[("slow", 3)] * 4):
         with doing(what) as under_way:
             under_way.began_s = now[0]
             for _ in range(2 * seconds):
@@ -48,6 +48,8 @@ def test_plain_lines_come_after_a_second_and_then_now_and_then() -> None:
         "Planning (21 s) …",
         "Updating (1 s) …",
         "Evaluating (1 s) …",
+        "Slow (1 s) …",
+        "Slow (2 s) …",
     ]
 
 

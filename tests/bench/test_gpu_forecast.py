@@ -113,7 +113,7 @@ def test_means_are_told_without_the_labels_that_a_constant_was_judged_from() -> 
     assert (document["overall"]["cases"], document["overall_without_judged_on"]["cases"]) == (2, 1)
     assert len(document["means"]) == 2
     assert len(document["means_without_judged_on"]) == 1
-    assert len(document["constants_judged_on_labels"]) == 2
+    assert len(document["constants_judged_on_labels"]) == 3
 
 
 def test_steps_are_kept_by_capability_and_depth() -> None:

@@ -80,7 +80,7 @@ def test_failures_are_part_of_a_run_where_they_matter() -> None:
     mtbf_s = 50_700 * 3600 / 16_384
     assert found.lost_s is not None
     expected = 1e6 / mtbf_s * (found.every_s / 2 + RESTART_S + 8 * 12e9 / DISK_BYTES_PER_S["cuda"])
-    assert found.lost_s == pytest.approx(expected)
+    assert expected < found.lost_s < 1.02 * expected  # failures during work that is done again cost more
     assert found.lost_s >= LEAST_LOST_SHARE * 1e6
     assert found.total_s == pytest.approx(found.number * found.one.value + found.lost_s)
     assert saving(H100S, 12e9, training_s=1e6, unsaved_s=1e6, evaluations=0).lost_s is None

@@ -88,6 +88,9 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
 _MOST_PRODUCTS = 3
 """Products of two axes that are planned in full, of those that fit."""
 
+_SLOW = 1.5
+"""A layout is not planned in full if it is estimated to take so many times as long as the best one found."""
+
 _USUAL_PASSES = 2
 """Micro-batches of an update in estimates that order layouts; of stages so many times their number."""
 _REACHED = 0.5
@@ -261,7 +264,7 @@ class LayoutCandidates:
             self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
         )
         arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
-        messages_s = self.forecasts(layout).messages_s(self._least_plan, passes)
+        messages_s = self.forecasts(layout).messages_s(self._least_plan, self._least_trace, passes)
         return arithmetic_s * (1 + (layout.stages - 1) / passes) + messages_s
 
     def _consider(self, layout: Layout, found: _Found) -> None:
@@ -269,13 +272,25 @@ class LayoutCandidates:
         problem = self.rules.problem_with(layout)
         if problem is None:
             try:
-                found.candidates.append(self.best(layout))
-                return
+                problem = self._is_slow(layout, found)
+                if problem is None:
+                    found.candidates.append(self.best(layout))
+                    return
             except DoesNotFit as error:
                 found.unfit.append(error)
                 problem = error.message
         plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
         found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+
+    def _is_slow(self, layout: Layout, found: _Found) -> str | None:
+        """Why a layout is not worth planning beside those found, by estimate; None if it may be."""
+        if not found.candidates or self.place.device.kind != "cuda" or self._lacks(layout) is not None:
+            return None
+        best = min(found.candidates, key=lambda one: one.forecast.seconds_per_sample).plan.layout
+        ratio = self._estimate_s(layout) / self._estimate_s(best)
+        if ratio < _SLOW:
+            return None
+        return f"about {ratio:.1f} times the time of {best.in_words()}, by arithmetic, idle turns and messages alone"
 
     def _lacks(self, layout: Layout) -> str | None:
         """Why a layout cannot fit by its state and the least activations; None if it may."""
@@ -301,9 +316,8 @@ class LayoutCandidates:
     @functools.cached_property
     def _least_trace(self) -> Trace:
         """The trace of the whole model under that plan, which all layouts are judged by."""
-        local = dataclasses.replace(self.profile, batch=2, num_train=max(2, self.profile.num_train))
-        capability = self.place.hardware.compute_capability or ""
-        layout = Layout(shards=2) if self._least_plan.precision == "bf16" else Layout()
+        layout, capability = Layout(shards=self.place.count), self.place.hardware.compute_capability or ""
+        local = local_profile(self.profile, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
             return self.planner.needs.trace(trace_settings(self._least_plan, local, capability, layout))
 
@@ -316,7 +330,7 @@ class LayoutCandidates:
         """What an update of that trace needs besides state [bytes]; 0 where samples are coupled, which need more."""
         if self.profile.coupling.kind != "separable":
             return 0.0
-        by_category = self.planner.needs.peak(self._least_trace.settings, 2).by_category
+        by_category = self.planner.needs.peak(self._least_trace.settings, self._least_trace.settings.parts).by_category
         return by_category.get("activation", 0.0) + by_category.get("temporary", 0.0)
 
     def best(self, layout: Layout) -> Candidate:

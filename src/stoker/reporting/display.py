@@ -112,7 +112,9 @@ class PlainDisplay(Display[AnyEvent]):
 
 
 class ActivityLines:
-    """Writes what takes more than a second as lines, each time it is called: one at first, then every `every_s` [s].
+    """Writes what takes more than a second as lines, when it is called: one at first, then every `every_s` [s].
+
+    What comes again and again, such as slow updates, is written as often as if it were one.
 
     Args:
         write: writes a line.
@@ -123,15 +125,16 @@ class ActivityLines:
         self, write: Callable[[str], None], *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._write, self._every_s, self._clock = write, every_s, clock
-        self._known: activity.Activity | None = None
-        self._written_s = 0.0
+        self._known, self._written_s = "", 0.0
 
     def __call__(self) -> None:
         """Write a line if one is due."""
         now, text, current = self._clock(), activity.in_words(self._clock), activity.outermost()
-        if text is None or (current is self._known and now - self._written_s < self._every_s):
+        if text is None or current is None:
             return
-        self._known, self._written_s = current, now
+        if current.what == self._known and now - self._written_s < self._every_s:
+            return
+        self._known, self._written_s = current.what, now
         self._write(f"{text[0].upper()}{text[1:]} …")
 
 

@@ -184,20 +184,21 @@ class LayoutForecasts(TracedForecasts):
         held = held_parts(self.parts, self.layout, 0)
         return rank_state(self.parts, self.layout, 0, moments).total + self._message_bytes(plan, held)
 
-    def messages_s(self, plan: Plan, passes: int) -> float:
+    def messages_s(self, plan: Plan, trace: Trace, passes: int) -> float:
         """Time of all messages between processes in an update [s], hidden or not, roughly.
 
         Args:
-            plan: the settings, with a micro-batch of one sample; no other trace is made than that of this plan.
+            plan: the settings.
+            trace: of the whole model, from which messages between layers are taken.
             passes: number of passes for which parameters are gathered.
         """
-        samples = self._local.batch
+        samples = -(-self._local.batch // trace.settings.micro_batch)
         total_s = 0.0
         for axis in self._axes:
             update = DividedUpdate(
                 layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0),
                 passes=passes if axis.name in ("shards", "replicas") else samples,
-                trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
+                trace=lambda: trace, gathered_share=self._gathered_share(plan),
             )  # fmt: skip
             for one in axis.traffic(update):
                 links = self._links_of(*self.layout.group(one.axis))
