@@ -73,7 +73,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 def test_killed_on_one_machine_a_run_ends_on_another_at_the_same_bits(bucket: Bucket) -> None:
     """SIGKILL while uploads are under way, three machines in turn: each goes on from what the bucket has."""
     path, plan = job_file(), plan_file()
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=600", "--plan", plan]
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=500", "--plan", plan]
     keep = ["--keep", "s3://bucket/runs", "--checkpoint-every", "0.05"]
     begins = []
     for machine in ("a", "b"):
@@ -83,7 +83,7 @@ def test_killed_on_one_machine_a_run_ends_on_another_at_the_same_bits(bucket: Bu
             while bucket.newest() <= begins[-1]:
                 assert running.process.poll() is None
             os.killpg(running.process.pid, signal.SIGKILL)
-    with Running(*arguments, *keep, STOKER_RUNS="c") as running:
+    with Running(*arguments, *keep[:2], STOKER_RUNS="c") as running:
         ended = running.end()
     assert ended.code == 0, ended.err
     begins.append(ended.of("started")[0]["samples"])
