@@ -5,8 +5,8 @@
 The job is the small GPT of the proofs of resuming, in one thread. CPU time is counted, not seconds, so that neighbours
 do not matter: the threads of the mirror (its own, and the one in which fsspec talks) can slow training by no more than
 that, even if no core is free. Their imports, before training, are not counted. Checkpoints come as often as a small
-model saves by itself (30 s) and, as the worst case, every second. The result goes to bench/results/. Needs s3fs and moto,
-or a --url.
+model saves by itself (30 s) and, as the worst case, every second. The result goes to bench/results/. Needs s3fs and
+moto, or a --url.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def main() -> int:
                 main_s, mirror_s = counting.of("MainThread"), counting.of("stoker-mirror", "fsspecIO")
                 rows.append({
                     "checkpoint_every_s": every_s, "checkpoints": counting.saved,
-                    "checkpoint_bytes": counting.num_bytes, "training_cpu_s": main_s, "mirror_cpu_s": mirror_s, "share": mirror_s / main_s,
+                    "checkpoint_bytes": counting.num_bytes, "training_cpu_s": main_s, "mirror_cpu_s": mirror_s,
+                    "share": mirror_s / main_s,
                 })  # fmt: skip
                 print(rows[-1], flush=True)
 
