@@ -18,7 +18,7 @@ from stoker.launching.launcher import Submission
 from stoker.launching.ray import LAUNCHER
 from stoker.records import ENDED
 from stoker.testing.launcher_conformance import LiveLauncherConformance
-from tests.launching.test_ray import TestLive as OnFakeRay
+from tests.launching import test_ray as fakes
 from tests.launching.test_ray import submission
 
 RAY = Path(os.environ.get("STOKER_RAY", "build/ray")) / "bin" / "ray"
@@ -81,19 +81,17 @@ class TestRealRay(LiveLauncherConformance):
 
     def until(self, handle: dict[str, Any], *phases: str) -> Iterator[Any]:
         """States at short intervals."""
-        yield from OnFakeRay().until(handle, *phases)
+        yield from fakes.TestLive().until(handle, *phases)
 
 
-def test_a_slice_goes_on_and_a_finished_run_comes_home(cluster: Cluster, tmp_path: Path) -> None:
-    """A run in slices is started again at the node until it is finished; its directory is as it was there."""
-    run = submission(
-        cluster, tmp_path, run="sliced", arguments=("--set", "epochs=900", "--threads", "1", "--slice", "6s")
-    )  # type: ignore[arg-type]
+def test_a_finished_run_comes_home(cluster: Cluster, tmp_path: Path) -> None:
+    """Trained to its end at the node; its directory is as it was there."""
+    run = submission(cluster, tmp_path, run="whole", arguments=("--set", "epochs=20", "--threads", "1"))  # type: ignore[arg-type]
     handle = LAUNCHER.start(run, lambda text: None)
-    *_, last = OnFakeRay().until(handle, *ENDED)
+    *_, last = fakes.TestLive().until(handle, *ENDED)
     assert (last.phase, last.exit_code) == ("finished", 0), last
     LAUNCHER.fetch(handle, tmp_path / "home")
-    there = tmp_path / "root/runs/sliced"
+    there = tmp_path / "root/runs/whole"
     for name in ("run.json", "model.safetensors", "events.jsonl"):
         assert (tmp_path / "home" / name).read_bytes() == (there / name).read_bytes()
 

@@ -66,7 +66,7 @@ class Event:
 
     Where there is something to tell, progress also has grad_norm (before clipping), lrs (of all groups of parameters)
     and trying (the plan in force in words, while plans are tried); evaluated has decided (what it changed, in words),
-    and more where another validation set follows.
+    and more where another validation set follows; stopped after a slice has slices_left (None: unknown).
     """
 
     schema: ClassVar[int] = 1
