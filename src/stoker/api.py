@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.errors import BadRun as BadRun
     from stoker.errors import DoesNotFit as DoesNotFit
     from stoker.errors import NoDevice as NoDevice
+    from stoker.errors import PlaceFailed as PlaceFailed
+    from stoker.errors import PlaceUnreachable as PlaceUnreachable
     from stoker.errors import RunFailed as RunFailed
     from stoker.errors import StokerError as StokerError
     from stoker.exporting.export import export as export
@@ -90,10 +92,13 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
     from stoker.launching.launch import describe_launch as describe_launch
     from stoker.launching.meter import spent_of as spent_of
-    from stoker.launching.meter import spent_words as spent_words
+    from stoker.launching.oci_image import ImageOptions as ImageOptions
+    from stoker.launching.oci_image import build_image as build_image
+    from stoker.launching.place_offers import compare_places as compare_places
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve
+    from stoker.planning.model.objectives import PlanLimits as PlanLimits
     from stoker.planning.multi_device import links_between as links_between
     from stoker.planning.step_profile import StepProfile as StepProfile
     from stoker.predicting.prediction_request import PredictOptions as PredictOptions
@@ -101,6 +106,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.reporting.display import choose_display as choose_display
     from stoker.reporting.event_text import exact_setting as exact_setting
     from stoker.reporting.event_text import format_settings as format_settings
+    from stoker.reporting.launch_text import spent_words as spent_words
     from stoker.reporting.run_page import render_side_by_side as render_side_by_side
     from stoker.reporting.summary import summary_lines as summary_lines
     from stoker.serving.access_log import LineWriter as LineWriter

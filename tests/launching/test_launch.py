@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_followed_by_another(
     second = launch(job, on="fake:box", options=THEIRS)
     assert second.is_new
     assert second.directory == first.directory
-    assert [state.phase for state in second.launch.states] == ["stopped"]
+    assert [state.phase for state in second.launch.states] == ["queued", "stopped", "queued"]
     fake_place.answers = [FINISHED]
     third = launch(job, on="fake:box", options=THEIRS)
     assert third.directory.name == f"{first.directory.name}-2"
@@ -236,7 +236,7 @@ def test_a_forecast_is_made_only_for_devices_that_are_known() -> None:
         )  # fmt: skip
         return device_word(target, Probe(facts={}, device=found, cores=cores))
 
-    assert word("a100-80", "", nodes=2, each=8) == "2x8xa100-80"
+    assert word("a100-80", "", nodes=2, each=8) == "16xa100-80"
     assert word("", "NVIDIA H100 80GB HBM3", each=4) in {"4xh100", None}
     assert word("", "Some CPU 9000", cores=3) is None
     assert word("cpu", "") is None
@@ -253,7 +253,7 @@ def test_the_time_limit_is_the_upper_bound_and_a_save(job: Path) -> None:
 
 def test_a_record_of_a_launch_reads_back(job: Path, started: list[Submission]) -> None:
     """What was written is JSON that anybody reads, and holds names of secrets only."""
-    launched = launch(job, on="fake:box", options=LaunchOptions(env="theirs", max_cost=5.0))
+    launched = launch(job, on="fake:box", options=LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}))
     document = json.loads((launched.directory.path / "launch.json").read_text())
     assert document["record"] == "Launch"
     assert document["max_cost"] == 5.0

@@ -114,8 +114,11 @@ def _ended(handle: dict[str, Any]) -> LaunchState:
 
 
 def _samples(handle: dict[str, Any]) -> int:
-    events = [json.loads(line) for line in LAUNCHER.events(handle, 0).splitlines()]
-    return max((event.get("samples", 0) for event in events), default=0)
+    return max((event["fields"].get("samples", 0) for event in _events(handle)), default=0)
+
+
+def _events(handle: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in LAUNCHER.events(handle, 0).splitlines()]
 
 
 def _saved(handle: dict[str, Any]) -> bool:
@@ -316,9 +319,8 @@ def test_a_host_that_dies_is_lost_and_the_run_goes_on(job: Path, machines: Hosts
     again = launch(job, on="ssh:box1", settings=settings, options=_options(host.folder))
     assert again.directory == run.directory
     assert _ended(again.launch.handle).phase == "finished"
-    events = [json.loads(line) for line in LAUNCHER.events(handle, 0).splitlines()]
-    resumed = next(event for event in events if event["event"] == "resumed")
-    assert resumed["samples"] > 0
+    resumed = next(event for event in _events(handle) if event["kind"] == "resumed")
+    assert resumed["fields"]["samples"] > 0
 
 
 def test_two_hosts_are_one_run(job: Path, machines: Hosts, tmp_path: Path) -> None:
@@ -339,8 +341,7 @@ def test_two_hosts_are_one_run(job: Path, machines: Hosts, tmp_path: Path) -> No
     state = _ended(handle)
     assert state.phase == "finished", state
     assert state.restarts >= 1
-    started = [json.loads(line) for line in LAUNCHER.events(handle, 0).splitlines() if b'"started"' in line]
-    assert len(started) >= 2
+    assert len([event for event in _events(handle) if event["kind"] == "started"]) >= 2
 
 
 def test_hosts_that_share_no_disk_are_refused(job: Path, machines: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,3 +364,19 @@ def test_submission_to_first_update(job: Path, box: Host) -> None:
     _until(lambda: _samples(run.launch.handle) > 0, "the first update")
     print(f"submitted after {submitted_s:.1f} s, first update after {time.monotonic() - began:.1f} s")
     _ended(run.launch.handle)
+
+
+def test_the_versions_here_are_installed_there_once(job: Path, box: Host) -> None:
+    """The default environment: the place's pip makes it from its own index, and the second run finds it."""
+    told: list[str] = []
+    first = launch(job, on="ssh:box", options=_options(box.folder, env="lock"), tell=told.append)
+    assert any("making the environment" in line for line in told)
+    assert first.launch.handle["python"].startswith(f"{box.folder}/environments/")
+    assert _ended(first.launch.handle).phase == "finished"
+    told.clear()
+    second = launch(
+        job, on="ssh:box", settings={"epochs": 3}, options=_options(box.folder, env="lock"), tell=told.append
+    )
+    assert not any("making" in line or "sending Stoker" in line for line in told)
+    assert second.launch.environment_digest == first.launch.environment_digest
+    assert _ended(second.launch.handle).phase == "finished"

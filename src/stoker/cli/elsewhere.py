@@ -133,7 +133,7 @@ def follow_run(
                 directory=directory, launcher=api.launcher_of_run(directory), sink=screen, ask=screen.ask,
                 shows_past=begin == "follow", holds_stops=not as_json, is_watching=is_watching,
             )  # fmt: skip
-            if begin == "stop":
+            if begin == "stop" and follower.launch.is_going_on:
                 follower.stop("asked to stop: the run saves and leaves")
             followed = follower.run()
         finally:

@@ -52,7 +52,7 @@ from stoker.cli.train_elsewhere import (
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
-from stoker.units import format_seconds, seconds
+from stoker.units import format_seconds, parse_duration, parse_money, seconds
 
 if TYPE_CHECKING:
     from stoker.tuning.lr_range_test import LrRange
@@ -84,6 +84,19 @@ def plan(
     """Choose device and settings for a job, and forecast memory, time, energy and money before anything is spent."""
     with reported(debug=debug):
         cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
+        if any(is_elsewhere(word) for word in on.split(",")):
+            limits = api.PlanLimits(
+                max_cost_usd=parse_money(max_cost) if max_cost else None,
+                deadline_s=parse_duration(deadline) if deadline else None,
+            )
+            with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
+                job, entry = load_job(job_file, settings)
+                found = api.compare_places(job, on=on, entry=entry, limits=limits, objective=objective)
+            if as_json:
+                print_document(to_json(found))
+            else:
+                cli.place_table.render_comparison(found, Console())
+            return
         with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
             job, entry = load_job(job_file, settings)
             decision = api.plan(

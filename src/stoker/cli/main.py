@@ -17,6 +17,7 @@ from stoker.cli import (
     data_check,
     elsewhere,
     exports,
+    images,
     jobs,
     machines,
     predictions,
@@ -67,6 +68,7 @@ app.command(rich_help_panel=ELSEWHERE)(elsewhere.logs)
 app.command(rich_help_panel=ELSEWHERE)(elsewhere.attach)
 app.command(rich_help_panel=ELSEWHERE)(elsewhere.stop)
 app.command(rich_help_panel=ELSEWHERE)(elsewhere.fetch)
+app.command(rich_help_panel=ELSEWHERE)(images.image)
 app.command(rich_help_panel=AFTER)(exports.export)
 app.command(rich_help_panel=AFTER)(compressions.compress)
 app.command(rich_help_panel=AFTER)(serve.serve)

@@ -75,7 +75,7 @@ def lock_of(modules: Iterable[str]) -> EnvironmentLock:
     """
     owners = importlib.metadata.packages_distributions()
     roots = {"stoker", *(name for module in modules for name in owners.get(module, ()))}
-    versions = _closure(roots)
+    versions = installed_closure(roots)
     versions.pop("stoker", None)
     requirements = tuple(
         f"{name}=={version.partition('+')[0]}" for name, version in sorted(versions.items())
@@ -84,7 +84,7 @@ def lock_of(modules: Iterable[str]) -> EnvironmentLock:
     return EnvironmentLock(python=f"{sys.version_info.major}.{sys.version_info.minor}", requirements=requirements)
 
 
-def _closure(roots: Iterable[str]) -> dict[str, str]:
+def installed_closure(roots: Iterable[str]) -> dict[str, str]:
     """Versions of the distributions and of all that they require here, by normalised name."""
     from packaging.requirements import Requirement  # noqa: PLC0415 - not needed where the environment is made
     from packaging.utils import canonicalize_name  # noqa: PLC0415 - likewise

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import Launcher
 from stoker.launching.meter import Meter
 from stoker.launching.place_history import remember_run
@@ -26,7 +26,7 @@ from stoker.records import ENDED, Event, Launch, LaunchState, from_json
 from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
-from stoker.store import RunDirectory, RunLock, disk_errors
+from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
 from stoker.store.files import LocksUnsupported, disk, make_directories, wait_lock
 from stoker.units import format_seconds
 
@@ -209,8 +209,8 @@ class Follower:
         sink: receives the run's events, and changes of its state as `noted` and `warned` events, which are not stored.
         shows_past: whether events that are here already are given to `sink` too.
         ask: called on Ctrl-C; a second Ctrl-C detaches.
-        holds_stops: a `stopped` event that others follow, as after a preemption, is given to `sink` as `noted`: a live
-            display ends with the first `stopped`.
+        holds_stops: for people: a `stopped` event that others follow, as after a preemption, is given to `sink` as
+            `noted`, since a live display ends with the first `stopped`; and the report is the one here.
         clock, sleep: time [s], and waiting.
         is_watching: False: give what is there, once, and return.
     """
@@ -236,7 +236,7 @@ class Follower:
         self._stream = EventStream(
             self.directory.events_path, lambda offset: self.launcher.events(self.launch.handle, offset)
         )
-        self._state = launch.state
+        self._state = LaunchState(phase="unknown", why="not asked yet")
         self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
         self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
@@ -309,8 +309,11 @@ class Follower:
             self._release(is_last=False)
             if event.kind == "stopped" and self.holds_stops:
                 self._held = event
-            else:
-                self.sink(event)
+                continue
+            if event.kind == "finished" and self.holds_stops:  # people find the report here
+                report = str(self.directory.report_path)
+                event = replace(event, fields={**event.fields, "report": report})  # noqa: PLW2901 - the same event
+            self.sink(event)
 
     def _release(self, *, is_last: bool) -> None:
         """Show the `stopped` event that was held back: as what it is if nothing followed it."""
@@ -335,7 +338,7 @@ class Follower:
     def _keep(self, state: LaunchState) -> None:
         """Show a state that differs from the last one shown, and keep it in the run's record if it is another phase."""
         state = state if state.at else replace(state, at=_now())
-        before, self._state = self._state, state
+        before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
             self.launch = replace(self.launch, states=(*self.launch.states, state))
             self.directory.write_launch(self.launch)
@@ -372,6 +375,7 @@ class Follower:
                 self.sleep(min(LONGEST_PAUSE_S, POLL_S * 2**number))
             else:
                 remember_run(self.directory, self.launch)
+                write_report(self.directory)
                 return Followed(directory=self.directory, state=self._state, is_home=True)
         return Followed(directory=self.directory, state=self._state, problem=problem)
 
@@ -398,15 +402,42 @@ def describe_state(state: LaunchState, place: str) -> str:
     return words
 
 
+def write_report(directory: RunDirectory) -> None:
+    """Write the report of a run that came home anew, with what is known here alone: waits, states, cost."""
+    if directory.is_run and directory.report_path.exists():
+        from stoker.training.run_handle import report  # noqa: PLC0415 - loads torch, which following itself does not
+
+        with suppress(StokerError):  # the one from there stays
+            report(directory.path)
+
+
 def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:
     """Fetch the run's directory into `directory`; a transfer that is cut leaves whole files only.
+
+    What was made here stays as it is, whatever the place sends: the launch's record, and the copy of the job, which is
+    code that `stoker.load` runs.
 
     Raises:
         BadRun: the directory here is in use by another process, or cannot be written.
         PlaceFailed: the place refuses, or (PlaceUnreachable) does not answer.
     """
     with RunLock(directory.path), disk_errors(directory.path, "the run's directory", error=BadRun):
-        launcher.fetch(launch.handle, directory.path)
+        own = _own_files(directory.path)
+        try:
+            launcher.fetch(launch.handle, directory.path)
+        finally:
+            for path in _own_files(directory.path).keys() - own.keys():
+                disk().remove_file(path)
+            for path, content in own.items():
+                if not path.is_file() or path.read_bytes() != content:
+                    write_atomic(path, content)
+
+
+def _own_files(directory: Path) -> dict[Path, bytes]:
+    """Files that are made here and not at the place, with their content."""
+    paths = [directory / name for name in ("launch.json", "started.json", "changes.diff")]
+    paths += sorted((directory / "job").rglob("*"))
+    return {path: path.read_bytes() for path in paths if path.is_file()}
 
 
 def _rounded(duration_s: float) -> float:

@@ -133,6 +133,8 @@ def find_launched(word: str) -> RunDirectory:
         return RunDirectory(Path(word))
     if fitting:
         raise BadRun(f"{word!r} is the start of {len(fitting)} runs: {', '.join(fitting)}.", remedy="Write more of it.")
+    if word and any(RunDirectory(path).is_run for path in (runs_root() / word, Path(word))):
+        raise BadRun(f"{word} is executed here.", remedy="`stoker train` with the same words continues it.")
     raise BadRun(f"There is no run {word!r} elsewhere.", remedy=nearest(word, by_name))
 
 

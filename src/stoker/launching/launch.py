@@ -36,7 +36,8 @@ from stoker.launching.bundle import (
     work_folder,
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
-from stoker.launching.launcher import Launcher, LaunchTarget, Probe, Submission
+from stoker.launching.launcher import Launcher, LaunchTarget, Probe, Request, Submission
+from stoker.launching.meter import most_seconds, price_there
 from stoker.planning.decision import plan
 from stoker.records import ENDED, Forecast, Launch, LaunchState
 from stoker.records.codec import digest
@@ -155,13 +156,17 @@ def launch(
         probe = launcher.probe(target, options.place)
         if probe.missing:
             raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
+        price_per_h, currency, price_source = _price(launcher, target, options)
         forecast, limit_s = None, options.time_limit_s
         if launcher.limits_time and limit_s is None:
             forecast = forecast_there(job, entry, target, probe, tell)
             limit_s = None if forecast is None else time_limit(forecast)
+        if options.max_cost is not None and (longest_s := most_seconds(options.max_cost, price_per_h)) is not None:
+            limit_s = longest_s if limit_s is None else min(limit_s, longest_s)
         submission = replace(submission, time_limit_s=limit_s)
         handle = launcher.start(submission, tell)
         commit = commit_of(path.resolve().parent)
+        earlier = () if before is None or before.run != directory.name else before.states
         record = Launch(
             run=directory.name, place=on, kind=target.kind, handle=handle, identity=identity,
             code_digest=submission.code.digest, environment_digest=_environment_digest(submission),
@@ -170,13 +175,32 @@ def launch(
             forecast_s=None if forecast is None else forecast.total_s.value,
             forecast_low_s=None if forecast is None else forecast.total_s.low,
             forecast_high_s=None if forecast is None else forecast.total_s.high,
-            states=() if before is None or before.run != directory.name else before.states,
+            price_per_h=price_per_h, currency=currency, price_source=price_source,
+            states=(*earlier, LaunchState(phase="queued", why="submitted", at=_now())),
         )  # fmt: skip
         directory.write_launch(record)
         keep_sources(directory, entry)
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
     return LaunchedRun(directory=directory, launch=record, because=because)
+
+
+def _price(launcher: Launcher, target: LaunchTarget, options: LaunchOptions) -> tuple[float | None, str, str]:
+    """Price an hour of the job at the place, its currency, and who says so.
+
+    Raises:
+        PlaceFailed: it is unknown, and a limit was set.
+    """
+    try:
+        found = price_there(target, Request(target=target, options=options.place), launcher)
+    except PlaceFailed:
+        found = (None, "USD", "")
+    if options.max_cost is not None and found[0] is None:
+        raise PlaceFailed(
+            f"no price is known at {target.text}, so --max-cost cannot be kept",
+            remedy="Give the price an hour of the whole job: --place-option price=2.50; or leave --max-cost out.",
+        )
+    return found
 
 
 def describe_launch(
@@ -250,7 +274,7 @@ def forecast_there(
 
 def device_word(target: LaunchTarget, probe: Probe) -> str | None:
     """The word of `stoker plan --on` for a place's devices; None: they are not known."""
-    shape = "".join(f"{count}x" for count in (target.num_nodes, target.devices_each) if count > 1)
+    shape = f"{target.num_devices}x" if target.num_devices > 1 else ""
     if target.device not in {"", "cpu"}:
         return f"{shape}{target.device}"
     entries = catalogue().find(probe.device) if probe.device else ()

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from stoker.errors import BadJob
+from stoker.launching.launcher import Launcher, LaunchTarget, Request
 from stoker.records import ENDED, Event, Launch, LaunchState, from_json
 from stoker.records.launch import LaunchPhase
 from stoker.records.plan import Forecast
@@ -35,6 +37,28 @@ def most_seconds(max_cost: float, price_per_h: float | None) -> float | None:
     7200.0
     """
     return 3600 * max_cost / price_per_h if price_per_h else None
+
+
+def price_there(target: LaunchTarget, request: Request, launcher: Launcher) -> tuple[float | None, str, str]:
+    """Price an hour of the whole job at a place, its currency, and who says so; None: unknown.
+
+    `--place-option price=2.50` says it where the place cannot.
+
+    Raises:
+        BadJob: that option is no amount.
+        PlaceFailed: the place refuses, or does not answer.
+    """
+    if (given := request.options.get("price")) is not None:
+        try:
+            price = float(given)
+        except ValueError:
+            price = math.nan
+        if not 0 <= price < math.inf:
+            raise BadJob(f"--place-option price={given}: wanted US dollars an hour, such as 2.50")
+        return price, "USD", "--place-option price"
+    offers = launcher.offers(request)
+    offer = next((one for one in offers if one.text == target.text), offers[0] if len(offers) == 1 else None)
+    return (None, "USD", "") if offer is None else (offer.price_per_h, offer.currency, offer.price_source)
 
 
 @dataclass
@@ -131,21 +155,3 @@ def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
     for event in events:
         meter.heard(event)
     return meter.spent
-
-
-def spent_words(launch: Launch, spent: float | None) -> str:
-    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
-
-    >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
-    ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)
-    >>> spent_words(launch, 1.5)
-    '$1.50, forecast $2.00, at most $5.00'
-    """
-    if spent is None or not launch.price_per_h:
-        return ""
-    words = [format_money(spent)]
-    if launch.forecast_s is not None:
-        words.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
-    if launch.max_cost is not None:
-        words.append(f"at most {format_money(launch.max_cost)}")
-    return ", ".join(words)

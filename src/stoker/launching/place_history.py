@@ -14,7 +14,8 @@ from statistics import geometric_mean, median
 from typing import ClassVar
 
 from stoker.errors import StokerError
-from stoker.records import Event, Launch
+from stoker.records import Launch
+from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, cache_root
 from stoker.store.record_caches import RecordLog
 
@@ -92,10 +93,12 @@ def place_of(word: str) -> str:
 def remember_run(directory: RunDirectory, launch: Launch) -> None:
     """Add a run that came home; what cannot be read or written is left out: it is only for the next estimate."""
     with suppress(StokerError):
+        if any((run.run, run.at) == (launch.run, launch.submitted_at) for run in place_history().read()):
+            return
         events = directory.read_events() if directory.events_path.exists() else ()
         finished = directory.read_run() if directory.is_run else None
         is_whole = finished is not None and finished.status == "finished" and finished.ended_early is None
-        queue_s, first_update_s = waits(launch, events)
+        queue_s, first_update_s = launch_waits(launch, events)
         decision = directory.read_decision() if is_whole else None
         forecast_s = launch.forecast_s
         if forecast_s is None and decision is not None and decision.is_settled:
@@ -106,18 +109,6 @@ def remember_run(directory: RunDirectory, launch: Launch) -> None:
             measured_s=finished.wall_s if finished is not None and is_whole else None, spent=launch.spent,
             currency=launch.currency,
         ))  # fmt: skip
-
-
-def waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
-    """Time in the queue, and from there to the first progress [s]; None for what was not seen."""
-    seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
-    moments = list(events)
-    starts = [at for at in (*seen[:1], *(event.at for event in moments[:1])) if at is not None]
-    if not starts or launch.submitted_s is None:
-        return None, None
-    start = min(starts)
-    progress = next((event.at for event in moments if event.kind == "progress"), None)
-    return max(0.0, start - launch.submitted_s), None if progress is None else max(0.0, progress - start)
 
 
 def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLessons:

@@ -10,6 +10,7 @@ from stoker.records import codec
 from stoker.records.bottleneck import Bottleneck, KernelTable, RankTimes
 from stoker.records.codec import JSON
 from stoker.records.device import Device, Environment
+from stoker.records.launch import Launch
 from stoker.records.plan import Basis, Decision
 from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.profile import Coupling
@@ -139,7 +140,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that a report shows: the plan's forecast, which update ran under which plan, and the run's events."""
+    """Everything that a report shows: the plan's forecast, which update ran under which plan, and the run's events.
+
+    `launch` is where it was executed elsewhere; None: where its directory is.
+    """
 
     schema: ClassVar[int] = 1
     run: Run
@@ -153,6 +157,7 @@ class Report:
     kernels: KernelTable | None = None
     ranks: tuple[RankTimes, ...] = ()
     schedule: PlanSchedule | None = None
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

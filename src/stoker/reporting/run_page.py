@@ -14,6 +14,7 @@ from stoker.records.codec import JSON
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting import figures, history, rank_section, summary, wording
 from stoker.reporting.event_text import HOW_TO_OPEN, advice
+from stoker.reporting.launch_text import launch_words
 from stoker.reporting.pages import BOUND_COLOURS, PHASE_COLOURS, BarSegment
 from stoker.reporting.plan_strip import WIDTH, plan_strip
 from stoker.units import format_bytes, format_rate, format_seconds
@@ -359,6 +360,8 @@ def _surroundings(report: Report) -> list[tuple[str, str]]:
     spec, device, environment = report.spec, report.device, report.environment
     rows: list[tuple[str, str]] = [("job", f"{spec.name}{f' from {spec.entry}' if spec.entry else ''}")]
     rows += [("parameters", ", ".join(f"{name} = {_setting(value)}" for name, value in spec.parameters.items()))]
+    if report.launch is not None:
+        rows.append(("executed at", launch_words(report.launch, report.events)))
     if device is not None:
         memory = f"{device.cores} cores, {format_bytes(device.memory_bytes)}, fast in {', '.join(device.fast_dtypes)}"
         rows.append(("device", f"{device.model} ({memory})"))

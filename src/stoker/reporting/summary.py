@@ -22,6 +22,7 @@ from stoker.reporting.history import (
     since_settled,
     text,
 )
+from stoker.reporting.launch_text import launch_words
 from stoker.reporting.wording import (
     format_interval,
     format_metric,
@@ -151,6 +152,8 @@ def summary_lines(report: Report) -> list[str]:
         rows = forecast_rows(report) if report.decision.is_settled else ()
         lines += [_compared(row) for row in rows[:1] if row.measured is not None]
         lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
+    if report.launch is not None:
+        lines.append(f"executed at {launch_words(report.launch, report.events)}")
     if shares := time_split(report):
         largest = sorted(shares, key=lambda share: -share.seconds)
         lines.append(

@@ -362,6 +362,7 @@ class RunDirectory:
             kernels=self.read_kernels(),
             ranks=self.read_rank_times(),
             schedule=self.read_schedule(),
+            launch=self.read_launch(),
         )
 
     def append_event(self, event: Event) -> None:

@@ -1,0 +1,73 @@
+"""Places compared for a job, as a table in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.terminal import print_table, printable
+from stoker.reporting.panel import EMBER, marked
+from stoker.reporting.wording import format_interval
+from stoker.units import format_bytes, format_money, format_seconds
+
+if TYPE_CHECKING:
+    from stoker.launching.place_offers import PlaceComparison, PlaceOffer
+
+_SEEN_RISK = 0.005
+"""Least probability of a preemption that is shown [0 to 1]."""
+
+
+def render_comparison(found: PlaceComparison, console: Console) -> None:
+    """Print the places, the best first, with the parts of the time to finish, money, risk, and the sticker order."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", width=1, no_wrap=True)
+    table.add_column("place", overflow="fold")
+    for title in ("start", "send", "run", "finished in", "cost", "risk", "by $/h"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    best = next((offer for offer in found.offers if not offer.problem and offer.finish_s is not None), None)
+    for offer in found.offers:
+        is_best = offer is best
+        why = printable(offer.problem or offer.why)
+        style = EMBER if is_best else "yellow" if offer.problem else "dim"
+        table.add_row(
+            Text("▸" if is_best else "", EMBER), Text(offer.text), *_figures(offer), Text(why, style),
+            style="bold" if is_best else "",
+        )  # fmt: skip
+    print_table(table, console)
+    if best is not None and best.run is not None:
+        interval = f"{format_interval(best.run)} in 8 cases of 10, {best.run.basis}"
+        console.print(Text(f"\n{best.text}: runs {format_seconds(best.run.value)} ({interval}) on {best.device}"))
+    lines = list(found.lines)
+    if found.sent_bytes:
+        lines.append(f"a place that has nothing yet is sent {format_bytes(found.sent_bytes)}")
+    if best is not None and best.price_source:
+        lines.append(f"price: {best.price_source}")
+    if best is not None and ":" in best.text:
+        lines.append(f"`stoker train JOB --on {best.text}` takes it")
+    for line in lines:
+        console.print(marked("•", EMBER, Text(line)))
+
+
+def _figures(offer: PlaceOffer) -> tuple[str, ...]:
+    start = (
+        "unknown"
+        if offer.starts_in_s is None
+        else "now"
+        if offer.starts_in_s == 0
+        else format_seconds(offer.starts_in_s)
+    )
+    if offer.problem and offer.finish_s is None:
+        return ("",) * 7
+    cost = "unknown" if offer.cost is None else format_money(offer.cost.value)
+    cost = "yours" if offer.price_per_h == 0 else cost
+    return (
+        start, "–" if offer.transfer_s < 1 else format_seconds(offer.transfer_s),
+        "unknown" if offer.run is None else format_seconds(offer.run.value),
+        "unknown" if offer.finish_s is None else format_seconds(offer.finish_s), cost,
+        f"{100 * offer.interrupted:.0f} %" if offer.interrupted >= _SEEN_RISK else "–",
+        "–" if offer.sticker is None else f"{offer.sticker}.",
+    )  # fmt: skip

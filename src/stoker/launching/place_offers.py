@@ -1,0 +1,314 @@
+"""`stoker plan --on slurm:,k8s:,sky:any,here`: places compared by when the run would be finished there, and by money.
+
+What: the offers of each place, each with the forecast of the run on its devices. A run is finished after the wait for
+its start, the transfer of what is sent, and the run itself with what preemptions cost. Beside it stands the sticker
+order, by price an hour, which says nothing of how long a run takes.
+Learned: earlier runs of a place correct its forecast and give its wait where the place itself cannot (`place_history`).
+Costs: one question to each place, and one forecast for each kind of device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from stoker.devices import attached_devices, planned_devices
+from stoker.errors import BadJob, DoesNotFit, NoDevice, PlaceFailed, StokerError
+from stoker.jobs import Entry, Job
+from stoker.launching import is_elsewhere, launcher_of, parse_target
+from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_folder
+from stoker.launching.launch import data_paths, device_word, is_below, time_limit
+from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
+from stoker.launching.place_history import PlaceLessons, lessons_of, place_of
+from stoker.planning.decision import STARTING_S, on_one
+from stoker.planning.model.objectives import Objective, PlanLimits
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
+from stoker.records import Candidate, Estimate
+from stoker.units import format_money, format_seconds
+
+ASSUMED_BYTES_PER_S = 12.5e6
+"""Rate at which files are sent, where none is known [bytes/s]: 100 Mbit/s."""
+
+RESTART_S = 120.0
+"""Time from a preemption to training again beyond the queue, where a place has not shown it [s]: a judgement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOffer:
+    """A way to run the job, and when it would be finished.
+
+    Attributes:
+        text: word of `--on` that takes it.
+        device: what the forecast is for, such as `4xa100-80g`; "" without a forecast.
+        starts_in_s: wait until the run's processes start [s]; None: unknown, and counted as none.
+        transfer_s: to send what the job needs [s].
+        run: forecast of the run there, preemptions and what was learned included [s].
+        finish_s: start, transfer and run together [s]; None without a forecast.
+        cost: of the run [`currency`]; None: unknown.
+        price_per_h: of all devices; 0: nothing is charged; None: unknown.
+        interrupted: probability of at least one preemption [0 to 1].
+        sticker: place in the order of price an hour, from 1; None: no price is known.
+        why: what speaks for it or against it.
+        problem: why it cannot be taken; "" if it can.
+    """
+
+    text: str
+    device: str = ""
+    starts_in_s: float | None = None
+    transfer_s: float = 0.0
+    run: Estimate | None = None
+    finish_s: float | None = None
+    cost: Estimate | None = None
+    currency: str = "USD"
+    price_per_h: float | None = None
+    price_source: str = ""
+    interrupted: float = 0.0
+    sticker: int | None = None
+    why: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceComparison:
+    """Places for a job, the best first; those that cannot be taken last, with the reason.
+
+    Attributes:
+        offers: in the order of the objective.
+        lines: what the figures rest on.
+        sent_bytes: what would be sent to a place that has nothing of it yet [bytes].
+        took_s: time of the comparison [s].
+    """
+
+    schema: ClassVar[int] = 1
+
+    offers: tuple[PlaceOffer, ...]
+    lines: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    took_s: float = 0.0
+
+
+@dataclass
+class _Forecasts:
+    """Forecasts of the job by word of a device, each made once."""
+
+    planner: Planner
+    _known: dict[str, Candidate | str] = field(default_factory=dict)
+
+    def of(self, word: str) -> Candidate | str:
+        """The best plan on the devices a word means; or why there is none."""
+        if word not in self._known:
+            try:
+                places = planned_devices(word, attached_devices())
+                chosen = [on_one(self.planner, place).chosen for place in places]
+                self._known[word] = max(chosen, key=lambda one: one.forecast.total_s.value)  # an alias: the slowest
+            except (DoesNotFit, NoDevice, BadJob) as problem:
+                self._known[word] = problem.message
+        return self._known[word]
+
+
+def compare_places(
+    job: Job,
+    *,
+    on: str,
+    entry: Entry | None = None,
+    limits: PlanLimits | None = None,
+    objective: Objective | None = None,
+) -> PlaceComparison:
+    """Compare places for a job: hosts, clusters, clouds, devices here and of the catalogue.
+
+    Args:
+        job: the job.
+        on: words of `--on` with commas between them, such as `slurm:,ssh:box,here,l4`.
+        entry: the job file it came from; what would be sent is known only with it.
+        limits: the most it may cost and last; places beyond them come last.
+        objective: `time` or `money`; None: time, or money where there is a deadline.
+
+    Raises:
+        BadJob: the job cannot be trained as it is.
+        NoDevice: a word cannot be read.
+    """
+    started, limits = time.perf_counter(), limits or PlanLimits()
+    words = [word.strip() for word in on.split(",") if word.strip()]
+    elsewhere = [word for word in words if is_elsewhere(word)]
+    for word in elsewhere:
+        parse_target(word)
+    sent_bytes = 0 if entry is None else bytes_to_send(job, entry)
+    forecasts = _Forecasts(Planner(resolve_job(job, entry), is_all_elsewhere="here" not in words))
+    asked: dict[str, _Answer | str] = {}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
+    offers: list[PlaceOffer] = []
+    for word in words:
+        if word in asked:
+            offers += _offers_of(word, asked[word], forecasts, sent_bytes)
+        else:
+            offers += _on_devices(word, forecasts)
+    lines = []
+    if elsewhere and sent_bytes > ASSUMED_BYTES_PER_S:
+        lines.append("transfer: at 100 Mbit/s, which is assumed; what a place has already is not sent")
+    return PlaceComparison(
+        offers=ranked(offers, limits, objective), lines=tuple(lines), sent_bytes=sent_bytes,
+        took_s=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objective | None) -> tuple[PlaceOffer, ...]:
+    """The offers in the order of the objective, with their sticker order, limits and the difference to the best."""
+    prices = sorted({offer.price_per_h for offer in offers if offer.price_per_h is not None and not offer.problem})
+    marked = []
+    for offer in offers:
+        cost, finish_s, problem = offer.cost, offer.finish_s, offer.problem
+        if limits.max_cost_usd is not None and not problem:
+            if cost is None:
+                problem = "its price is unknown, so the most it may cost cannot be kept"
+            elif cost.value > limits.max_cost_usd:
+                problem = f"costs {format_money(cost.value)}, over {format_money(limits.max_cost_usd)}"
+        if limits.deadline_s is not None and not problem and (finish_s is None or finish_s > limits.deadline_s):
+            when = "at an unknown time" if finish_s is None else f"in {format_seconds(finish_s)}"
+            problem = f"finished {when}, after the deadline of {format_seconds(limits.deadline_s)}"
+        sticker = prices.index(offer.price_per_h) + 1 if offer.price_per_h in prices and not offer.problem else None
+        marked.append(replace(offer, problem=problem, sticker=sticker))
+    by_money = objective == "money" or (objective is None and limits.deadline_s is not None)
+
+    def key(offer: PlaceOffer) -> tuple[bool, float, float]:
+        finish_s = math.inf if offer.finish_s is None else offer.finish_s
+        cost = math.inf if offer.cost is None else offer.cost.value
+        return (bool(offer.problem), *((cost, finish_s) if by_money else (finish_s, cost)))
+
+    order = sorted(marked, key=key)
+    best = order[0] if order else None
+    return tuple(replace(offer, why=_why(offer, best, by_money=by_money)) for offer in order)
+
+
+def bytes_to_send(job: Job, entry: Entry) -> int:
+    """What travels to a place that has nothing of it yet [bytes]: code, Stoker, and data below the job's folder."""
+    root = work_folder(entry.path)
+    data = [data_of(path, root) for path in data_paths(job) if is_below(path, root)]
+    bundles = [stoker_bundle(), code_bundle(entry.path, entry.sources, data), *(one.bundle for one in data)]
+    return sum(bundle.num_bytes for bundle in bundles)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a place said."""
+
+    target: LaunchTarget
+    launcher: Launcher
+    offers: tuple[Offer, ...]
+    probe: Probe
+
+
+def _ask(word: str) -> _Answer | str:
+    """What a place offers and has; a sentence where it cannot be asked, or lacks what a run needs."""
+    try:
+        target = parse_target(word)
+        launcher = launcher_of(target.kind)
+        offers, probe = launcher.offers(Request(target=target)), launcher.probe(target, {})
+        if not offers or probe.missing:
+            return "; ".join(probe.missing) or "offers nothing of that shape"
+        return _Answer(target, launcher, offers, probe)
+    except (StokerError, ImportError) as problem:
+        return str(problem).split("\n", 1)[0]
+
+
+def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
+    """What a place offers, with forecasts."""
+    if isinstance(answer, str):
+        return [PlaceOffer(text=word, problem=answer)]
+    lessons, found = lessons_of(place_of(word)), []
+    for offer in answer.offers:
+        shape = replace(
+            answer.target, text=offer.text, num_nodes=offer.num_nodes, devices_each=offer.devices_each,
+            device=offer.device,
+        )  # fmt: skip
+        best = _forecast(shape, answer.probe, forecasts)
+        if isinstance(best, Candidate) and answer.launcher.limits_time:
+            offer = _with_limit(answer.launcher, shape, offer, best)  # noqa: PLW2901 - the same, asked for precisely
+        found.append(_priced(offer, best, lessons, sent_bytes))
+    return found
+
+
+def _forecast(target: LaunchTarget, probe: Probe, forecasts: _Forecasts) -> Candidate | str:
+    word = device_word(target, probe)
+    if word is None:
+        return f"no forecast: {target.device or probe.device or 'its device'} is not known here"
+    found = forecasts.of(word)
+    if isinstance(found, str) and target.num_nodes > 1:  # forecasts stand on nodes of eight devices
+        found = forecasts.of(f"{target.num_devices}x{target.device}")
+    return found
+
+
+def _with_limit(launcher: Launcher, target: LaunchTarget, offer: Offer, best: Candidate) -> Offer:
+    """The offer for the time that the run needs: a short request starts sooner."""
+    with suppress(PlaceFailed):
+        again = launcher.offers(Request(target=target, time_limit_s=time_limit(best.forecast)))
+        return next((one for one in again if one.text == offer.text), offer)
+    return offer
+
+
+def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_bytes: int) -> PlaceOffer:
+    """An offer with what its run takes and costs."""
+    starts_in_s = lessons.queue_s if offer.starts_in_s is None else offer.starts_in_s
+    startup_s = lessons.first_update_s or 0.0
+    parts = [offer.why] if offer.why else []
+    if offer.starts_in_s is None and starts_in_s is not None:
+        parts.append(f"wait: median of {lessons.num_runs} earlier runs")
+    made = PlaceOffer(
+        text=offer.text, starts_in_s=starts_in_s, transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
+        price_per_h=offer.price_per_h, currency=offer.currency, price_source=offer.price_source, why="; ".join(parts),
+    )  # fmt: skip
+    if isinstance(best, str):
+        return replace(made, device=offer.device, why="; ".join([*parts, best]))
+    restart_s = RESTART_S if lessons.first_update_s is None else lessons.first_update_s
+    if lessons.num_ratios and lessons.ratio != 1:
+        parts.append(f"forecast × {lessons.ratio:.2f}, as {lessons.num_ratios} earlier runs took")
+    run = best.forecast.total_s.scaled(lessons.ratio, "s")
+    preemptions = offer.preempted_per_h * run.value / 3600
+    lost_s = preemptions * (restart_s + (best.forecast.checkpoint_every_s or 0.0) / 2)
+    run = replace(run, value=run.value + lost_s, high=run.high + 2 * lost_s)
+    price = offer.price_per_h
+    return replace(
+        made, device=best.device, run=run, finish_s=(starts_in_s or 0.0) + startup_s + made.transfer_s + run.value,
+        cost=None if price is None else run.scaled(price / 3600, offer.currency),
+        interrupted=-math.expm1(-preemptions), why="; ".join(parts),
+    )  # fmt: skip
+
+
+def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
+    """A word for devices here, or of the catalogue, which are rented by hand."""
+    found = []
+    for place in planned_devices(word, attached_devices()):
+        best = forecasts.of(place.name)
+        if isinstance(best, str):
+            found.append(PlaceOffer(text=place.name, device=place.name, problem=best))
+            continue
+        run, starts_in_s = best.forecast.total_s, 0.0 if place.is_here else STARTING_S
+        price = None if best.price is None else best.price.usd_per_hour * place.count
+        found.append(PlaceOffer(
+            text=place.name, device=best.device, starts_in_s=starts_in_s, run=run, finish_s=starts_in_s + run.value,
+            price_per_h=0.0 if place.is_here else price,
+            cost=run.scaled(0.0, "USD") if place.is_here else best.forecast.cost_usd,
+            price_source="" if best.price is None else f"{best.price.provider}, {best.price.seen_on or 'undated'}",
+            why="yours" if place.is_here else "to be rented by hand" if price is not None else "no price is known",
+        ))  # fmt: skip
+    return found
+
+
+def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
+    """What sets an offer apart from the best one, before what its figures rest on."""
+    if offer.problem or best is None or offer.finish_s is None:
+        return offer.why
+    if offer is best:
+        first = "the cheapest to finish" if by_money else "finished first"
+    else:
+        later_s = offer.finish_s - (best.finish_s or 0.0)
+        first = f"{format_seconds(abs(later_s))} {'later' if later_s >= 0 else 'sooner'}"
+        if offer.sticker is not None and best.sticker is not None and offer.sticker < best.sticker:
+            first += ", though cheaper an hour"
+    return "; ".join([first, *([offer.why] if offer.why else [])])

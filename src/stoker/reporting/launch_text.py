@@ -1,0 +1,54 @@
+"""Where a run was executed elsewhere, how long it waited and what it cost, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stoker.records import Event, Launch
+from stoker.units import format_money, format_seconds
+
+
+def launch_words(launch: Launch, events: Iterable[Event]) -> str:
+    """Place, wait, restarts and cost on one line: `ssh:box · waited 15.7 s · $1.50, forecast $2.00`."""
+    queue_s, _ = launch_waits(launch, events)
+    restarts = sum(state.phase in ("requeued", "preempted", "lost") for state in launch.states)
+    words = [launch.place]
+    if queue_s is not None:
+        words.append(f"waited {format_seconds(queue_s)}")
+    if restarts:
+        words.append(f"interrupted {restarts} {'time' if restarts == 1 else 'times'}")
+    if launch.commit:
+        words.append(f"commit {launch.commit[:12]}{' with changes' if launch.has_changes else ''}")
+    if cost := spent_words(launch, launch.spent):
+        words.append(cost)
+    return " · ".join(words)
+
+
+def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
+    """Time from the submission to the run's processes, and from there to the first progress [s]; None: not seen."""
+    seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
+    moments = list(events)
+    starts = [at for at in (*seen[:1], *(event.at for event in moments[:1])) if at is not None]
+    if not starts or launch.submitted_s is None:
+        return None, None
+    start = min(starts)
+    progress = next((event.at for event in moments if event.kind == "progress"), None)
+    return max(0.0, start - launch.submitted_s), None if progress is None else max(0.0, progress - start)
+
+
+def spent_words(launch: Launch, spent: float | None) -> str:
+    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
+
+    >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
+    ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)
+    >>> spent_words(launch, 1.5)
+    '$1.50, forecast $2.00, at most $5.00'
+    """
+    if spent is None or not launch.price_per_h:
+        return ""
+    words = [format_money(spent)]
+    if launch.forecast_s is not None:
+        words.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
+    if launch.max_cost is not None:
+        words.append(f"at most {format_money(launch.max_cost)}")
+    return ", ".join(words)
