@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import pytest
 
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching import launcher_of, parse_target, slurm
+from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
-from stoker.launching.launcher import Request
+from stoker.launching.launcher import Request, Submission
 from stoker.records import Layout, Plan, dumps
 from stoker.records.launch import ENDED, LaunchState
 from stoker.store import RunDirectory
+from stoker.testing import LiveLauncherConformance
 from tests.places.slurm_cluster import NODES, SlurmCluster, missing
 
 pytestmark = [pytest.mark.places, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -118,6 +121,40 @@ def weights(run: LaunchedRun) -> bytes:
 def secrets_of(folder: Path) -> list[Path]:
     """Files of secrets that are left."""
     return list((folder / "root" / "secrets").glob("*"))
+
+
+class TestLive(LiveLauncherConformance):
+    """What every launcher has to do at a place that answers."""
+
+    launcher = LAUNCHER
+
+    @contextmanager
+    def place(self, folder: Path) -> Iterator[Submission]:
+        """A cluster of its own, and a job of minutes."""
+        with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as short, pytest.MonkeyPatch.context() as patch:
+            own = SlurmCluster(Path(short) / "c")
+            try:
+                own.start()
+                patch.setenv("SLURM_CONF", own.environ["SLURM_CONF"])
+                yield Submission(
+                    run="job-1a2b3c", target=LAUNCHER.parse("low/cpu"), stoker=stoker_bundle(), job_file="job.py",
+                    code=Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB.encode()),)),
+                    arguments=("--set", "epochs=20000", "--threads", "1"), environment=sys.executable,
+                    options={"root": str(folder / "root"), "cpus": "1"},
+                )  # fmt: skip
+            finally:
+                own.stop()
+
+    def until(self, handle: dict[str, Any], *phases: str) -> Iterator[LaunchState]:
+        """States, some times a second."""
+        end = time.monotonic() + _LONGEST_S
+        while time.monotonic() < end:
+            state = LAUNCHER.state(handle)
+            yield state
+            if state.phase in phases:
+                return
+            time.sleep(0.3)
+        raise AssertionError(f"no phase of {phases} in {_LONGEST_S:g} s")
 
 
 def test_a_run_of_two_nodes_trains_and_comes_home(folder: Path) -> None:
