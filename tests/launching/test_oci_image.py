@@ -156,7 +156,10 @@ def base_image(
 
     def put(content: bytes, media_type: str) -> dict[str, Any]:
         digest = hashlib.sha256(content).hexdigest()
-        (folder / "blobs" / "sha256" / digest).write_bytes(content if media_type != damage else content[::-1])
+        stored = content[::-1] if media_type == damage else content
+        if damage == "another layer" and media_type.endswith("gzip"):
+            stored = gzip.compress(stream.getvalue(), mtime=1)
+        (folder / "blobs" / "sha256" / digest).write_bytes(stored)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
     config = {
@@ -212,6 +215,7 @@ def test_a_base_image_is_built_upon(job: tuple[Path, Entry], place: Path, as_fil
         ({"architecture": "mips"}, "has no image for linux/"),
         ({"layer_type": f"{LAYER}+zstd"}, r"a layer of the type .*zstd"),
         ({"damage": f"{LAYER}+gzip"}, "is damaged"),
+        ({"damage": "another layer"}, "is damaged: a layer is not what its digest says"),
         ({"damage": "application/vnd.oci.image.config.v1+json"}, "is damaged"),
         ({"damage": "application/vnd.oci.image.manifest.v1+json"}, "is damaged"),
     ],
