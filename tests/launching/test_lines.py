@@ -103,11 +103,11 @@ def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pyt
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     archive.seek(0)
-    assert lines._extract(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
+    assert lines.extract_tar(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["good"]
     assert not (tmp_path / "outside").exists()
-    assert not lines._is_inside("../outside")
-    assert not lines._is_inside("/etc/passwd")
+    assert not lines.is_inside("../outside")
+    assert not lines.is_inside("/etc/passwd")
 
 
 def test_bytes_are_read_from_an_offset(tmp_path: Path) -> None:

@@ -200,9 +200,9 @@ class Line(abc.ABC):
         there = {
             name: (int(size), int(float(at)))
             for name, size, at in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
-            if _is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
+            if is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
         }
-        wanted = sorted(name for name, about in there.items() if _about(into / name) != about)
+        wanted = sorted(name for name, about in there.items() if size_and_time(into / name) != about)
         if not wanted:
             return 0
         with tempfile.TemporaryFile() as names:
@@ -217,7 +217,7 @@ class Line(abc.ABC):
             assert process.stdout is not None
             assert process.stderr is not None
             try:
-                count = _extract(process.stdout, into, set(wanted))
+                count = extract_tar(process.stdout, into, set(wanted))
             except tarfile.ReadError:
                 process.kill()
                 count = -1
@@ -364,7 +364,8 @@ class _Hashed:
         return self._sha256.hexdigest()
 
 
-def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
+def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
+    """Write the regular files of a tar stream that are wanted, each aside and renamed; how many [files]."""
     count = 0
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
@@ -390,14 +391,16 @@ def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
     return count
 
 
-def _about(path: Path) -> tuple[int, int] | None:
+def size_and_time(path: Path) -> tuple[int, int] | None:
+    """Size [bytes] and time of change [s] of a file here; None if it is not there."""
     with suppress(OSError):
         status = path.stat()
         return status.st_size, int(status.st_mtime)
     return None
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
+    """Whether a relative path that another machine names stays inside of the folder it is copied to."""
     return bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -132,6 +132,7 @@ class SshLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
+        _require_no_image(submission)
         root, hosts = submission.root, submission.target.address.split(",")
         directory, environment = f"{root}/runs/{submission.run}", submission.environment
         python = (
@@ -161,6 +162,7 @@ class SshLauncher(Launcher):
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send, make the environment, and start one watching process on each host."""
+        _require_no_image(submission)
         lines = _lines(submission.target.address)
         if (going := self._going_on(lines[0], submission)) is not None:
             return going
@@ -245,6 +247,12 @@ class SshLauncher(Launcher):
         port = lines[0].run([shipped.python, "-c", script]).text
         address = lines[0].shell('set -- $SSH_CONNECTION; printf %s "$3"').text
         return [*variables, f"STOKER_MASTER={address or '127.0.0.1'}", f"STOKER_PORT={port}"]
+
+
+def _require_no_image(submission: Submission) -> None:
+    if submission.image:
+        raise BadJob(f"--image {submission.image}: hosts by SSH run no images",
+                     remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip
 
 
 def _ask(line: Line, root: str) -> tuple[dict[str, list[str]], float]:
