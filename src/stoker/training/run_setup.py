@@ -69,8 +69,8 @@ def _require_here(directory: RunDirectory) -> None:
     if launch is not None and launch.is_going_on:
         raise BadRun(
             f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
-            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and fetches "
-            "it; --resume then continues it here.",
+            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
+            "fetches it; --resume then continues it here.",
         )
 
 
