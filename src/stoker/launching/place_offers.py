@@ -145,7 +145,7 @@ def compare_places(
     started, limits = time.perf_counter(), limits or PlanLimits()
     if objective == "energy":
         raise BadJob("--objective energy: places elsewhere do not state it", remedy="Use time or money.")
-    words = [word.strip() for word in on.split(",") if word.strip()]
+    words = split_words(on)
     elsewhere = [word for word in words if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
@@ -170,6 +170,24 @@ def compare_places(
         offers=ranked(offers, limits, objective), lines=tuple(lines), sent_bytes=sent_bytes,
         took_s=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def split_words(on: str) -> list[str]:
+    """The words of `--on` between commas; what is no device belongs to the place before it, as a further host.
+
+    >>> split_words("ssh:box1,box2/2xcpu,here,l4")
+    ['ssh:box1,box2/2xcpu', 'here', 'l4']
+    """
+    words: list[str] = []
+    for part in filter(None, (part.strip() for part in on.split(","))):
+        if words and is_elsewhere(words[-1]) and not is_elsewhere(part):
+            try:
+                planned_devices(part, attached_devices())
+            except NoDevice:
+                words[-1] += f",{part}"
+                continue
+        words.append(part)
+    return words
 
 
 def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objective | None) -> tuple[PlaceOffer, ...]:
