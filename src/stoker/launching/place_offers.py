@@ -46,7 +46,7 @@ class PlaceOffer:
     Attributes:
         text: word of `--on` that takes it.
         device: what the forecast is for, such as `4xa100-80g`; "" without a forecast.
-        starts_in_s: wait until the run's processes start [s]; None: unknown, and counted as none.
+        starts_in_s: wait until the run's processes start [s]; None: unknown, counted as none, and ranked after others.
         transfer_s: to send what the job needs [s].
         run: forecast of the run there, preemptions and what was learned included [s].
         finish_s: start, transfer and run together [s]; None without a forecast.
@@ -208,10 +208,11 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
         marked.append(replace(offer, problem=problem, sticker=sticker))
     by_money = objective == "money" or (objective is None and limits.deadline_s is not None)
 
-    def key(offer: PlaceOffer) -> tuple[bool, float, float]:
+    def key(offer: PlaceOffer) -> tuple[bool, bool, float, float]:
         finish_s = math.inf if offer.finish_s is None else offer.finish_s
         cost = math.inf if offer.cost is None else offer.cost.value
-        return (bool(offer.problem), *((cost, finish_s) if by_money else (finish_s, cost)))
+        is_open = offer.starts_in_s is None and not by_money  # it may start tomorrow
+        return (bool(offer.problem), is_open, *((cost, finish_s) if by_money else (finish_s, cost)))
 
     order = sorted(marked, key=key)
     best = order[0] if order else None
@@ -336,7 +337,9 @@ def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
     """What sets an offer apart from the best one, before what its figures rest on."""
     if offer.problem or best is None or offer.finish_s is None:
         return offer.why
-    if offer is best:
+    if offer.starts_in_s is None:
+        first = "its start is unknown"
+    elif offer is best:
         first = "the cheapest to finish" if by_money else "finished first"
     else:
         later_s = offer.finish_s - (best.finish_s or 0.0)
