@@ -125,6 +125,18 @@ def test_fetch_brings_what_is_there_now(run: Elsewhere) -> None:
     assert (outcome.code, "no route" in outcome.err) == (4, True)
 
 
+def test_a_run_that_goes_on_elsewhere_is_not_continued_here(run: Elsewhere) -> None:
+    """Two machines would train it; once it was stopped there, it may go on here."""
+    run.launcher.answers = [RUNNING]
+    stoker_here("fetch", run.here.name)
+    outcome = stoker_here("train", "blobs.py", "--resume", run.here.name)
+    assert outcome.code == 2
+    assert f"`stoker stop {run.here.name}`" in outcome.err
+    run.launcher.after_stop = [STOPPED]
+    stoker_here("stop", run.here.name)
+    assert "is finished: there is nothing to resume" in stoker_here("train", "blobs.py", "--resume", run.here.name).err
+
+
 def test_places_are_asked(run: Elsewhere) -> None:
     """Those used before, or those that are named: what they have, what they lack, whether they answer."""
     listed = stoker_here("places")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -9,14 +10,18 @@ import json
 import os
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Entry, load_job
 from stoker.launching import oci_image
+from stoker.launching.base_image import BaseImage
 from stoker.launching.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret
 from stoker.launching.shared_libraries import SystemLibraries, read_dynamic
 from tests.flow.command import job_file, stoker_here
@@ -156,7 +161,10 @@ def base_image(
 
     def put(content: bytes, media_type: str) -> dict[str, Any]:
         digest = hashlib.sha256(content).hexdigest()
-        (folder / "blobs" / "sha256" / digest).write_bytes(content if media_type != damage else content[::-1])
+        stored = content[::-1] if media_type == damage else content
+        if damage == "another layer" and media_type.endswith("gzip"):
+            stored = gzip.compress(stream.getvalue(), mtime=1)
+        (folder / "blobs" / "sha256" / digest).write_bytes(stored)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
     config = {
@@ -165,8 +173,10 @@ def base_image(
         "history": [{"created_by": "made by hand"}],
     }  # fmt: skip
     part = put(layer, changes.get("layer_type", f"{LAYER}+gzip"))
+    config = changes.get("config", config)
     named = put(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
     manifest = {"schemaVersion": 2, "layers": [part], "config": named}
+    manifest = changes.get("manifest", manifest)
     pointer = put(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
     pointer["platform"] = {"os": "linux", "architecture": changes.get("architecture", oci_image._architecture())}
     (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [pointer]}))
@@ -212,6 +222,7 @@ def test_a_base_image_is_built_upon(job: tuple[Path, Entry], place: Path, as_fil
         ({"architecture": "mips"}, "has no image for linux/"),
         ({"layer_type": f"{LAYER}+zstd"}, r"a layer of the type .*zstd"),
         ({"damage": f"{LAYER}+gzip"}, "is damaged"),
+        ({"damage": "another layer"}, "is damaged: a layer is not what its digest says"),
         ({"damage": "application/vnd.oci.image.config.v1+json"}, "is damaged"),
         ({"damage": "application/vnd.oci.image.manifest.v1+json"}, "is damaged"),
     ],
@@ -224,6 +235,32 @@ def test_a_base_that_cannot_be_used_is_refused(
     with pytest.raises(BadJob, match=said):
         build_image(*job, place / "image.tar", ImageOptions(base=base))
     assert not [path for path in place.iterdir() if "image.tar" in path.name]
+
+
+@pytest.mark.parametrize("document", ["[]", "{}", "7", "nonsense", '{"manifests": 3}', '{"manifests": [1, {}, null]}'])
+def test_an_index_of_another_form_is_refused(job: tuple[Path, Entry], place: Path, document: str) -> None:
+    """As an error that a user can act on, never as one of Python's."""
+    base = base_image(place / "base")
+    (base / "index.json").write_text(document)
+    with pytest.raises(BadJob, match="--base"):
+        build_image(*job, place / "image.tar", ImageOptions(base=base))
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["config", "rootfs", "diff_ids", "history", "Env", "layers", "digest", "size"]), inner,
+        max_size=4,
+    ),
+    max_leaves=8,
+))  # fmt: skip
+def test_documents_of_any_form_are_read_or_refused(document: Any) -> None:
+    """A manifest and a configuration from elsewhere raise nothing but the documented error."""
+    for name in ("manifest", "config"):
+        with tempfile.TemporaryDirectory() as folder:
+            base = base_image(Path(folder) / "base", **{name: document})
+            with contextlib.suppress(BadJob):
+                BaseImage.read(base, oci_image._architecture())
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive at all", None])

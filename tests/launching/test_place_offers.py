@@ -57,6 +57,16 @@ def test_the_first_to_finish_comes_first_whatever_its_sticker() -> None:
     assert ranked([cheap, fast], PlanLimits(), "money")[0].text == "fake:fast"  # 4 USD in all, not 5
 
 
+def test_an_unknown_start_is_ranked_after_known_ones() -> None:
+    """It may be tomorrow; where money counts, the start does not."""
+    open_end, known = priced(1, text="fake:open", price_per_h=1.0), priced(2, text="fake:known", price_per_h=1.0,
+                                                                          starts_in_s=0.0)  # fmt: skip
+    order = ranked([open_end, known], PlanLimits(), None)
+    assert [one.text for one in order] == ["fake:known", "fake:open"]
+    assert order[1].why.startswith("its start is unknown")
+    assert ranked([open_end, known], PlanLimits(), "money")[0].text == "fake:open"
+
+
 def test_limits_are_kept_and_an_unknown_price_keeps_none() -> None:
     """What breaks them comes last, with the figure that does."""
     offers = [

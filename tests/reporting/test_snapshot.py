@@ -82,3 +82,18 @@ def test_a_stop_without_a_position_keeps_the_last_one() -> None:
         Event(kind="stopped", at=0.0, fields={"samples": 0}),
     ]
     assert fold(events).samples == 512
+
+
+def test_a_run_elsewhere_waits_in_words_until_it_trains() -> None:
+    """Its phase is told by notes; other notes, and those of a run that trains, change nothing."""
+
+    def note(phase: str) -> Event:
+        return Event(kind="noted", at=5.0, fields={"message": f"{phase} at slurm:gpu", "phase": phase})
+
+    waiting = fold([note("queued")])
+    assert (waiting.phase, waiting.waiting, waiting.at) == ("planning", "queued at slurm:gpu", 5.0)
+    training = Event(kind="progress", at=6.0, fields={"samples": 1})
+    assert fold([note("queued"), training, note("running")]).phase == "training"
+    assert fold([training, note("preempted")]).waiting == "preempted at slurm:gpu"
+    assert fold([note("queued"), Event(kind="planned", at=6.0, fields={})]).waiting == ""
+    assert fold([Event(kind="noted", at=0.0, fields={"message": "hello"})]).waiting == ""

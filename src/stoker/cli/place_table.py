@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.plan_table import WIDE
 from stoker.cli.terminal import print_table, printable
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval
@@ -23,21 +24,24 @@ _SEEN_RISK = 0.005
 def render_comparison(found: PlaceComparison, console: Console) -> None:
     """Print the places, the best first, with the parts of the time to finish, money, risk, and the sticker order."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    is_wide = console.width >= WIDE or not console.is_terminal
     table.add_column("", width=1, no_wrap=True)
-    table.add_column("place", overflow="fold")
+    table.add_column("place", no_wrap=True)
     for title in ("start", "send", "run", "finished in", "cost", "risk", "by $/h"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    if is_wide:
+        table.add_column("why", overflow="fold")
     best = next((offer for offer in found.offers if not offer.problem and offer.finish_s is not None), None)
+    reasons = []
     for offer in found.offers:
         is_best = offer is best
-        why = printable(offer.problem or offer.why)
-        style = EMBER if is_best else "yellow" if offer.problem else "dim"
-        table.add_row(
-            Text("▸" if is_best else "", EMBER), Text(offer.text), *_figures(offer), Text(why, style),
-            style="bold" if is_best else "",
-        )  # fmt: skip
+        why = Text(printable(offer.problem or offer.why), EMBER if is_best else "yellow" if offer.problem else "dim")
+        reasons.append(Text.assemble((f"{offer.text}: ", "bold" if is_best else ""), why))
+        cells = (Text("▸" if is_best else "", EMBER), Text(offer.text), *_figures(offer))
+        table.add_row(*cells, *((why,) if is_wide else ()), style="bold" if is_best else "")
     print_table(table, console)
+    for line in () if is_wide else reasons:
+        console.print(line)
     if best is not None and best.run is not None:
         interval = f"{format_interval(best.run)} in 8 cases of 10, {best.run.basis}"
         console.print(Text(f"\n{best.text}: runs {format_seconds(best.run.value)} ({interval}) on {best.device}"))

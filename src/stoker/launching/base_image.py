@@ -80,19 +80,19 @@ class BaseImage:
             config = layout.json(_blob(manifest["config"], path))
             layers = tuple(_layer(part, path) for part in manifest["layers"])
             names = [name for blob in layers for name in layout.names(blob)]
-        about = config.get("config") or {}
-        variables = dict(pair.split("=", 1) for pair in about.get("Env") or () if "=" in pair)
+        pairs = _list_in(_dict_in(config, "config"), "Env")
+        variables = dict(pair.split("=", 1) for pair in pairs if isinstance(pair, str) and "=" in pair)
         python, version = _python_in(names, variables.get("PATH", ""), path)
         versions = [match for name in names if (match := _PACKAGE.match(f"/{name}"))]
         packages = {
             re.sub(r"[-_.]+", "-", match["name"]).lower(): match["version"] for match in versions
             if match["python"] in (version, "3")
         }  # fmt: skip
-        diff_ids = tuple(config["rootfs"]["diff_ids"])
+        diff_ids = tuple(str(digest) for digest in _list_in(_dict_in(config, "rootfs"), "diff_ids"))
         if len(diff_ids) != len(layers):
             raise BadJob(f"--base {path} is damaged: {len(layers)} layers, {len(diff_ids)} digests of them")
         return cls(
-            path=path, layers=layers, diff_ids=diff_ids, history=tuple(config.get("history") or ()),
+            path=path, layers=layers, diff_ids=diff_ids, history=tuple(_list_in(config, "history")),
             variables=variables, python=python, python_version=version, packages=packages,
         )  # fmt: skip
 
@@ -121,10 +121,10 @@ class Layout:
         """The manifest of the image for an architecture."""
         index = self._parsed(self._read("index.json"))
         for _ in range(4):  # an index may point to an index
-            parts = [part for part in index.get("manifests") or () if _fits(part, architecture)]
+            parts = [part for part in _list_in(index, "manifests") if _fits(part, architecture)]
             if not parts:
                 raise BadJob(f"--base {self._path} has no image for linux/{architecture}")
-            if len({part.get("digest") for part in parts}) > 1:
+            if len({str(part.get("digest")) for part in parts}) > 1:
                 raise BadJob(f"--base {self._path} has {len(parts)} images",
                              remedy="Copy one of them: `skopeo copy oci:LAYOUT:TAG oci-archive:FILE`.")  # fmt: skip
             found = self.json(_blob(parts[0], self._path))
@@ -198,6 +198,18 @@ def _opened(path: Path) -> Iterator[Layout]:
         yield Layout(path, archive)
 
 
+def _dict_in(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of a document that is to be an object; an empty one where it is none."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list_in(document: dict[str, Any], name: str) -> list[Any]:
+    """A part of a document that is to be a list; an empty one where it is none."""
+    value = document.get(name)
+    return value if isinstance(value, list) else []
+
+
 def _blob(part: Any, path: Path) -> Blob:
     digest, size = (part.get("digest"), part.get("size")) if isinstance(part, dict) else (None, None)
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or not isinstance(size, int):
@@ -216,8 +228,12 @@ def _layer(part: Any, path: Path) -> Blob:
 
 
 def _fits(part: Any, architecture: str) -> bool:
-    platform = part.get("platform") if isinstance(part, dict) else None
-    return platform is None or (platform.get("os") == "linux" and platform.get("architecture") == architecture)
+    if not isinstance(part, dict):
+        return False
+    platform = part.get("platform")
+    if not isinstance(platform, dict):
+        return platform is None
+    return platform.get("os") == "linux" and platform.get("architecture") == architecture
 
 
 def _python_in(names: list[str], path_variable: str, path: Path) -> tuple[str, str]:

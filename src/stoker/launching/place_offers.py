@@ -46,7 +46,7 @@ class PlaceOffer:
     Attributes:
         text: word of `--on` that takes it.
         device: what the forecast is for, such as `4xa100-80g`; "" without a forecast.
-        starts_in_s: wait until the run's processes start [s]; None: unknown, and counted as none.
+        starts_in_s: wait until the run's processes start [s]; None: unknown, counted as none, and ranked after others.
         transfer_s: to send what the job needs [s].
         run: forecast of the run there, preemptions and what was learned included [s].
         finish_s: start, transfer and run together [s]; None without a forecast.
@@ -145,7 +145,7 @@ def compare_places(
     started, limits = time.perf_counter(), limits or PlanLimits()
     if objective == "energy":
         raise BadJob("--objective energy: places elsewhere do not state it", remedy="Use time or money.")
-    words = [word.strip() for word in on.split(",") if word.strip()]
+    words = split_words(on)
     elsewhere = [word for word in words if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
@@ -172,6 +172,24 @@ def compare_places(
     )  # fmt: skip
 
 
+def split_words(on: str) -> list[str]:
+    """The words of `--on` between commas; what is no device belongs to the place before it, as a further host.
+
+    >>> split_words("ssh:box1,box2/2xcpu,here,l4")
+    ['ssh:box1,box2/2xcpu', 'here', 'l4']
+    """
+    words: list[str] = []
+    for part in filter(None, (part.strip() for part in on.split(","))):
+        if words and is_elsewhere(words[-1]) and not is_elsewhere(part):
+            try:
+                planned_devices(part, attached_devices())
+            except NoDevice:
+                words[-1] += f",{part}"
+                continue
+        words.append(part)
+    return words
+
+
 def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objective | None) -> tuple[PlaceOffer, ...]:
     """The offers in the order of the objective, with their sticker order, limits and the difference to the best."""
     prices = sorted({offer.price_per_h for offer in offers if offer.price_per_h is not None and not offer.problem})
@@ -190,10 +208,11 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
         marked.append(replace(offer, problem=problem, sticker=sticker))
     by_money = objective == "money" or (objective is None and limits.deadline_s is not None)
 
-    def key(offer: PlaceOffer) -> tuple[bool, float, float]:
+    def key(offer: PlaceOffer) -> tuple[bool, bool, float, float]:
         finish_s = math.inf if offer.finish_s is None else offer.finish_s
         cost = math.inf if offer.cost is None else offer.cost.value
-        return (bool(offer.problem), *((cost, finish_s) if by_money else (finish_s, cost)))
+        is_open = offer.starts_in_s is None and not by_money  # it may start tomorrow
+        return (bool(offer.problem), is_open, *((cost, finish_s) if by_money else (finish_s, cost)))
 
     order = sorted(marked, key=key)
     best = order[0] if order else None
@@ -318,7 +337,9 @@ def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
     """What sets an offer apart from the best one, before what its figures rest on."""
     if offer.problem or best is None or offer.finish_s is None:
         return offer.why
-    if offer is best:
+    if offer.starts_in_s is None:
+        first = "its start is unknown"
+    elif offer is best:
         first = "the cheapest to finish" if by_money else "finished first"
     else:
         later_s = offer.finish_s - (best.finish_s or 0.0)

@@ -26,14 +26,17 @@ def launch_words(launch: Launch, events: Iterable[Event]) -> str:
 
 def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
     """Time from the submission to the run's processes, and from there to the first progress [s]; None: not seen."""
+    submitted_s = launch.submitted_s
+    if submitted_s is None:
+        return None, None
     seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
-    moments = list(events)
-    starts = [at for at in (*seen[:1], *(event.at for event in moments[:1])) if at is not None]
-    if not starts or launch.submitted_s is None:
+    moments = [event for event in events if event.at >= submitted_s]  # earlier ones are of an earlier launch
+    starts = [at for at in (*seen, *(event.at for event in moments[:1])) if at is not None and at >= submitted_s]
+    if not starts:
         return None, None
     start = min(starts)
     progress = next((event.at for event in moments if event.kind == "progress"), None)
-    return max(0.0, start - launch.submitted_s), None if progress is None else max(0.0, progress - start)
+    return start - submitted_s, None if progress is None else max(0.0, progress - start)
 
 
 def spent_words(launch: Launch, spent: float | None) -> str:

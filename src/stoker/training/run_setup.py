@@ -50,11 +50,13 @@ def choose_run_directory(
             forked_from=None if parent is None else name_in(runs_root(), parent),
             earlier=prepared.spec_by_text,
         )
+        _require_here(choice.directory)
         because = choice.because
         if not (choice.continues or new or run_dir or parent):
             because = "\n".join(filter(None, (because, _left_unfinished(prepared)))) or None
         return choice.directory, because
     directory = find_run(runs_root(), resume)
+    _require_here(directory)
     run = directory.read_run()
     require_same_spec(directory, prepared.spec, prepared.spec_by_text)
     if run.status == "finished":
@@ -84,6 +86,17 @@ def bring_kept_runs(
     base = default_directory(runs_root(), prepared.spec.name, prepared.spec) if run_dir is None else Path(run_dir)
     bring_home(remote, base, said.append)
     return said
+
+
+def _require_here(directory: RunDirectory) -> None:
+    """Nothing unless the run goes on elsewhere, as far as is known here; then BadRun is raised."""
+    launch = directory.read_launch()
+    if launch is not None and launch.is_going_on:
+        raise BadRun(
+            f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
+            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
+            "fetches it; --resume then continues it here.",
+        )
 
 
 def _left_unfinished(prepared: ResolvedJob) -> str | None:
