@@ -12,9 +12,11 @@ import pytest
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.cluster_api import ClusterApi
+from stoker.launching.cluster_state import with_host
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.kubernetes import LAUNCHER
 from stoker.launching.launcher import HostRanks, Request, Submission
+from stoker.records import LaunchState
 from stoker.testing import LauncherConformance
 from tests.optional import optional
 from tests.places.kubernetes.cluster import kubeconfig
@@ -233,6 +235,20 @@ def test_states_name_their_reason(cluster: Any) -> None:
     assert LAUNCHER.state(handle).phase == "saving"
     cluster.end_pod(name, 0)
     assert LAUNCHER.state(handle).phase == "finished"
+
+
+def test_a_container_that_runs_is_no_run_yet() -> None:
+    """What the run says of itself decides: nothing yet, an earlier pod's last words, training, saving."""
+    running = LaunchState(phase="running", why="all its pods run")
+
+    def phase(**host: Any) -> str:
+        return with_host(running, json.dumps(host).encode() if host else b"").phase
+
+    assert phase() == "starting"
+    assert phase(phase="preempted", why="saved and left") == "starting"
+    assert phase(phase="running", why="training", samples=64) == "running"
+    assert phase(phase="saving", why="asked to save and leave") == "saving"
+    assert "64 samples" in with_host(running, b'{"phase": "running", "why": "training", "samples": 64}').why
 
 
 def test_a_silent_server_is_unknown_and_nothing_is_done(cluster: Any) -> None:

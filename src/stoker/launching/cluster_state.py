@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,6 +52,21 @@ def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = No
     if not live:
         return _between(owner, pods, restarts)
     return _live(live, restarts)
+
+
+def with_host(state: LaunchState, host: bytes) -> LaunchState:
+    """A state that says `running`, as the run itself sees it.
+
+    Args:
+        state: from the pods.
+        host: `launch/host-0.json` of the run's directory; b"" if it is not there yet.
+    """
+    said = _said(host.decode(errors="replace"))
+    phase = said.get("phase", "starting")
+    if phase in {"running", "saving"}:
+        return replace(state, phase=phase, why=f"{said['why']}, {said.get('samples', 0):,} samples so far")
+    # What an earlier pod left, or nothing yet: this pod's container has only begun.
+    return replace(state, phase="starting", why="the container runs, and the run in it starts")
 
 
 def _state(

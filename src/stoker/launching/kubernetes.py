@@ -52,6 +52,7 @@ _SYNTAX = "k8s:[CONTEXT/]NAMESPACE[/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SHAPE = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)")
 _STOP_PATIENCE_S = 600.0
+_HOST = "runs/{}/launch/host-0.json"
 _OWNER, _RELEASED = "stoker/owner", "stoker/released"
 """Annotations of a Job: which run made it; that all it needs is there."""
 
@@ -234,7 +235,12 @@ class KubernetesLauncher(Launcher):
             position = _position(api, queue, workload["metadata"]["name"]) if workload is not None else ""
         except PlaceUnreachable as error:
             return LaunchState(phase="unknown", why="the cluster does not answer", evidence=error.message, at=_now())
-        return cluster_state.state_of(owner, pods, workload, position)
+        state = cluster_state.state_of(owner, pods, workload, position)
+        if state.phase == "running":
+            with suppress(StokerError):  # commands in pods may not be allowed, or the line be cut: then the pods count
+                volume = RunVolume(api, handle["name"], handle["pod"], None)
+                return cluster_state.with_host(state, volume.read(_HOST.format(handle["run"]), 0, may_visit=False))
+        return state
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log from `offset` on; where no pod of the run is there, one for files alone reads it."""

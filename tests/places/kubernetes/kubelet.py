@@ -83,6 +83,10 @@ class Server:
         found: Object = json.loads(answer.data)
         return found
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
     def merge(self, path: str, change: Object) -> Object:
         """Patch an object."""
         return self.ask("PATCH", path, change, "application/merge-patch+json")
@@ -288,6 +292,8 @@ class Kubelets:
         self._stop.set()
         self._thread.join()
         self._http.shutdown()
+        self._http.server_close()
+        self.server.close()
         for pod in self.pods.values():
             pod.kill()
         if self._problem is not None:
@@ -480,6 +486,9 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
     for thread in pumps:
         thread.join()
     code = process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        with suppress(OSError):
+            stream.close()
     status: Object = {"status": "Success"}
     if code:
         cause = {"reason": "ExitCode", "message": str(code)}
