@@ -93,7 +93,7 @@ def port_of(address: str) -> int:
     return int(re.search(r":(\d+)", address)[1])  # type: ignore[index]
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - five tools, one after the other
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=Path, required=True)
