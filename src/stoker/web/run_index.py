@@ -358,7 +358,8 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         return _Records(stamp, document, values={"name": name})
     decision = read_json(root, f"{name}/plan.json")
     price = (launch or {}).get("price_per_h") or price_of(decision)
-    values = values_of(run, spec) if spec else {"name": run.name, "status": run.status}
+    values: dict[str, Value] = {"name": run.name, "status": run.status}
+    values = values_of(run, spec) if spec else values
     return _Records(stamp, document, run, spec, forecast_of(decision), price, values)
 
 
