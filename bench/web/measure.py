@@ -12,7 +12,6 @@ import argparse
 import atexit
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -300,27 +299,25 @@ def main() -> None:
         "event_to_screen": lambda browser, folder: event_to_screen(browser, folder, options.repeats),
         "cost": lambda browser, folder: cost(browser, folder, options.seconds),
     }
-    chromium = shutil.which("chromium")
-    document: dict[str, Any] = {
-        "command": " ".join(["python -m bench.web.measure", *sys.argv[1:]]),
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "load_before": os.getloadavg(),
-    }
+    document: dict[str, Any] = {"command": "python -m bench.web.measure", "cores": os.cpu_count()}
+    if options.out is not None and options.out.exists():
+        document = json.loads(options.out.read_text())
     with sync_playwright() as started:
-        browser = started.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        )
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
         document["chromium"] = browser.version
         for name in options.only.split(",") if options.only else parts:
+            load = os.getloadavg()
             with tempfile.TemporaryDirectory(prefix="stoker-ui-") as folder:
                 (Path(folder) / "runs").mkdir()
-                document[name] = parts[name](browser, Path(folder) / "runs")
+                document[name] = {
+                    **parts[name](browser, Path(folder) / "runs"),
+                    "load_before_and_after": [load, os.getloadavg()],
+                }
             print(json.dumps({name: document[name]}, indent=1), flush=True)
+            if options.out is not None:
+                options.out.write_text(json.dumps(document, indent=1) + "\n")
         browser.close()
-    document["load_after"] = os.getloadavg()
-    if options.out is not None:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

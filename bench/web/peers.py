@@ -59,7 +59,8 @@ for number in range(runs):
         client.set_terminated(run.info.run_id)
     elif tool == "aim":
         import aim
-        run = aim.Run(repo=folder, experiment="bench", system_tracking_interval=None, capture_terminal_logs=False, log_system_params=False)
+        run = aim.Run(repo=folder, experiment="bench", system_tracking_interval=None, capture_terminal_logs=False,
+                      log_system_params=False)
         run.name = name
         run["lr"] = noise.random()
         for step, loss, accuracy in curve():
@@ -77,10 +78,13 @@ for number in range(runs):
 def stoker_runs(folder: Path) -> None:
     """The same amount as runs of Stoker."""
     for number in range(RUNS):
-        events = [Event(kind="progress", at=1.0 + step, fields={
-            "samples": (step + 1) * 512, "total_samples": POINTS * 512, "updates": step + 1, "epoch": 0, "wall_s": step + 1.0,
-            "loss": 2 * 0.98**step, "lr": 0.1, "samples_per_s": 512.0, "eta_s": 1.0, "split_s": {"data": 0.0, "update": 1.0}})
-            for step in range(POINTS)]  # fmt: skip
+        events = []
+        for step in range(1, POINTS + 1):
+            fields = {
+                "samples": step * 512, "total_samples": POINTS * 512, "updates": step, "epoch": 0, "wall_s": 1.0 * step,
+                "loss": 2 * 0.98**step, "lr": 0.1, "samples_per_s": 512.0, "split_s": {"data": 0.0, "update": 1.0},
+            }  # fmt: skip
+            events.append(Event(kind="progress", at=float(step), fields=fields))
         write_run(folder, f"run-{number:04d}", as_log(events), spec=story.spec(), lr=number / 1000)
 
 
@@ -89,7 +93,7 @@ def port_of(address: str) -> int:
     return int(re.search(r":(\d+)", address)[1])  # type: ignore[index]
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - five tools, one after the other
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=Path, required=True)
@@ -109,7 +113,16 @@ def main() -> None:
         written: dict[str, float] = {}
         commands = {
             "tensorboard": ["tensorboard", "--logdir", "{folder}", "--port", "18501", "--host", "127.0.0.1"],
-            "mlflow": ["mlflow", "server", "--backend-store-uri", "sqlite:///{folder}/mlflow.db", "--port", "18502", "--workers", "1"],
+            "mlflow": [
+                "mlflow",
+                "server",
+                "--backend-store-uri",
+                "sqlite:///{folder}/mlflow.db",
+                "--port",
+                "18502",
+                "--workers",
+                "1",
+            ],
             "aim": ["aim", "up", "--repo", "{folder}", "--port", "18503", "--host", "127.0.0.1"],
             "trackio": ["trackio", "show", "--project", "bench", "--no-footer"],
         }
@@ -122,23 +135,46 @@ def main() -> None:
                 addresses[tool] = f"http://127.0.0.1:{port}/"
                 continue
             if tool == "aim":
-                subprocess.run([str(binaries / "aim"), "init", "--repo", str(folder)], env=environment, check=True, input=b"y\n", capture_output=True)
-            subprocess.run([str(binaries / "python"), "-c", WRITE, tool, str(folder), str(RUNS), str(POINTS)], env=environment, check=True, capture_output=True)
+                subprocess.run(
+                    [str(binaries / "aim"), "init", "--repo", str(folder)],
+                    env=environment,
+                    check=True,
+                    input=b"y\n",
+                    capture_output=True,
+                )
+            subprocess.run(
+                [str(binaries / "python"), "-c", WRITE, tool, str(folder), str(RUNS), str(POINTS)],
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
             written[tool] = time.perf_counter() - began
             command = [part.format(folder=folder) for part in commands[tool]]
-            servers[tool] = subprocess.Popen([str(binaries / command[0]), *command[1:]], env={**environment, "GRADIO_SERVER_PORT": "18504"},
-                                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+            servers[tool] = subprocess.Popen(
+                [str(binaries / command[0]), *command[1:]], env={**environment, "GRADIO_SERVER_PORT": "18504"},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
             number = {"tensorboard": 18501, "mlflow": 18502, "aim": 18503, "trackio": 18504}[tool]
-            page = {"tensorboard": "#timeseries", "mlflow": "#/experiments/1/runs", "aim": "runs", "trackio": "?project=bench"}[tool]
+            page = {
+                "tensorboard": "#timeseries",
+                "mlflow": "#/experiments/1/runs",
+                "aim": "runs",
+                "trackio": "?project=bench",
+            }[tool]
             addresses[tool] = f"http://127.0.0.1:{number}/{page}"
             for _ in range(120):
                 try:
-                    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{number}/", timeout=5).close()
+                    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                        f"http://127.0.0.1:{number}/", timeout=5
+                    ).close()
                     break
                 except OSError:
                     time.sleep(1)
         time.sleep(10)
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
         found: dict[str, list[float | None]] = {tool: [] for tool in folders}
         for _ in range(options.repeats):
             for tool in folders:
@@ -156,13 +192,17 @@ def main() -> None:
         browser.close()
         for process in servers.values():
             process.kill()
+        listed = [str(binaries / "pip"), "list", "--format=freeze"]
+        versions = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+        seconds: dict[str, Any] = {}
+        for tool, times in found.items():
+            seen = [one for one in times if one is not None]
+            seconds[tool] = {"median": statistics.median(seen) if seen else None, "all": times}
         document = {
-            "command": " ".join(["python -m bench.web.peers", *sys.argv[1:]]), "runs": RUNS, "points": POINTS, "load": os.getloadavg(),
-            "versions": subprocess.run([str(binaries / "pip"), "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout.split(),
-            "seconds": {tool: {"median": statistics.median(seen), "all": times} if (seen := [one for one in times if one is not None]) else {"all": times}
-                        for tool, times in found.items()},
+            "command": " ".join(["python -m bench.web.peers", *sys.argv[1:]]), "runs": RUNS, "points": POINTS,
+            "load": os.getloadavg(), "seconds": seconds,
+            "versions": [one for one in versions if one.partition("==")[0] in commands],
         }  # fmt: skip
-        document["versions"] = [one for one in document["versions"] if one.partition("==")[0] in ("aim", "mlflow", "trackio", "tensorboard")]
         print(json.dumps(document, indent=1))
         if options.out is not None:
             options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -87,9 +87,10 @@ class RunLogger:
         samples = step if step is not None else self._samples if loop is None else loop.reached.samples
         for name, value in scalars.items():
             try:
-                self._scalars.setdefault(str(name), []).append([samples, float(value)])
+                number = float(value)
             except (TypeError, ValueError, RuntimeError) as problem:
                 raise BadJob(f"stoker.log: the scalar {name!r} is no number: {problem}") from problem
+            self._scalars.setdefault(str(name), []).append([samples, number])
         for name, image in images.items():
             self._images.append({"name": str(name), "samples": samples, "file": self._write(str(name), image, samples)})
         self._texts += [{"name": str(name), "samples": samples, "text": str(text)[:_MOST_CHARS]}

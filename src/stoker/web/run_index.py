@@ -77,6 +77,7 @@ class Row:
     heard_at: float = 0.0
     """When the log was last seen to grow, by the monotonic clock: clocks of machines jump [s]."""
     version: int = 0
+    records: _Records | None = None
 
     @property
     def path(self) -> Path:
@@ -203,7 +204,7 @@ class RunIndex:
         if grew and not is_new:
             row.heard_at = self._clock()
         if stamp != row.stamp or grew or "state" not in before:
-            row.document, row.values = describe(row)
+            row.document, row.values = describe(row, stamp[:_LOG_STAMP] + stamp[_LOG_STAMP + 3 :])
         elif _state(row, before.get("status"), row.document.get("launch"), self._clock()) == before["state"]:
             return
         row.document = {
@@ -223,7 +224,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json")
+_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json")
+_LOG_STAMP = 3 * _STAMPED.index(EVENTS)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -314,8 +316,20 @@ def _take(row: Row, line: bytes) -> None:
 # ------------------------------------------------------------------------------------------------------------- the row
 
 
-def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
-    """The row's document and what it can be selected by, from the run's records and what was read of its log."""
+@dataclass(frozen=True)
+class _Records:
+    """What a row takes from a run's records, all but its log: read again only where their stamps change."""
+
+    stamp: tuple[int, ...]
+    document: dict[str, JSON]
+    run: Run | None = None
+    spec: JobSpec | None = None
+    expected: dict[str, JSON] = field(default_factory=dict)
+    price: float | None = None
+    values: dict[str, Value] = field(default_factory=dict)
+
+
+def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     root, name = row.root, row.name
     where = name.rsplit("/trials/", 1)
     document: dict[str, JSON] = {
@@ -340,13 +354,30 @@ def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
         run = loads(content, Run)
         spec = loads(spec_content, JobSpec) if spec_content else None
     except (StokerError, ValueError, RecursionError) as problem:
-        return {**document, "status": "unreadable", "problem": short(problem, 400), "values": {}}, {"name": name}
-    last, decision = row.last, read_json(root, f"{name}/plan.json")
-    expected = forecast_of(decision)
+        document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
+        return _Records(stamp, document, values={"name": name})
+    decision = read_json(root, f"{name}/plan.json")
+    price = (launch or {}).get("price_per_h") or price_of(decision)
+    values: dict[str, Value] = {"name": run.name, "status": run.status}
+    values = values_of(run, spec) if spec else values
+    return _Records(stamp, document, run, spec, forecast_of(decision), price, values)
+
+
+def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], dict[str, Value]]:
+    """The row's document and what it can be selected by, from the run's records and what was read of its log.
+
+    `stamp` is that of the records, without the log.
+    """
+    if row.records is None or row.records.stamp != stamp or not stamp:
+        row.records = _records(row, stamp)
+    known = row.records
+    run, spec, expected, price, document = known.run, known.spec, known.expected, known.price, dict(known.document)
+    if run is None:
+        return document, known.values
+    last = row.last
     samples = max(run.samples, int(as_number(last.get("samples")) or 0)) if run.status != "finished" else run.samples
     wall_s = max(run.wall_s, as_number(last.get("wall_s")) or 0.0)
     total = run.total_samples or int(as_number(last.get("total_samples")) or 0)
-    price = (launch or {}).get("price_per_h") or price_of(decision)
     metrics = run.metrics or {str(name): value for name, value in row.latest.items()}
     headline = headline_metric({k: v for k, v in metrics.items() if math.isfinite(v)} or metrics)
     eta = remaining_s(row.curve, samples, total, as_number(last.get("eta_s")), expected.get("total_s"), wall_s)
@@ -378,7 +409,7 @@ def describe(row: Row) -> tuple[dict[str, JSON], dict[str, Value]]:
         "forked_from": short(run.forked_from or "", 80) or None,
         "metrics": {short(k, 60): _finite(v) for k, v in list(metrics.items())[:40]},
     }
-    return document, (values_of(run, spec) if spec else {"name": run.name, "status": run.status})
+    return document, known.values
 
 
 def _has_nan(row: Row) -> bool:

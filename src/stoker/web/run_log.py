@@ -332,7 +332,7 @@ class RunLog:
             if (
                 number is None
                 or bare.endswith("]")
-                or (key not in self.evaluations and self._is_full(self.evaluations))
+                or (key not in self.evaluations and len(self.evaluations) >= _MOST_NAMES)
             ):
                 continue
             points = self.evaluations.setdefault(key, [])
@@ -344,7 +344,7 @@ class RunLog:
         scalars = event.fields.get("scalars")
         for name, points in scalars.items() if isinstance(scalars, dict) else ():
             label = str(name)[:80]
-            if label not in self.scalars and self._is_full(self.scalars):
+            if label not in self.scalars and len(self.scalars) >= _MOST_NAMES:
                 continue
             pairs = (
                 [
@@ -369,9 +369,6 @@ class RunLog:
                     content = str(entry["file" if kind == "images" else "text"])[:20_000]
                     known.append(Medium(str(entry["name"])[:80], float(entry["samples"]), event.at, content))
             del known[:-_MOST_MEDIA]
-
-    def _is_full(self, table: Mapping[object, object]) -> bool:
-        return len(table) >= _MOST_NAMES
 
     def events(self) -> tuple[Event, ...]:
         """Events for a report, in order: progress in condensed form, `logged` left out."""
@@ -425,7 +422,13 @@ def _whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes,
             rest += piece
 
 
-def downsampled(x: np.ndarray, columns: Mapping[str, np.ndarray], start: float, end: float, px: int) -> dict[str, list]:
+Column = list[float | None]
+"""Numbers for JSON; None where there is none."""
+
+
+def downsampled(
+    x: np.ndarray, columns: Mapping[str, np.ndarray], start: float, end: float, px: int
+) -> dict[str, Column]:
     """The columns between two values of `x`, at most two points for each of `px` pixel columns: the least and the most.
 
     All columns share the positions under "x": the first and the last of each pixel column. NaN are None. One point to
@@ -439,7 +442,7 @@ def downsampled(x: np.ndarray, columns: Mapping[str, np.ndarray], start: float, 
     edges = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], px + 1)[:-1], side="left"))
     ends = np.append(edges[1:], len(x)) - 1
     positions = np.column_stack([x[edges], x[ends]]).ravel()
-    found: dict[str, list] = {"x": positions.tolist()}
+    found: dict[str, Column] = {"x": positions.tolist()}
     for name, values in columns.items():
         part = values[first:last]
         low, high = np.fmin.reduceat(part, edges), np.fmax.reduceat(part, edges)
@@ -448,6 +451,6 @@ def downsampled(x: np.ndarray, columns: Mapping[str, np.ndarray], start: float, 
     return found
 
 
-def _listed(values: np.ndarray) -> list:
+def _listed(values: np.ndarray) -> Column:
     """Numbers for JSON; None for those that are not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -26,6 +26,7 @@ from stoker.records import (
     RankTimes,
     Report,
     Run,
+    from_json,
     loads,
 )
 from stoker.records.codec import JSON, Record
@@ -122,7 +123,7 @@ def _plans(log: RunLog) -> list[dict[str, JSON]]:
         plan = event.fields.get("new" if event.kind == "replanned" else "plan")
         if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
             with suppress(ValueError, TypeError):
-                words = history.from_json(plan, Plan).in_words()
+                words = from_json(plan, Plan).in_words()
                 found.append(
                     {
                         "samples": history.number(event, "samples") or 0.0,

@@ -79,6 +79,8 @@ class _Watch:
     followers: int = 0
     size: int = -1
     task: asyncio.Task[None] | None = None
+    lines: tuple[tuple[str, int, int], tuple[bytes, int, str, bool]] | None = None
+    """What was read last: from which file and offset, at which size, and what came of it."""
 
 
 class Ui:
@@ -382,13 +384,11 @@ class Ui:
         tasks = [asyncio.create_task(self._send_rows(queue, row, version))]
         if row is not None:
             tasks.append(asyncio.create_task(self._send_log(queue, row, log, offset)))
+        tasks.append(asyncio.create_task(_ping(queue)))
         try:
             yield b"retry: 1000\n\n"
             while True:
-                try:
-                    yield await asyncio.wait_for(queue.get(), _PING_S)
-                except TimeoutError:
-                    yield b": \n\n"  # so that a broken line is noticed
+                yield await queue.get()
         finally:
             self._num_pages -= 1
             for task in tasks:
@@ -429,7 +429,9 @@ class Ui:
                     while watch.size == seen:
                         await watch.news.wait()
                     seen = watch.size
-                piece, offset, log, is_refetch = _new_lines(row, log, offset)
+                if watch.lines is None or watch.lines[0] != (log, offset, seen):  # else another page just asked for it
+                    watch.lines = (log, offset, seen), _new_lines(row, log, offset)
+                piece, offset, log, is_refetch = watch.lines[1]
                 if is_refetch or seen == -2:
                     await queue.put(_event("refetch", {"offset": offset, "log": log}, offset))
                 elif piece:
@@ -453,6 +455,13 @@ class Ui:
                 async with watch.news:
                     watch.news.notify_all()
             await asyncio.sleep(_LOG_S)
+
+
+async def _ping(queue: asyncio.Queue[bytes]) -> None:
+    """Put a comment into the queue now and then, so that a broken line is noticed."""
+    while True:
+        await asyncio.sleep(_PING_S)
+        await queue.put(b": \n\n")
 
 
 def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
