@@ -255,6 +255,7 @@ def test_the_reference_has_every_argument_of_a_verb() -> None:
         "training",
         "compressing",
         "exporting",
+        "launching",
         "planning",
         "predicting",
         "profiling",

@@ -36,7 +36,7 @@ PROMISED = {
 HEAVY = {"torch", "numpy", "plotly", "safetensors", "sympy", "jinja2"}
 
 MOST_MODULES_OF_IMPORT = 70
-MOST_MODULES_OF_HELP = 430  # Rich loads attrs where it is installed, and Typer pydantic
+MOST_MODULES_OF_HELP = 440  # Rich loads attrs where it is installed, and Typer pydantic
 
 
 def _modules_after(code: str) -> set[str]:

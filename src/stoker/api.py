@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.errors import BadRun as BadRun
     from stoker.errors import DoesNotFit as DoesNotFit
     from stoker.errors import NoDevice as NoDevice
+    from stoker.errors import PlaceFailed as PlaceFailed
+    from stoker.errors import PlaceUnreachable as PlaceUnreachable
     from stoker.errors import RunFailed as RunFailed
     from stoker.errors import StokerError as StokerError
     from stoker.exporting.export import export as export

@@ -47,6 +47,8 @@ KILLED = -signal.SIGKILL
         ([KILLED], {}, "lost", 4, True),
         ([KILLED], {"is_stopped": True}, "lost", 4, False),
         ([KILLED], {"is_requeued": True}, "lost", 4, False),
+        ([2], {"is_stopped": True}, "failed", 2, False),
+        ([130, 4], {"is_stopped": True, "num_hosts": 2}, "stopped", 130, False),
         ([-signal.SIGTERM], {"is_stopped": True}, "stopped", 130, False),
         ([4, KILLED], {"num_hosts": 2}, "lost", 4, True),
         ([4, 4], {"num_hosts": 2}, "lost", 4, True),
@@ -72,6 +74,7 @@ def test_ranks_of_two_hosts_meet_at_the_first() -> None:
     found = rank_environments(order, HostRanks(host=1, num_hosts=2, master="10.0.0.1", port=4711), base, {"S": "s"})
     common = {
         "PATH": "/bin", "A": "1", "S": "s", "STOKER_LAUNCHED": "ssh", "PYTHONPATH": "/stoker", "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
     }  # fmt: skip
     assert found == [common | {"RANK": "2", "LOCAL_RANK": "0"}, common | {"RANK": "3", "LOCAL_RANK": "1"}]
@@ -199,6 +202,26 @@ def test_a_requeued_run_counts_its_starts(run: Path) -> None:
     assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
 
 
+def test_a_start_in_the_background_outlives_who_started_it(run: Path) -> None:
+    """The program returns when the watching process has said that it is there, and that one goes on to the end."""
+    (run.parent / "rank.py").write_text(LOG + "progress(3)")
+    order = replace(at_place.read_order(run), job_file="rank.py")
+    (run / "launch" / "order.json").write_text(dumps(order))
+    at_place.start_in_background(run, HostRanks(), {})
+    state = read_host_state(run / "launch" / "host-0.json")
+    assert state is not None
+    os.waitpid(state.pid, 0)
+    assert state_of(run).phase == "finished"
+
+
+def test_a_start_that_ends_at_once_says_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last words of the watching process are the error."""
+    (run / "launch" / "order.json").write_text(dumps(replace(at_place.read_order(run), code="/no/such/folder")))
+    monkeypatch.setattr(HostSupervisor, "_write", lambda *_: None)
+    with pytest.raises(at_place.PlaceFailed, match=r"could not be started: .*no/such/folder"):
+        at_place.start_in_background(run, HostRanks(), {})
+
+
 def test_secrets_reach_the_rank_and_no_file(run: Path) -> None:
     """They are in the environment of the rank alone; nothing below the run's directory holds them."""
     code, _ = _supervised(run, "progress(1); sys.exit(0 if os.environ['SECRET'] == 'hunter2' else 2)")
@@ -243,7 +266,9 @@ def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
     assert (lost.phase, lost.why) == ("lost", "was running and is gone")
     assert f"process {gone.pid}" in lost.evidence
     _write(run, _state(boot="another"))
-    assert "started anew" in state_of(run).evidence
+    assert state_of(run).phase == "running", "a sign of life from another machine is believed"
+    os.utime(run / "launch" / "host-0.json", (1, 1))
+    assert "started anew, or its process is gone: no sign of life for" in state_of(run).evidence
     _write(run, _state(pid=gone.pid, began=1, phase="finished"))
     assert state_of(run).phase == "finished", "what has ended is not lost"
 
@@ -255,12 +280,32 @@ def test_states_of_an_earlier_order_do_not_count(run: Path) -> None:
 
 
 def test_several_hosts_are_one_state() -> None:
-    """A host that failed or is lost is named; all count as finished when host 0 has."""
+    """What goes on counts while a host goes on; one that is lost is evidence, and an end when nobody waits for it."""
     other = _state(host=1, hostname="box2")
+    gone = replace(other, phase="lost", why="was running and is gone", evidence="no sign of life for 70 s")
     assert combined([_state(), other]).phase == "running"
-    lost = combined([_state(), replace(other, phase="lost", why="was running and is gone")])
-    assert (lost.phase, lost.why) == ("lost", "box2: was running and is gone")
-    assert combined([_state(phase="finished"), replace(other, phase="lost")]).phase == "finished"
+    waiting = combined([_state(phase="requeued"), gone])
+    assert waiting.phase == "requeued"
+    assert "box2 is lost: no sign of life for 70 s" in waiting.evidence
+    ended = combined([_state(phase="lost", why="a rank was ended by SIGKILL"), gone])
+    assert ended.phase == "lost"
+    failed = combined([_state(phase="stopped"), replace(other, phase="failed", why="a rank ended with exit code 2")])
+    assert (failed.phase, failed.why) == ("failed", "box2: a rank ended with exit code 2")
+    assert combined([_state(phase="finished"), gone]).phase == "finished"
+
+
+def test_a_host_that_fails_ends_the_others(run: Path) -> None:
+    """Its mark stops the supervisors that would wait for it and start again."""
+    code, state = _supervised(run, "starts(); sys.exit(2)", HostRanks(host=0, num_hosts=2, master="x", port=1))
+    assert (code, state.phase) == (2, "failed")
+    assert (run / "launch" / "stop").exists()
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+while True:
+    signal.pause()
+"""
+    code, state = _supervised(run, program, HostRanks(host=0, num_hosts=2, master="x", port=1))
+    assert (code, state.phase) == (130, "stopped")
 
 
 def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:

@@ -213,6 +213,22 @@ def test_a_run_that_cannot_be_fetched_is_left_there(run: Elsewhere, monkeypatch:
     assert (followed.is_home, followed.problem, followed.exit_code) == (False, "the run's directory is gone", 4)
 
 
+def test_the_place_changes_neither_the_record_nor_the_code_here(run: Elsewhere) -> None:
+    """The copy of the job is code that runs here: a place that sends another one, or more of it, is not heard."""
+    (run.here.path / "job").mkdir()
+    (run.here.path / "job" / "blobs.py").write_text("mine = 1")
+    (run.there / "job").mkdir()
+    for name in ("job/blobs.py", "job/more.py", "launch.json", "started.json"):
+        (run.there / name).write_text("theirs = 1")
+    (run.there / "model.safetensors").write_bytes(b"weights")
+    run.launcher.answers = [FINISHED]
+    assert run.follower().run().is_home
+    assert {path.name: path.read_text() for path in (run.here.path / "job").iterdir()} == {"blobs.py": "mine = 1"}
+    assert run.here.read_launch() is not None
+    assert not (run.here.path / "started.json").exists()
+    assert (run.here.path / "model.safetensors").exists()
+
+
 def test_money_stops_a_run_before_its_limit(place: Path, fake_place: Any) -> None:
     """With time for a save left, and once; the record has what was spent."""
     run = Elsewhere.make(place, fake_place, price_per_h=36.0, max_cost=6.0)

@@ -236,7 +236,7 @@ def test_a_forecast_is_made_only_for_devices_that_are_known() -> None:
         )  # fmt: skip
         return device_word(target, Probe(facts={}, device=found, cores=cores))
 
-    assert word("a100-80", "", nodes=2, each=8) == "2x8xa100-80"
+    assert word("a100-80", "", nodes=2, each=8) == "16xa100-80"
     assert word("", "NVIDIA H100 80GB HBM3", each=4) in {"4xh100", None}
     assert word("", "Some CPU 9000", cores=3) is None
     assert word("cpu", "") is None

@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching import lines
 from stoker.launching.bundle import TreeFile
 from stoker.launching.lines import LocalLine, SshLine, line_to, write_tar
@@ -48,6 +48,24 @@ def test_a_cut_transfer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list((tmp_path / "there").iterdir()) == []
 
 
+def test_a_file_that_changes_while_it_is_sent_is_refused(tmp_path: Path) -> None:
+    """What lies under a digest there has that digest: a large file that was changed since it was hashed is not sent."""
+    source = tmp_path / "big.bin"
+    source.write_bytes(b"a" * (2 << 20))
+    file = TreeFile.of_file("big.bin", source)
+    for content in (b"b" * (2 << 20), b"a" * 100):
+        source.write_bytes(content)
+        with pytest.raises(BadJob, match=r"big.bin (was changed|cannot be sent)"):
+            LocalLine().send_tree([file], str(tmp_path / "there" / "data"))
+        assert not list((tmp_path / "there").glob("*"))
+    small = tmp_path / "small.py"
+    small.write_text("x = 1")
+    file = TreeFile.of_file("small.py", small)
+    small.write_text("x = 2, and more")
+    LocalLine().send_tree([file], str(tmp_path / "there" / "code"))
+    assert (tmp_path / "there" / "code" / "small.py").read_text() == "x = 1"
+
+
 def test_a_tree_that_is_there_is_kept(tmp_path: Path) -> None:
     """Two senders of one digest: the second finds the first one's folder, and neither fails."""
     into = tmp_path / "code"
@@ -85,11 +103,11 @@ def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pyt
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     archive.seek(0)
-    assert lines._extract(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
+    assert lines.extract_tar(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["good"]
     assert not (tmp_path / "outside").exists()
-    assert not lines._is_inside("../outside")
-    assert not lines._is_inside("/etc/passwd")
+    assert not lines.is_inside("../outside")
+    assert not lines.is_inside("/etc/passwd")
 
 
 def test_bytes_are_read_from_an_offset(tmp_path: Path) -> None:

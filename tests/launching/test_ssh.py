@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import PlaceFailed
+from stoker.errors import BadJob, PlaceFailed
 from stoker.launching import ssh
 from stoker.launching.launcher import LaunchTarget
 from stoker.launching.ssh import LAUNCHER
@@ -28,6 +28,12 @@ class TestConformance(LauncherConformance):
     unreachable = {  # noqa: RUF012 - likewise
         "hosts": ["127.0.0.1:1"], "directory": "/nowhere", "python": "python3", "stoker": "/nowhere",
     }  # fmt: skip
+
+    def test_images_are_refused(self) -> None:
+        """An option that would be ignored is not taken."""
+        for call in (LAUNCHER.script, lambda submission: LAUNCHER.start(submission, print)):
+            with pytest.raises(BadJob, match="run no images"):
+                call(self.submission("box", image="me/image:1"))
 
 
 def _about(**changes: list[str]) -> dict[str, list[str]]:

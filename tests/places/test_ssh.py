@@ -364,3 +364,19 @@ def test_submission_to_first_update(job: Path, box: Host) -> None:
     _until(lambda: _samples(run.launch.handle) > 0, "the first update")
     print(f"submitted after {submitted_s:.1f} s, first update after {time.monotonic() - began:.1f} s")
     _ended(run.launch.handle)
+
+
+def test_the_versions_here_are_installed_there_once(job: Path, box: Host) -> None:
+    """The default environment: the place's pip makes it from its own index, and the second run finds it."""
+    told: list[str] = []
+    first = launch(job, on="ssh:box", options=_options(box.folder, env="lock"), tell=told.append)
+    assert any("making the environment" in line for line in told)
+    assert first.launch.handle["python"].startswith(f"{box.folder}/environments/")
+    assert _ended(first.launch.handle).phase == "finished"
+    told.clear()
+    second = launch(
+        job, on="ssh:box", settings={"epochs": 3}, options=_options(box.folder, env="lock"), tell=told.append
+    )
+    assert not any("making" in line or "sending Stoker" in line for line in told)
+    assert second.launch.environment_digest == first.launch.environment_digest
+    assert _ended(second.launch.handle).phase == "finished"

@@ -62,7 +62,8 @@ def _figures(offer: PlaceOffer) -> tuple[str, ...]:
     )
     if offer.problem and offer.finish_s is None:
         return ("",) * 7
-    cost = "unknown" if offer.cost is None else "yours" if offer.price_per_h == 0 else format_money(offer.cost.value)
+    cost = "unknown" if offer.cost is None else format_money(offer.cost.value)
+    cost = "yours" if offer.price_per_h == 0 else cost
     return (
         start, "–" if offer.transfer_s < 1 else format_seconds(offer.transfer_s),
         "unknown" if offer.run is None else format_seconds(offer.run.value),

@@ -12,7 +12,6 @@ from stoker import api, cli
 from stoker.cli.elsewhere import launched_document, render_launched
 from stoker.cli.terminal import AsJson, Debug, RunWord, print_document, reported
 from stoker.records import to_json
-from stoker.store import runs_root
 
 
 def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
@@ -48,6 +47,8 @@ def runs(
     with reported(debug=debug):
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         chosen, num_readable, damaged = cli.runs.select_runs(where=where, sort=sort, names=shown, limit=limit)
+        from stoker.store import runs_root
+
         elsewhere = [] if where else api.runs_elsewhere(runs_root())
         if as_json:
             unreadable = [{"path": str(path), "problem": reason.message} for path, reason in damaged]

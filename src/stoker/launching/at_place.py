@@ -61,6 +61,10 @@ LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
+_BEGUN_WITHIN_S = 10.0
+_OTHERS_NOTICE_S = 3.0
+"""Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
+
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -160,7 +164,7 @@ def rank_environments(
     common = {name: value for name, value in base.items() if name != SECRETS_FILE_VARIABLE}
     common |= {**order.variables, **secrets, LAUNCHED_VARIABLE: order.kind}
     common["PYTHONPATH"] = order.pythonpath
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         common.pop(name, None)
     if ranks.num_hosts == 1:
         return [common]
@@ -168,7 +172,7 @@ def rank_environments(
     return [
         {
             **common, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size),
-            "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
+            "LOCAL_WORLD_SIZE": str(order.ranks_each), "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
         }
         for local in range(order.ranks_each)
     ]  # fmt: skip
@@ -211,7 +215,8 @@ def judge(
         return RankOutcome("finished", "trained to its end", FINISHED)
     asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
     killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
-    if is_stopped and not killed:
+    leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if num_hosts > 1 else [])}  # one leaves before the others
+    if is_stopped and all(code in leaving or -code in asked for code in codes):
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
@@ -255,8 +260,9 @@ class HostSupervisor:
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
-            if self._state.without_progress > 1:
-                self._pause(5.0 * self._state.without_progress)
+            self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
+            if self._is_signalled or self._is_stopped():
+                return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
 
     def _run_once(self) -> RankOutcome:
         order, self._log_bytes_before = self._order, self._log_bytes()
@@ -282,6 +288,8 @@ class HostSupervisor:
         """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
         beat_at = 0.0
         while any(process.poll() is None for process in self._processes):
+            if not self._is_signalled and self._is_stopped():
+                self._on_signal(signal.SIGTERM, None)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
                 self._beat()
@@ -313,6 +321,9 @@ class HostSupervisor:
 
     def _end(self, verdict: RankOutcome) -> int:
         evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
+        if verdict.phase == "failed" and self._ranks.num_hosts > 1:
+            with suppress(OSError):  # the other hosts would wait for this one, and start again in vain
+                (self._folder / _STOP).touch()
         self._set(verdict.phase, verdict.why, evidence=evidence, exit_code=verdict.exit_code)
         return verdict.exit_code
 
@@ -415,44 +426,65 @@ def read_host_state(path: Path) -> HostState | None:
 def state_of(directory: Path) -> LaunchState:
     """The state of the run in `directory`, as this machine can tell.
 
-    A watching process of this machine that is gone without having said how it ended is `lost`.
+    A watching process of this machine that is gone without having said how it ended is `lost`; so is one of another
+    machine that gave no sign of life for `STALE_S`.
     """
-    states = [state for path in sorted((directory / _LAUNCH).glob("host-*.json")) if (state := read_host_state(path))]
-    order = read_order(directory)
-    states = [_with_evidence(state) for state in states if state.submitted_at == order.submitted_at]
+    order, folder = read_order(directory), directory / _LAUNCH
+    now_s = _disk_time(folder)
+    states = []
+    for path in sorted(folder.glob("host-*.json")):
+        state = read_host_state(path)
+        if state is not None and state.submitted_at == order.submitted_at:
+            with suppress(OSError):
+                states.append(_with_evidence(state, now_s - path.stat().st_mtime))
     if not states:
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
 
 
+def _disk_time(folder: Path) -> float:
+    """The time of the disk [s since 1970]: clocks of machines that share it may differ."""
+    mark = folder / f".now-{platform.node()}-{os.getpid()}"
+    try:
+        mark.touch()
+        now_s = mark.stat().st_mtime
+        mark.unlink()
+    except OSError:  # full, or read-only
+        return time.time()
+    return now_s
+
+
 def combined(states: Sequence[HostState]) -> LaunchState:
-    """One state of several hosts: what is wrong first, then what is going on; finished only where host 0 is."""
+    """One state of several hosts: what goes on while one of them goes on, else what is wrong.
+
+    The run is finished when host 0 says so. A host that is lost does not end the run while another one waits for it.
+    """
     first = min(states, key=lambda state: state.host)
-    worst = next(
-        (state for phase in ("failed", "lost") for state in states if state.phase == phase),
-        first,
-    )
-    shown = first if first.phase == "finished" else worst
-    where = f"{shown.hostname}: " if len(states) > 1 else ""
+    going = [state for state in states if state.phase not in ENDED and state.phase != "preempted"]
+    wrong = [state for phase in ("failed", "lost") for state in states if state.phase == phase]
+    shown = first if first.phase == "finished" else (going or wrong or [first])[0]
+    is_named = len(states) > 1 and shown.phase != "finished"
+    missed = [
+        f"{state.hostname} is {state.phase}: {state.evidence or state.why}" for state in wrong if state is not shown
+    ]
     return LaunchState(
-        phase=shown.phase, why=f"{where}{shown.why}", evidence=shown.evidence, exit_code=shown.exit_code,
+        phase=shown.phase, why=f"{shown.hostname}: {shown.why}" if is_named else shown.why,
+        evidence="; ".join(filter(None, (shown.evidence, *missed))), exit_code=shown.exit_code,
         restarts=max(state.restarts for state in states), at=shown.at,
     )  # fmt: skip
 
 
-def _with_evidence(state: HostState) -> HostState:
-    """The state, or `lost` if its process is gone without a word."""
+def _with_evidence(state: HostState, silent_s: float) -> HostState:
+    """The state, or `lost` if its process is gone without a word; the last one came `silent_s` ago [s]."""
     if state.phase in ENDED or state.phase == "preempted":
         return state
-    if state.hostname == platform.node():
-        if state.boot != _boot():
-            evidence = "the machine was started anew since"
-        elif _began(state.pid) == state.began:
+    if state.boot and state.boot == _boot():
+        if _began(state.pid) == state.began:
             return state
-        else:
-            evidence = f"process {state.pid} on {state.hostname} is gone"
-    elif _age_s(state.at) > STALE_S:
-        evidence = f"{state.hostname} gave no sign of life for {_age_s(state.at):.0f} s"
+        evidence = f"process {state.pid} on {state.hostname} is gone"
+    elif silent_s > STALE_S:
+        was = "was started anew, or" if state.hostname == platform.node() else "is away, or"
+        evidence = f"{state.hostname} {was} its process is gone: no sign of life for {silent_s:.0f} s"
     else:
         return state
     return replace(state, phase="lost", why=f"was {state.phase} and is gone",
@@ -498,10 +530,22 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> int:
-    """Run the host's ranks in a session of its own, which outlives the line; the process's number."""
+    """Run the host's ranks in a session of its own, which outlives the line; the process's number.
+
+    Raises:
+        PlaceFailed: the process ended before it had begun to watch.
+    """
     supervisor_log = directory / _LAUNCH / f"supervisor-{ranks.host}.log"
     pid = os.fork()
     if pid:
+        path, until = directory / _LAUNCH / f"host-{ranks.host}.json", time.monotonic() + _BEGUN_WITHIN_S
+        while time.monotonic() < until:
+            state = read_host_state(path)
+            if state is not None and state.pid == pid:
+                break
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                raise PlaceFailed(f"the run could not be started: {last_error(supervisor_log) or 'no word why'}")
+            time.sleep(0.02)
         return pid
     code = RUN_FAILED
     try:
@@ -513,7 +557,7 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
             os.dup2(descriptor, number)
         code = HostSupervisor(directory, ranks, secrets).run()
     except BaseException as error:  # noqa: BLE001 - the last words of a process that nobody waits for
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
 
@@ -526,17 +570,6 @@ def _end_with_parent() -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _seconds_of(at: str) -> float:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return 0.0
-
-
-def _age_s(at: str) -> float:
-    return time.time() - _seconds_of(at)
 
 
 def _began(pid: int) -> int:

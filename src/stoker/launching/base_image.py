@@ -156,7 +156,8 @@ class Layout:
     @contextmanager
     def open(self, blob: Blob) -> Iterator[IO[bytes]]:
         """A blob's content."""
-        yield self._open(f"blobs/{blob.digest.replace(':', '/')}")
+        with self._open(f"blobs/{blob.digest.replace(':', '/')}") as file:
+            yield file
 
     def _read(self, name: str) -> bytes:
         with self._open(name) as file:

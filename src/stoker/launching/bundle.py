@@ -30,6 +30,9 @@ MOST_BYTES = 10 * 2**30
 
 _WORTH_NAMING_BYTES = 1 << 20
 
+_KEPT_BYTES = 1 << 20
+"""Files up to this size are kept in memory from when they are hashed: what is sent is what the digest is of."""
+
 _NOT_SENT = ("__pycache__", ".pyc")
 
 
@@ -59,17 +62,22 @@ class TreeFile:
 
     @classmethod
     def of_file(cls, path: str, source: Path, digest: str | None = None) -> TreeFile:
-        """A file here, which is read when it is sent, and for its digest if that is not known.
+        """A file here: a small one is read now, a large one when it is sent, and for its digest if that is not known.
 
         Raises:
             BadJob: it cannot be read.
         """
         try:
-            digest = digest or sha256_file(source)
             status = source.stat()
+            if status.st_size <= _KEPT_BYTES:
+                content: bytes | Path = source.read_bytes()
+                digest = hashlib.sha256(content).hexdigest()
+            else:
+                content, digest = source, digest or sha256_file(source)
         except OSError as error:
             raise BadJob(f"{source} cannot be read: {error.strerror}") from error
-        return cls(path=path, num_bytes=status.st_size, digest=digest, content=source,
+        size = len(content) if isinstance(content, bytes) else status.st_size
+        return cls(path=path, num_bytes=size, digest=digest, content=content,
                    is_executable=bool(status.st_mode & 0o100))  # fmt: skip
 
     def open(self) -> IO[bytes]:

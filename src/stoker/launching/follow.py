@@ -9,7 +9,6 @@ and nothing is ended, restarted or taken for lost. It ends a run only where the 
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from stoker.records import ENDED, Event, Launch, LaunchState, from_json
 from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
-from stoker.store import RunDirectory, RunLock, disk_errors
+from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
 from stoker.store.files import LocksUnsupported, disk, make_directories, wait_lock
 from stoker.units import format_seconds
 
@@ -406,19 +405,39 @@ def describe_state(state: LaunchState, place: str) -> str:
 def write_report(directory: RunDirectory) -> None:
     """Write the report of a run that came home anew, with what is known here alone: waits, states, cost."""
     if directory.is_run and directory.report_path.exists():
+        from stoker.training.run_handle import report  # noqa: PLC0415 - loads torch, which following itself does not
+
         with suppress(StokerError):  # the one from there stays
-            importlib.import_module("stoker.training.run_handle").report(directory.path)
+            report(directory.path)
 
 
 def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:
     """Fetch the run's directory into `directory`; a transfer that is cut leaves whole files only.
+
+    What was made here stays as it is, whatever the place sends: the launch's record, and the copy of the job, which is
+    code that `stoker.load` runs.
 
     Raises:
         BadRun: the directory here is in use by another process, or cannot be written.
         PlaceFailed: the place refuses, or (PlaceUnreachable) does not answer.
     """
     with RunLock(directory.path), disk_errors(directory.path, "the run's directory", error=BadRun):
-        launcher.fetch(launch.handle, directory.path)
+        own = _own_files(directory.path)
+        try:
+            launcher.fetch(launch.handle, directory.path)
+        finally:
+            for path in _own_files(directory.path).keys() - own.keys():
+                disk().remove_file(path)
+            for path, content in own.items():
+                if not path.is_file() or path.read_bytes() != content:
+                    write_atomic(path, content)
+
+
+def _own_files(directory: Path) -> dict[Path, bytes]:
+    """Files that are made here and not at the place, with their content."""
+    paths = [directory / name for name in ("launch.json", "started.json", "changes.diff")]
+    paths += sorted((directory / "job").rglob("*"))
+    return {path: path.read_bytes() for path in paths if path.is_file()}
 
 
 def _rounded(duration_s: float) -> float:

@@ -274,7 +274,7 @@ def forecast_there(
 
 def device_word(target: LaunchTarget, probe: Probe) -> str | None:
     """The word of `stoker plan --on` for a place's devices; None: they are not known."""
-    shape = "".join(f"{count}x" for count in (target.num_nodes, target.devices_each) if count > 1)
+    shape = f"{target.num_devices}x" if target.num_devices > 1 else ""
     if target.device not in {"", "cpu"}:
         return f"{shape}{target.device}"
     entries = catalogue().find(probe.device) if probe.device else ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import getpass
+import hashlib
 import os
 import re
 import shlex
@@ -27,9 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
 from stoker.store.files import aside_path, is_aside
 from stoker.units import format_seconds
@@ -49,6 +50,7 @@ _WHOLE = ".stoker-whole"
 """Last entry of a tree that is sent: without it the stream was cut."""
 
 _SSH_FAILED = 255
+_TIDY_UP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Line(abc.ABC):
 
     Raises:
         PlaceUnreachable: the machine does not answer, or not in time: nothing is known of what the command did.
+        BadJob: a file here cannot be read, or was changed while it was sent.
         PlaceFailed: it refuses the login, is unknown, or cannot do what is asked.
     """
 
@@ -197,9 +200,9 @@ class Line(abc.ABC):
         there = {
             name: (int(size), int(float(at)))
             for name, size, at in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
-            if _is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
+            if is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
         }
-        wanted = sorted(name for name, about in there.items() if _about(into / name) != about)
+        wanted = sorted(name for name, about in there.items() if size_and_time(into / name) != about)
         if not wanted:
             return 0
         with tempfile.TemporaryFile() as names:
@@ -214,7 +217,7 @@ class Line(abc.ABC):
             assert process.stdout is not None
             assert process.stderr is not None
             try:
-                count = _extract(process.stdout, into, set(wanted))
+                count = extract_tar(process.stdout, into, set(wanted))
             except tarfile.ReadError:
                 process.kill()
                 count = -1
@@ -328,13 +331,41 @@ def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
                 info.type, info.linkname = tarfile.SYMTYPE, file.link
                 tar.addfile(info)
                 continue
+            info.size = file.num_bytes
             with file.open() as content:
-                info.size = file.num_bytes
-                tar.addfile(info, content)
+                hashed = _Hashed(content)
+                try:
+                    tar.addfile(info, cast("IO[bytes]", hashed))
+                except OSError as error:
+                    if isinstance(error, BrokenPipeError):
+                        raise
+                    raise BadJob(f"{file.path} cannot be sent: {error}") from error
+                if hashed.digest() != file.digest:
+                    raise BadJob(
+                        f"{file.path} was changed while it was sent", remedy="The same command sends it again."
+                    )
         tar.addfile(tarfile.TarInfo(_WHOLE), BytesIO())
 
 
-def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
+class _Hashed:
+    """A file whose content is hashed as it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        block = self._file.read(size)
+        self._sha256.update(block)
+        return block
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of what was read."""
+        return self._sha256.hexdigest()
+
+
+def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
+    """Write the regular files of a tar stream that are wanted, each aside and renamed; how many [files]."""
     count = 0
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
@@ -360,19 +391,21 @@ def _extract(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
     return count
 
 
-def _about(path: Path) -> tuple[int, int] | None:
+def size_and_time(path: Path) -> tuple[int, int] | None:
+    """Size [bytes] and time of change [s] of a file here; None if it is not there."""
     with suppress(OSError):
         status = path.stat()
         return status.st_size, int(status.st_mtime)
     return None
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
+    """Whether a relative path that another machine names stays inside of the folder it is copied to."""
     return bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 
 class _killed_on_error:  # noqa: N801 - reads as the statement it is
-    """Within the block, an error ends the process: the block of Popen would wait for it."""
+    """Within the block, an error ends the process, which may tidy up first: the block of Popen would wait for it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -381,8 +414,15 @@ class _killed_on_error:  # noqa: N801 - reads as the statement it is
         """Nothing."""
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Kill it after an error."""
-        if kind is not None:
+        """After an error close its input, and kill it if that does not end it."""
+        if kind is None:
+            return
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(_TIDY_UP_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
 
 

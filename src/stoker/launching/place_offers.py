@@ -21,8 +21,8 @@ from stoker.devices import attached_devices, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice, PlaceFailed, StokerError
 from stoker.jobs import Entry, Job
 from stoker.launching import is_elsewhere, launcher_of, parse_target
-from stoker.launching.bundle import code_bundle, data_of, is_below, stoker_bundle, work_folder
-from stoker.launching.launch import data_paths, device_word, time_limit
+from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_folder
+from stoker.launching.launch import data_paths, device_word, is_below, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
 from stoker.launching.place_history import PlaceLessons, lessons_of, place_of
 from stoker.planning.decision import STARTING_S, on_one
@@ -140,7 +140,7 @@ def compare_places(
         parse_target(word)
     sent_bytes = 0 if entry is None else bytes_to_send(job, entry)
     forecasts = _Forecasts(Planner(resolve_job(job, entry), is_all_elsewhere="here" not in words))
-    asked: dict[str, tuple[Offer, ...] | str] = {}
+    asked: dict[str, _Answer | str] = {}
     with ThreadPoolExecutor(max_workers=8) as pool:
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
     offers: list[PlaceOffer] = []
@@ -194,31 +194,42 @@ def bytes_to_send(job: Job, entry: Entry) -> int:
     return sum(bundle.num_bytes for bundle in bundles)
 
 
-def _ask(word: str) -> tuple[Offer, ...] | str:
+@dataclass(frozen=True)
+class _Answer:
+    """What a place said."""
+
+    target: LaunchTarget
+    launcher: Launcher
+    offers: tuple[Offer, ...]
+    probe: Probe
+
+
+def _ask(word: str) -> _Answer | str:
+    """What a place offers and has; a sentence where it cannot be asked, or lacks what a run needs."""
     try:
         target = parse_target(word)
-        return launcher_of(target.kind).offers(Request(target=target))
+        launcher = launcher_of(target.kind)
+        offers, probe = launcher.offers(Request(target=target)), launcher.probe(target, {})
+        if not offers or probe.missing:
+            return "; ".join(probe.missing) or "offers nothing of that shape"
+        return _Answer(target, launcher, offers, probe)
     except (StokerError, ImportError) as problem:
         return str(problem).split("\n", 1)[0]
 
 
-def _offers_of(word: str, answer: tuple[Offer, ...] | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
+def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
     """What a place offers, with forecasts."""
-    if isinstance(answer, str) or not answer:
-        return [PlaceOffer(text=word, problem=answer if isinstance(answer, str) else "offers nothing of that shape")]
-    target, lessons = parse_target(word), lessons_of(place_of(word))
-    launcher, found, probe = launcher_of(target.kind), [], None
-    for offer in answer:
+    if isinstance(answer, str):
+        return [PlaceOffer(text=word, problem=answer)]
+    lessons, found = lessons_of(place_of(word)), []
+    for offer in answer.offers:
         shape = replace(
-            target, text=offer.text, num_nodes=offer.num_nodes, devices_each=offer.devices_each, device=offer.device
-        )
-        if offer.device in ("", "cpu") and probe is None:
-            probe = Probe(facts={})
-            with suppress(PlaceFailed):
-                probe = launcher.probe(target, {})
-        best = _forecast(shape, probe or Probe(facts={}), forecasts)
-        if isinstance(best, Candidate) and launcher.limits_time:
-            offer = _with_limit(launcher, shape, offer, best)  # noqa: PLW2901 - the same offer, asked for precisely
+            answer.target, text=offer.text, num_nodes=offer.num_nodes, devices_each=offer.devices_each,
+            device=offer.device,
+        )  # fmt: skip
+        best = _forecast(shape, answer.probe, forecasts)
+        if isinstance(best, Candidate) and answer.launcher.limits_time:
+            offer = _with_limit(answer.launcher, shape, offer, best)  # noqa: PLW2901 - the same, asked for precisely
         found.append(_priced(offer, best, lessons, sent_bytes))
     return found
 

@@ -23,6 +23,7 @@ _ALWAYS = ("libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.s
 
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRINGS, _RPATH, _RUNPATH = 1, 5, 15, 29
+_MOST_BYTES = 2**24
 _FROM_DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so")
 
 
@@ -120,7 +121,7 @@ def read_dynamic(path: Path) -> DynamicSection:
 
             def at(position: int, length: int) -> bytes:
                 file.seek(position)
-                return file.read(length)
+                return file.read(min(length, _MOST_BYTES))
 
             loader = next((at(one[2], one[5]).rstrip(b"\0").decode() for one in segments if one[0] == _INTERPRETER), "")
             dynamic = next((at(one[2], one[5]) for one in segments if one[0] == _DYNAMIC), b"")
@@ -146,7 +147,7 @@ def read_dynamic(path: Path) -> DynamicSection:
                 ),
                 loader=loader,
             )
-    except (OSError, struct.error, UnicodeDecodeError):
+    except (OSError, OverflowError, ValueError, struct.error):
         return DynamicSection()
 
 

@@ -100,7 +100,7 @@ def order_of(
 
 
 def _require_own(line: Line, directory: str, owner: str) -> None:
-    """Refuse a run of that name which belongs to somebody else, or is finished."""
+    """Refuse a run of that name which belongs to somebody else, or is finished and not known here any more."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
         other = loads(text, LaunchOrder).owner
@@ -109,9 +109,12 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
                 f"{line.name} has a run of that name already, in {directory}, sent from {other}",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
-    elif line.exists(f"{directory}/run.json"):
-        raise PlaceFailed(f"{line.name} has a run of that name already, in {directory}",
-                          remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+    run = line.read(f"{directory}/run.json")
+    if run and (not text or json.loads(run).get("status") == "finished"):
+        raise PlaceFailed(
+            f"{line.name} has a {'finished ' if text else ''}run of that name already, in {directory}",
+            remedy="Give this one another name: --run-dir runs/NAME.",
+        )
 
 
 def _require_expected(line: Line, paths: Sequence[str]) -> None:

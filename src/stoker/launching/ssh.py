@@ -16,11 +16,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -55,7 +56,7 @@ echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
 done
-echo "cores $(nproc)"
+echo "cores $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 echo "load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo "memory $(awk '/MemAvailable/ {print $2}' /proc/meminfo)"
 echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
@@ -131,6 +132,7 @@ class SshLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
+        _require_no_image(submission)
         root, hosts = submission.root, submission.target.address.split(",")
         directory, environment = f"{root}/runs/{submission.run}", submission.environment
         python = (
@@ -160,6 +162,7 @@ class SshLauncher(Launcher):
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send, make the environment, and start one watching process on each host."""
+        _require_no_image(submission)
         lines = _lines(submission.target.address)
         if (going := self._going_on(lines[0], submission)) is not None:
             return going
@@ -175,14 +178,13 @@ class SshLauncher(Launcher):
         started: list[Line] = []
         try:
             for host, line in enumerate(lines):
-                line.run(
-                    ["env", f"STOKER_HOST={host}", *variables, *shipped.program("start", "--secrets")[1:]],
-                    stdin=secrets_input(values),
-                )  # fmt: skip
+                program = ["env", f"STOKER_HOST={host}", *variables, *shipped.program("start", "--secrets")[1:]]
+                _answer(line, program, stdin=secrets_input(values))
                 started.append(line)
         except StokerError:
             for line in started:
-                line.run(shipped.program("stop"), check=False)
+                with suppress(PlaceFailed):  # the first error is the one to report
+                    line.run(shipped.program("stop"), check=False)
             raise
         return handle
 
@@ -207,7 +209,7 @@ class SshLauncher(Launcher):
 
         def ask(line: Line) -> LaunchState | PlaceUnreachable:
             try:
-                text = line.run(_program(handle, "state"), timeout_s=20.0).stdout
+                text = _answer(line, _program(handle, "state"), timeout_s=20.0)
                 return from_json(json.loads(text), LaunchState)
             except PlaceUnreachable as error:
                 return error
@@ -230,7 +232,7 @@ class SshLauncher(Launcher):
 
     def stop(self, handle: Handle) -> None:
         """Ask the watching process of each host."""
-        _on_each(_lines(",".join(handle["hosts"])), lambda line: line.run(_program(handle, "stop")))
+        _on_each(_lines(",".join(handle["hosts"])), lambda line: _answer(line, _program(handle, "stop")))
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory on host 0, but for locks and what says where it was started there."""
@@ -245,6 +247,12 @@ class SshLauncher(Launcher):
         port = lines[0].run([shipped.python, "-c", script]).text
         address = lines[0].shell('set -- $SSH_CONNECTION; printf %s "$3"').text
         return [*variables, f"STOKER_MASTER={address or '127.0.0.1'}", f"STOKER_PORT={port}"]
+
+
+def _require_no_image(submission: Submission) -> None:
+    if submission.image:
+        raise BadJob(f"--image {submission.image}: hosts by SSH run no images",
+                     remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip
 
 
 def _ask(line: Line, root: str) -> tuple[dict[str, list[str]], float]:
@@ -331,6 +339,19 @@ def _first_line(handle: Handle) -> Line:
 
 def _program(handle: Handle, command: str) -> list[str]:
     return program_at(handle["python"], handle["stoker"], command, handle["directory"])
+
+
+def _answer(line: Line, program: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> bytes:
+    """What `at_place` on a host answers.
+
+    Raises:
+        PlaceFailed: it failed, with its own sentence.
+    """
+    answer = line.run(program, stdin=stdin, timeout_s=timeout_s, check=False)
+    if answer.code != 0:
+        raise PlaceFailed(f"{line.name}: {answer.last_line()}",
+                          remedy="If the run's directory there is gone, start another run with --new.")  # fmt: skip
+    return answer.stdout
 
 
 def _on_each(lines: Sequence[Line], action: Callable[[Line], R]) -> list[R]:

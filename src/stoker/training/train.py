@@ -8,9 +8,10 @@ processes of a launcher such as torchrun, and those that `--on 2xhere` starts al
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -407,14 +408,25 @@ def _device_name(on: str) -> str:
     return name if times and count.isdigit() else on
 
 
-def _place(on: str, meeting: Rendezvous | None) -> Place | None:
+def _place(on: str, meeting: Rendezvous | None, environ: Mapping[str, str] = os.environ) -> Place | None:
     """Where several processes train together; None for one.
+
+    Of processes on several machines those of this one have to find their devices here (LOCAL_WORLD_SIZE, which torchrun
+    and Stoker's launchers set); the other machines are taken to be like it.
 
     Raises:
         NoDevice: fewer such devices are attached than are asked for.
     """
-    place_name = on if meeting is None else f"{meeting.size}x{on}"
+    place_name, size = on, 1
+    if meeting is not None:
+        size, local = meeting.size, environ.get("LOCAL_WORLD_SIZE", "")
+        here = int(local) if local.isdigit() and 0 < int(local) < size else size
+        place_name = f"{here}x{on}"
     place, *_ = planned_devices(place_name, attached_devices())
+    if place.is_here and place.count < size and place.device.kind != "cpu":
+        place = dataclasses.replace(place, name=f"{size}x{place.name.rpartition('x')[2]}", count=size)
+    elif place.count < size:  # on a CPU places share one machine's cores
+        place, *_ = planned_devices(f"{size}x{on}", attached_devices())
     if not place.is_here:
         raise NoDevice(f"{place_name!r} asks for {place.count} devices, and fewer of them are attached.",
                        remedy="`stoker doctor` shows what is; `stoker plan` forecasts what is not.")  # fmt: skip

@@ -1,0 +1,43 @@
+"""An image of a job, run by rootless Podman: it trains to the same bits as without a container."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stoker.records import dumps
+from tests.flow.builders import PLAN
+from tests.flow.command import job_file, stoker_process
+from tests.places.podman import podman, reason_against
+
+pytestmark = [
+    pytest.mark.places,
+    pytest.mark.skipif(reason_against() is not None, reason=str(reason_against())),
+]
+
+
+def test_a_container_trains_to_the_same_bits(place: Path) -> None:
+    """Weights under one plan are equal within and without, and `stoker verify` within finds nothing."""
+    job_file()
+    with podman() as run:
+        made = stoker_process("image", "blobs.py", "-o", run.folder / "image.tar", "--json")
+        assert made.code == 0, made.err
+        plan = run.folder / "plan.json"
+        plan.write_text(dumps(dataclasses.replace(PLAN, threads=1)))
+        loaded = run("load", "-i", run.folder / "image.tar")
+        assert loaded.returncode == 0, loaded.stderr
+        reference = loaded.stdout.strip().rpartition(" ")[2]
+        script = "stoker train blobs.py --plan /plan.json --run-dir /runs/inside && stoker verify blobs.py"
+        inside = run(
+            "run", "--rm", "--cgroups=disabled", "--network=none", "-e", "OMP_NUM_THREADS=1",
+            "-v", f"{run.folder}/runs:/runs", "-v", f"{plan}:/plan.json:ro", "--entrypoint", "/bin/sh",
+            reference, "-c", script,
+        )  # fmt: skip
+        assert inside.returncode == 0, inside.stderr
+        assert "holds: " in inside.stdout
+        outside = stoker_process("train", "blobs.py", "--plan", plan, "--run-dir", "outside")
+        assert outside.code == 0, outside.err
+        weights = (run.folder / "runs" / "inside" / "model.safetensors").read_bytes()
+        assert weights == Path("outside/model.safetensors").read_bytes()
