@@ -3,10 +3,10 @@
     python -m bench.resume.keep [--updates 150] [--url file://…]
 
 The job is the small GPT of the proofs of resuming, in one thread, with a checkpoint every second. CPU time is counted
-and not seconds, so that neighbours do not matter: the threads of the mirror (its own, and the one in which fsspec talks)
-can slow training by no more than that, even if no core is free. Their imports, before training, are not counted; records
-and pieces of the log that go with a checkpoint are. The share is of the 30 s between two checkpoints of a small model.
-The result goes to bench/results/. Needs s3fs and moto, or a --url.
+and not seconds, so that neighbours do not matter: the threads of the mirror (its own, and the one in which fsspec
+talks) can slow training by no more than that, even if no core is free. Their imports, before training, are not
+counted; records and pieces of the log that go with a checkpoint are. The share is of the 30 s between two checkpoints
+of a small model. The result goes to bench/results/. Needs s3fs and moto, or a --url.
 """
 
 from __future__ import annotations
