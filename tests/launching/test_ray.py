@@ -112,10 +112,12 @@ def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_what_ray_cannot_do_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    """Secrets would be seen by everybody at the dashboard."""
+    """Secrets would be seen by everybody at the dashboard; images, it has no way for."""
     with FakeRay(tmp_path) as head:
         with pytest.raises(PlaceFailed, match="HF_TOKEN cannot be sent"):
             LAUNCHER.start(submission(head, tmp_path, secrets=("HF_TOKEN",)), lambda text: None)
+        with pytest.raises(PlaceFailed, match="no container images"):
+            LAUNCHER.start(submission(head, tmp_path, image="team/image"), lambda text: None)
         assert head.requests == []
 
 

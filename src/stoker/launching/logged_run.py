@@ -52,13 +52,16 @@ def order_of(submission: Submission, *, takes_secrets: bool = False) -> LaunchOr
     `takes_secrets`: the platform has a way of its own for them.
 
     Raises:
-        PlaceFailed: the platform cannot run it: several hosts, or secrets.
+        PlaceFailed: the platform cannot run it: several hosts, secrets, an image.
     """
     target = submission.target
     if target.num_nodes > 1:
         raise PlaceFailed(f"{target.kind}: a run has one node here, and {target.num_nodes} are asked for",
                           remedy=f"Take several devices of one node: {target.kind}:{target.address}/"
                           f"{target.num_devices}.")  # fmt: skip
+    if submission.image:
+        raise PlaceFailed(f"{target.kind} runs no container images here, and {submission.image} is asked for",
+                          remedy="Leave --image out: the versions here are installed there.")  # fmt: skip
     if submission.secrets and not takes_secrets:
         raise PlaceFailed(f"{target.kind} shows the variables of a job to everybody who can see it, so that "
                           f"{', '.join(submission.secrets)} cannot be sent",
