@@ -63,17 +63,6 @@ def choose_run_directory(
     return directory, f"{run.name} is continued, as asked."
 
 
-def _require_here(directory: RunDirectory) -> None:
-    """Nothing unless the run goes on elsewhere, as far as is known here; then BadRun is raised."""
-    launch = directory.read_launch()
-    if launch is not None and launch.is_going_on:
-        raise BadRun(
-            f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
-            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
-            "fetches it; --resume then continues it here.",
-        )
-
-
 def _left_unfinished(prepared: ResolvedJob) -> str | None:
     """The message for a job file that was changed while a run of it is unfinished: the run, the change, the ways on."""
     left = unfinished_before(runs_root(), prepared.spec)
@@ -167,3 +156,14 @@ def environment(device: Device, plan: Plan) -> Environment:
             "matmul_precision": torch.get_float32_matmul_precision(),
         },
     )
+
+
+def _require_here(directory: RunDirectory) -> None:
+    """Nothing unless the run goes on elsewhere, as far as is known here; then BadRun is raised."""
+    launch = directory.read_launch()
+    if launch is not None and launch.is_going_on:
+        raise BadRun(
+            f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
+            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
+            "fetches it; --resume then continues it here.",
+        )
