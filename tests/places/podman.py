@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PURE_CGROUPS = (
@@ -67,4 +68,6 @@ def podman() -> Iterator[Podman]:
         yield program
     finally:
         program("unshare", "rm", "-rf", folder / "store", folder / "runs")
+        with suppress(OSError, ValueError):  # the process that keeps the user's namespace
+            os.kill(int((folder / "runtime" / "libpod" / "tmp" / "pause.pid").read_text()), signal.SIGTERM)
         shutil.rmtree(folder, ignore_errors=True)
