@@ -11,6 +11,7 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.follow import LONGEST_PAUSE_S, EventStream, Follower
 from stoker.launching.place_history import lessons_of
 from stoker.records import LaunchState
+from stoker.store import RunLock
 from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
 
 __all__ = ["fake_place"]
@@ -211,6 +212,15 @@ def test_a_run_that_cannot_be_fetched_is_left_there(run: Elsewhere, monkeypatch:
     monkeypatch.setattr(run.launcher, "fetch", refuse)
     followed = run.follower().run()
     assert (followed.is_home, followed.problem, followed.exit_code) == (False, "the run's directory is gone", 4)
+
+
+def test_a_directory_that_is_in_use_here_is_fetched_later(run: Elsewhere) -> None:
+    """As while another client fetches it: how the run ended is said all the same."""
+    run.launcher.answers = [FINISHED]
+    with RunLock(run.here.path):
+        followed = run.follower().run()
+    assert (followed.state.phase, followed.is_home) == ("finished", False)
+    assert "is in use by this process" in followed.problem
 
 
 def test_the_place_changes_neither_the_record_nor_the_code_here(run: Elsewhere) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PURE_CGROUPS = (
     "umount -R /sys/fs/cgroup 2>/dev/null; mount -t cgroup2 none /sys/fs/cgroup; exec "
-    'runuser -u "$0" -- env HOME="$1/home" XDG_RUNTIME_DIR="$1/runtime" "${@:2}"'
+    'runuser -u "$0" -- env HOME="$1/home" TMPDIR="$1/home" XDG_RUNTIME_DIR="$1/runtime" "${@:2}"'
 )
 """In a mount namespace of its own: crun refuses both versions of cgroups at once. Then as the user `$0`."""
 
@@ -67,4 +68,6 @@ def podman() -> Iterator[Podman]:
         yield program
     finally:
         program("unshare", "rm", "-rf", folder / "store", folder / "runs")
+        with suppress(OSError, ValueError):  # the process that keeps the user's namespace
+            os.kill(int((folder / "runtime" / "libpod" / "tmp" / "pause.pid").read_text()), signal.SIGTERM)
         shutil.rmtree(folder, ignore_errors=True)

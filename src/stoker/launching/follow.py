@@ -368,7 +368,7 @@ class Follower:
         for number in range(MOST_TRIES):
             try:
                 bring_home(self.directory, self.launcher, self.launch)
-            except PlaceFailed as error:
+            except (PlaceFailed, BadRun) as error:  # BadRun: a full disk here, or another client that fetches it
                 problem = error.message
                 if not isinstance(error, PlaceUnreachable):
                     break

@@ -192,3 +192,14 @@ def environment(device: Device, plan: Plan) -> Environment:
             "matmul_precision": torch.get_float32_matmul_precision(),
         },
     )
+
+
+def _require_here(directory: RunDirectory) -> None:
+    """Nothing unless the run goes on elsewhere, as far as is known here; then BadRun is raised."""
+    launch = directory.read_launch()
+    if launch is not None and launch.is_going_on:
+        raise BadRun(
+            f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
+            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
+            "fetches it; --resume then continues it here.",
+        )
