@@ -85,7 +85,7 @@ def plan(
                 memory=memory,
                 threads=threads,
                 device_mtbf_h=device_mtbf,
-                only=pinned or None,
+                plan=pinned or None,
                 network=network,
                 preempted_every=preempted_every,
             )
