@@ -124,6 +124,7 @@ def plan(
                 device_mtbf_h=device_mtbf,
                 slice=slice_length,
                 only=pinned or None,
+                plan=pinned or None,
                 network=network,
                 preempted_every=preempted_every,
             )

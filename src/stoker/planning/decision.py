@@ -71,7 +71,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
     device_mtbf_h: float | None = None,
     slice: Duration | float | str | None = None,  # noqa: A002 - as of `train`
     entry: Entry | None = None,
-    only: Plan | str | Path | Sequence[str] | None = None,
+    plan: Plan | str | Path | Sequence[str] | None = None,
     network: str | None = None,
     preempted_every: float | str | None = None,
 ) -> Decision:
@@ -89,14 +89,14 @@ def plan(  # noqa: PLR0913 - what the command line offers
         device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.hardware`.
         slice: the time that each process may take, at places that end jobs: also say how many slices the run takes.
         entry: the job file it came from.
-        only: forecast this plan: a Plan, a file with one, or words such as `micro_batch=2 shards=8`. A plan that does
+        plan: forecast this one: a Plan, a file with one, or words such as `micro_batch=2 shards=8`. A plan that does
             not fit is forecast too: `probability_it_fits` says so.
         network: between machines of devices elsewhere: words such as `8x400gbit`, or a TOML file; None: that of the
             vendor's machine.
         preempted_every: mean time after which a rented machine is taken away [s]; a number, or `6h`.
 
     Raises:
-        BadJob: the job cannot be trained as it is, or `only` is not legal for it.
+        BadJob: the job cannot be trained as it is, or `plan` is not legal for it.
         DoesNotFit: no legal plan fits, or none keeps the limits.
         NoDevice: a word of `on` is unknown, or `here` has none.
     """
@@ -112,10 +112,10 @@ def plan(  # noqa: PLR0913 - what the command line offers
         resolve_job(job, entry), is_all_elsewhere=not any(place.is_here for place in places),
         device_mtbf_h=require_mtbf(device_mtbf_h), preempted_s=preempted_s(preempted_every),
     )  # fmt: skip
-    decision = compare(planner, places, limits, objective, only)
+    decision = compare(planner, places, limits, objective, plan)
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
-    if only is None and all(place.is_here and place.count == 1 for place in places):
+    if plan is None and all(place.is_here and place.count == 1 for place in places):
         chosen = decision.chosen
         try:
             rentable = [] if chosen.forecast.total_s.value <= ENOUGH_S else _rentable(planner)
