@@ -123,7 +123,6 @@ def plan(
                 threads=threads,
                 device_mtbf_h=device_mtbf,
                 slice=slice_length,
-                only=pinned or None,
                 plan=pinned or None,
                 network=network,
                 preempted_every=preempted_every,

@@ -88,17 +88,6 @@ def bring_kept_runs(
     return said
 
 
-def _require_here(directory: RunDirectory) -> None:
-    """Nothing unless the run goes on elsewhere, as far as is known here; then BadRun is raised."""
-    launch = directory.read_launch()
-    if launch is not None and launch.is_going_on:
-        raise BadRun(
-            f"{directory.name} is {launch.state.phase} at {launch.place}, as last seen.",
-            remedy=f"`stoker attach {directory.name}` shows it. `stoker stop {directory.name}` ends it there and "
-            "fetches it; --resume then continues it here.",
-        )
-
-
 def _left_unfinished(prepared: ResolvedJob) -> str | None:
     """The message for a job file that was changed while a run of it is unfinished: the run, the change, the ways on."""
     left = unfinished_before(runs_root(), prepared.spec)
