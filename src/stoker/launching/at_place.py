@@ -27,6 +27,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,7 @@ _BEGUN_WITHIN_S = 10.0
 _OTHERS_NOTICE_S = 3.0
 """Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
 
+_FULL_BYTES = 1 << 20
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -434,16 +436,27 @@ def state_of(directory: Path) -> LaunchState:
     machine that gave no sign of life for `STALE_S`.
     """
     order, folder = read_order(directory), directory / _LAUNCH
-    now_s = _disk_time(folder)
+    now_s, full = _disk_time(folder), _full_disk(folder)
     states = []
     for path in sorted(folder.glob("host-*.json")):
         state = read_host_state(path)
         if state is not None and state.submitted_at == order.submitted_at:
             with suppress(OSError):
-                states.append(_with_evidence(state, now_s - path.stat().st_mtime))
+                seen = _with_evidence(state, now_s - path.stat().st_mtime)
+                states.append(
+                    replace(seen, evidence=seen.evidence + full) if seen.phase in {"lost", "failed"} else seen
+                )
     if not states:
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
+
+
+def _full_disk(folder: Path) -> str:
+    """What to add to the evidence where the disk is full: nothing else could be written then; else ""."""
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        return f"; the disk there is full ({free:,} bytes free)" if free < _FULL_BYTES else ""
+    return ""
 
 
 def _disk_time(folder: Path) -> float:
