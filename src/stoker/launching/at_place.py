@@ -27,6 +27,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,7 @@ _BEGUN_WITHIN_S = 10.0
 _OTHERS_NOTICE_S = 3.0
 """Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
 
+_FULL_BYTES = 1 << 20
 _TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -254,14 +256,14 @@ class HostSupervisor:
             return self._end(self._given_up("the scheduler started it again"))
         while True:
             verdict = self._run_once()
-            if not verdict.is_again or self._is_signalled or self._is_stopped():
+            if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
             self._count_restart()
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
-            if self._is_signalled or self._is_stopped():
+            if self._must_leave():
                 return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
 
     def _run_once(self) -> RankOutcome:
@@ -302,7 +304,7 @@ class HostSupervisor:
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
-        if self._is_signalled or self._is_stopped():
+        if self._must_leave():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
         self._write(replace(self._state, phase=phase, why=why, samples=samples))
@@ -331,6 +333,10 @@ class HostSupervisor:
         until = time.monotonic() + duration_s
         while time.monotonic() < until and not self._is_signalled:
             time.sleep(0.2)
+
+    def _must_leave(self) -> bool:
+        """Whether the user asked the run to stop, or this process was asked to end."""
+        return self._is_signalled or self._is_stopped()
 
     def _is_stopped(self) -> bool:
         return (self._folder / _STOP).exists()
@@ -430,16 +436,27 @@ def state_of(directory: Path) -> LaunchState:
     machine that gave no sign of life for `STALE_S`.
     """
     order, folder = read_order(directory), directory / _LAUNCH
-    now_s = _disk_time(folder)
+    now_s, full = _disk_time(folder), _full_disk(folder)
     states = []
     for path in sorted(folder.glob("host-*.json")):
         state = read_host_state(path)
         if state is not None and state.submitted_at == order.submitted_at:
             with suppress(OSError):
-                states.append(_with_evidence(state, now_s - path.stat().st_mtime))
+                seen = _with_evidence(state, now_s - path.stat().st_mtime)
+                states.append(
+                    replace(seen, evidence=seen.evidence + full) if seen.phase in {"lost", "failed"} else seen
+                )
     if not states:
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
+
+
+def _full_disk(folder: Path) -> str:
+    """What to add to the evidence where the disk is full: nothing else could be written then; else ""."""
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        return f"; the disk there is full ({free:,} bytes free)" if free < _FULL_BYTES else ""
+    return ""
 
 
 def _disk_time(folder: Path) -> float:

@@ -33,7 +33,7 @@ from typing import IO, cast
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
 from stoker.store.files import aside_path, is_aside
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 CONFIG_VARIABLE = "STOKER_SSH_CONFIG"
 """Environment variable: a configuration file for ssh instead of `~/.ssh/config`."""
@@ -68,7 +68,8 @@ class Answer:
 
     def last_line(self) -> str:
         """The last line of standard error, or of the output: what a failed command says."""
-        lines = self.stderr.strip().splitlines() or self.text.splitlines()
+        said = [line for line in self.stderr.splitlines() if line.strip() and "Exiting with failure" not in line]
+        lines = said or self.text.splitlines()
         return lines[-1].strip() if lines else f"exit code {self.code}"
 
 
@@ -178,7 +179,9 @@ class Line(abc.ABC):
         answer = Answer(process.returncode, b"", said)
         self.require_line(answer)
         if answer.code != 0:
-            raise PlaceFailed(f"{into} cannot be written on {self.name}: {answer.last_line()}",
+            free = self.shell('df -Pk -- "$(dirname -- "$1")" | awk "END {print \\$4}"', into, check=False).text
+            room = f" ({format_bytes(int(free) * 1024)} free)" if free.isdigit() else ""
+            raise PlaceFailed(f"{into} cannot be written on {self.name}{room}: {answer.last_line()}",
                               remedy="Nothing half was left there; free some space, or give another --place-option "
                               "root=FOLDER.")  # fmt: skip
 
