@@ -93,7 +93,7 @@ class SlurmLauncher(Launcher):
         if (slash and match is None) or not re.fullmatch(r"[\w.-]*", partition):
             remedy = f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
             raise NoDevice(f"--on slurm:{text} cannot be read.", remedy=remedy)
-        first, second, device = match.groups() if match else (None, None, "")
+        first, second, device = (match[1], match[2], match[3]) if match is not None else (None, None, "")
         nodes, each = (first, second) if second is not None else ("1", first)
         if 0 in {int(nodes or 1), int(each or 1)}:
             raise NoDevice(f"--on slurm:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
