@@ -112,19 +112,19 @@ def loopback(folder: Path) -> Iterator[Hosts]:
 
 @contextmanager
 def namespaces(folder: Path, names: Sequence[str] = ("box1", "box2")) -> Iterator[Hosts]:
-    """Machines in network namespaces behind one bridge, with addresses 10.87.0.2, 10.87.0.3 and so on.
+    """Machines in network namespaces behind one bridge, with addresses 10.87.N.2, 10.87.N.3 and so on.
 
     Raises:
         subprocess.CalledProcessError: this user may not make namespaces.
     """
     tag = f"st{os.getpid() % 10000}"
-    bridge = f"{tag}br"
+    bridge, net = f"{tag}br", f"10.87.{os.getpid() % 255}"
     with _running(folder) as hosts:
         made: list[list[str]] = []
         try:
             _ip("link", "add", bridge, "type", "bridge")
             made.append(["link", "del", bridge])
-            _ip("addr", "add", "10.87.0.1/24", "dev", bridge)
+            _ip("addr", "add", f"{net}.1/24", "dev", bridge)
             _ip("link", "set", bridge, "up")
             for number, name in enumerate(names, start=2):
                 namespace, outer = f"{tag}{name}", f"{tag}v{number}"
@@ -132,10 +132,10 @@ def namespaces(folder: Path, names: Sequence[str] = ("box1", "box2")) -> Iterato
                 made.append(["netns", "del", namespace])
                 _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", namespace)
                 _ip("link", "set", outer, "master", bridge, "up")
-                for words in (["addr", "add", f"10.87.0.{number}/24", "dev", "eth0"], ["link", "set", "eth0", "up"],
+                for words in (["addr", "add", f"{net}.{number}/24", "dev", "eth0"], ["link", "set", "eth0", "up"],
                               ["link", "set", "lo", "up"]):  # fmt: skip
                     _ip("-n", namespace, *words)
-                _add(hosts, Host(name, f"10.87.0.{number}", 22, folder / f"disk-{name}", namespace))
+                _add(hosts, Host(name, f"{net}.{number}", 22, folder / f"disk-{name}", namespace))
             yield hosts
         finally:
             for host in hosts.hosts:

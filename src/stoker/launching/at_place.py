@@ -254,14 +254,14 @@ class HostSupervisor:
             return self._end(self._given_up("the scheduler started it again"))
         while True:
             verdict = self._run_once()
-            if not verdict.is_again or self._is_signalled or self._is_stopped():
+            if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
             self._count_restart()
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
-            if self._is_signalled or self._is_stopped():
+            if self._must_leave():
                 return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
 
     def _run_once(self) -> RankOutcome:
@@ -302,7 +302,7 @@ class HostSupervisor:
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
-        if self._is_signalled or self._is_stopped():
+        if self._must_leave():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
         self._write(replace(self._state, phase=phase, why=why, samples=samples))
@@ -331,6 +331,10 @@ class HostSupervisor:
         until = time.monotonic() + duration_s
         while time.monotonic() < until and not self._is_signalled:
             time.sleep(0.2)
+
+    def _must_leave(self) -> bool:
+        """Whether the user asked the run to stop, or this process was asked to end."""
+        return self._is_signalled or self._is_stopped()
 
     def _is_stopped(self) -> bool:
         return (self._folder / _STOP).exists()

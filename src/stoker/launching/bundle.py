@@ -17,7 +17,7 @@ import io
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -70,14 +70,11 @@ class TreeFile:
         try:
             status = source.stat()
             if status.st_size <= _KEPT_BYTES:
-                content: bytes | Path = source.read_bytes()
-                digest = hashlib.sha256(content).hexdigest()
-            else:
-                content, digest = source, digest or sha256_file(source)
+                return replace(cls.of_bytes(path, source.read_bytes()), is_executable=bool(status.st_mode & 0o100))
+            digest = digest or sha256_file(source)
         except OSError as error:
             raise BadJob(f"{source} cannot be read: {error.strerror}") from error
-        size = len(content) if isinstance(content, bytes) else status.st_size
-        return cls(path=path, num_bytes=size, digest=digest, content=content,
+        return cls(path=path, num_bytes=status.st_size, digest=digest, content=source,
                    is_executable=bool(status.st_mode & 0o100))  # fmt: skip
 
     def open(self) -> IO[bytes]:
