@@ -21,6 +21,7 @@ PROMISED = {
     "epochs",
     "holdout",
     "load",
+    "log",
     "plan",
     "profile",
     "samples",
