@@ -349,6 +349,16 @@ class LayoutCandidates:
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
+        smallest = min(local.coupling.legal_micro_batches(local.batch), default=1)
+        least = dataclasses.replace(self._least_plan, micro_batch=smallest)
+        # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
+        is_gathered = place.device.kind == "cuda" and layout.shards > 1 and least.precision == "bf16"
+        if is_gathered and forecasts.probability_it_fits(least) < SURE_ENOUGH:
+            needed, there = format_bytes(forecasts.needed_bytes(least)), format_bytes(device.memory_bytes)
+            raise DoesNotFit(
+                f"a micro-batch of {smallest} needs about {needed} of each device; {device.model} has {there}",
+                remedy="Take more devices, or ones with more memory.",
+            )
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)
