@@ -141,8 +141,9 @@ def parse_network(text: str, cluster: Cluster) -> Cluster:
             ) from problem
     else:
         first, *others = [word.strip() for word in text.split(",") if word.strip()] or [""]
-        given = dict(other.split("=", 1) if "=" in other else (other, "") for other in others)
-        given = {**({"network": first} if "=" not in first else dict([first.split("=", 1)])), **given}
+        given = {key: value for key, _, value in (word.partition("=") for word in others)}
+        key, equals, value = first.partition("=")
+        given = {key: value, **given} if equals else {"network": first, **given}
     for key in given:
         if key not in _KEYS:
             raise BadJob(f"--network: there is no key {key!r}", remedy=nearest(key, _KEYS) or f"Try {_EXAMPLE}.")

@@ -175,7 +175,7 @@ def _misalignment(operation: Operation, size: float) -> float:
         multiple = min(math.gcd(int(row * size), _WORD_BYTES) for row in rows)
         return _MISALIGNED.get(multiple, 1.0)
 
-    return max(factor(operands), factor([operation.outputs[0].shape[-1]]) ** (1 / 3))
+    return max(factor(operands), math.cbrt(factor([operation.outputs[0].shape[-1]])))
 
 
 def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
