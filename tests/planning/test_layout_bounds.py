@@ -23,8 +23,8 @@ def candidates(on: str, memory: float | None = None, network: str | None = None)
 def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
     """On devices of 6 kB neither replicas nor shards have room, on real ones both have."""
     for layout in (Layout(replicas=16), Layout(shards=16)):
-        assert candidates("16xh100")._lacks(layout) is None  # noqa: SLF001 - the rule under test
-    reason = candidates("16xh100", memory=6e3)._lacks(Layout(replicas=16))  # noqa: SLF001 - likewise
+        assert candidates("16xh100")._lacks(layout) is None
+    reason = candidates("16xh100", memory=6e3)._lacks(Layout(replicas=16))
     assert reason is not None
     assert "of each device" in reason
     assert "NVIDIA H100" in reason
@@ -33,6 +33,6 @@ def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
 def test_a_slow_network_puts_groups_within_a_machine_first() -> None:
     """Where machines hardly reach each other, shards of eight come before shards over two machines."""
     slow = candidates("16xh100", network="1x1gbit")
-    estimates = {shards: slow._estimate_s(Layout(replicas=16 // shards, shards=shards)) for shards in (8, 2)}  # noqa: SLF001 - likewise
-    over_machines = slow._estimate_s(Layout(shards=16))  # noqa: SLF001 - likewise
+    estimates = {shards: slow._estimate_s(Layout(replicas=16 // shards, shards=shards)) for shards in (8, 2)}
+    over_machines = slow._estimate_s(Layout(shards=16))
     assert estimates[8] < over_machines

@@ -18,6 +18,7 @@ one out, 5.12; the kernel is exponential in the distance of logarithmic sizes.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
