@@ -246,12 +246,14 @@ class LayoutCandidates:
             layouts = [one for one in layouts if one.replicas * one.shards == one.world_size]
         estimates: dict[Layout, float] = {}
         for layout in layouts:
-            problem = self.rules.problem_with(layout) or self._lacks(layout)
+            illegal = self.rules.problem_with(layout)
+            problem = illegal or self._lacks(layout)
             if problem is None:
                 estimates[layout] = self._estimate_s(layout)
-            else:
-                plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
-                found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+                continue
+            plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
+            found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+            if illegal is None:
                 found.unfit.append(DoesNotFit(problem, remedy="Take more devices, or ones with more memory."))
         return sorted(estimates, key=lambda one: estimates[one])
 
@@ -319,7 +321,12 @@ class LayoutCandidates:
         layout, capability = Layout(shards=self.place.count), self.place.hardware.compute_capability or ""
         local = local_profile(self.profile, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
-            return self.planner.needs.trace(trace_settings(self._least_plan, local, capability, layout))
+            return self.planner.needs.trace(trace_settings(self._least_of(local), local, capability, layout))
+
+    def _least_of(self, local: Profile) -> Plan:
+        """That plan with the smallest micro-batch that is legal for one process's part of the job."""
+        smallest = min(local.coupling.legal_micro_batches(local.batch), default=local.batch)
+        return dataclasses.replace(self._least_plan, micro_batch=smallest)
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
@@ -349,14 +356,13 @@ class LayoutCandidates:
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
-        smallest = min(local.coupling.legal_micro_batches(local.batch), default=1)
-        least = dataclasses.replace(self._least_plan, micro_batch=smallest)
+        least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.shards > 1 and least.precision == "bf16"
         if is_gathered and forecasts.probability_it_fits(least) < SURE_ENOUGH:
             needed, there = format_bytes(forecasts.needed_bytes(least)), format_bytes(device.memory_bytes)
             raise DoesNotFit(
-                f"a micro-batch of {smallest} needs about {needed} of each device; {device.model} has {there}",
+                f"a micro-batch of {least.micro_batch} needs about {needed} of each device; {device.model} has {there}",
                 remedy="Take more devices, or ones with more memory.",
             )
         with users_code("the model or the loss", self.planner.prepared.entry):
