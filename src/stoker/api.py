@@ -84,6 +84,8 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.inspecting.data_check import check_data as check_data
     from stoker.jobs import load_job as load_job
     from stoker.launching.follow import Follower as Follower
+    from stoker.launching.images.oci_image import ImageOptions as ImageOptions
+    from stoker.launching.images.oci_image import build_image as build_image
     from stoker.launching.known_places import ask_places as ask_places
     from stoker.launching.known_places import fetch_run as fetch_run
     from stoker.launching.known_places import find_launched as find_launched
@@ -91,11 +93,9 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import launcher_of_run as launcher_of_run
     from stoker.launching.known_places import place_kinds as place_kinds
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
-    from stoker.launching.kubernetes_service import deploy as deploy
+    from stoker.launching.kubernetes.kubernetes_service import deploy as deploy
     from stoker.launching.launch import describe_launch as describe_launch
     from stoker.launching.meter import spent_of as spent_of
-    from stoker.launching.oci_image import ImageOptions as ImageOptions
-    from stoker.launching.oci_image import build_image as build_image
     from stoker.launching.place_offers import compare_places as compare_places
     from stoker.loadtesting import load_test as load_test
     from stoker.loadtesting.inference_requests import sizes_of as sizes_of

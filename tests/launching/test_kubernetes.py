@@ -11,10 +11,10 @@ import pytest
 
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
-from stoker.launching.cluster_api import ClusterApi
-from stoker.launching.cluster_state import with_host
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.kubernetes import LAUNCHER
+from stoker.launching.kubernetes.cluster_api import ClusterApi
+from stoker.launching.kubernetes.cluster_state import with_host
+from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
 from stoker.launching.launcher import HostRanks, Request, Submission
 from stoker.records import LaunchState
 from stoker.testing import LauncherConformance

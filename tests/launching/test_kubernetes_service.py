@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadSetting, PlaceFailed
-from stoker.launching.kubernetes_service import Deployment, deploy, service_objects
+from stoker.launching.kubernetes.kubernetes_service import Deployment, deploy, service_objects
 from stoker.launching.launcher import LaunchTarget
 from tests.optional import optional
 from tests.places.kubernetes.cluster import kubeconfig

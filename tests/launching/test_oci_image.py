@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Entry, load_job
-from stoker.launching import oci_image
-from stoker.launching.base_image import BaseImage
-from stoker.launching.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret
-from stoker.launching.shared_libraries import SystemLibraries, read_dynamic
+from stoker.launching.images import oci_image
+from stoker.launching.images.base_image import BaseImage
+from stoker.launching.images.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret
+from stoker.launching.images.shared_libraries import SystemLibraries, read_dynamic
 from tests.flow.command import job_file, stoker_here
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

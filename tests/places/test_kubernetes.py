@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 from stoker.errors import PlaceFailed
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
-from stoker.launching.cluster_api import ClusterApi, dropped
-from stoker.launching.kubernetes import LAUNCHER
+from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
+from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
 from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
 from stoker.launching.launcher import Submission
 from stoker.records import ENDED, LaunchState

@@ -26,7 +26,7 @@ from stoker.records import to_json
 from stoker.units import format_bytes
 
 if TYPE_CHECKING:
-    from stoker.launching.oci_image import ImageRecord
+    from stoker.launching.images.oci_image import ImageRecord
 
 
 def image(

@@ -1,6 +1,7 @@
 """Runs executed elsewhere: hosts, Slurm, Kubernetes, Ray, clouds; one seam, one file for each kind of place.
 
-A file with an object `LAUNCHER` is a kind of place; the folder is listed, nothing else names them. The kind is the word
+A file with an object `LAUNCHER`, here or in a folder of a kind, is a kind of place; the folder is listed, nothing else
+names them. The kind is the word
 in `kind = "…"` of the file, read from its text: the command line tells a place from a device without importing
 any launcher.
 """
@@ -30,10 +31,11 @@ def kinds() -> dict[str, str]:
 @functools.cache
 def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     found = {}
-    for file in sorted(file for path in paths for file in Path(path).glob("*.py")):
-        text = file.read_text(encoding="utf-8")
-        if _OBJECT in text and (kind := _KIND.search(text)):
-            found[kind[1]] = f"{__name__}.{file.stem}"
+    for folder in map(Path, paths):
+        for file in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
+            text = file.read_text(encoding="utf-8")
+            if _OBJECT in text and (kind := _KIND.search(text)):
+                found[kind[1]] = ".".join((__name__, *file.relative_to(folder).with_suffix("").parts))
     return tuple(found.items())
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from stoker.devices import catalogue
 from stoker.devices.catalogue import CatalogueEntry, normalized_name
 from stoker.errors import NoDevice, PlaceFailed, nearest
-from stoker.launching.cluster_api import ClusterApi, Object
+from stoker.launching.kubernetes.cluster_api import ClusterApi, Object
+from stoker.launching.kubernetes.manifests import NodePool
 from stoker.launching.launcher import LaunchTarget
-from stoker.launching.manifests import NodePool
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 KIND_LABELS = (

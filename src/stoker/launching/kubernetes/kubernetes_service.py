@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from stoker.errors import BadSetting, PlaceFailed, nearest
 from stoker.launching import parse_target
-from stoker.launching.cluster_api import ClusterApi, Object, connect
+from stoker.launching.kubernetes.cluster_api import ClusterApi, Object, connect
+from stoker.launching.kubernetes.manifests import MANAGER, labels, object_name
 from stoker.launching.launcher import LaunchTarget
-from stoker.launching.manifests import MANAGER, labels, object_name
 
 HTTP_PORT, GRPC_PORT, ADMIN_PORT = 8000, 8001, 8002
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # a pod's addresses, behind its Service

@@ -22,12 +22,11 @@ from pathlib import Path
 
 from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
-from stoker.launching import cluster_state
 from stoker.launching.bundle import require_sendable, secret_values, sending_text
-from stoker.launching.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts
-from stoker.launching.cluster_nodes import survey, wanted_pool
-from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
-from stoker.launching.manifests import (
+from stoker.launching.kubernetes import cluster_state
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts
+from stoker.launching.kubernetes.cluster_nodes import survey, wanted_pool
+from stoker.launching.kubernetes.manifests import (
     APIS,
     HOSTS_VARIABLE,
     JOBSET,
@@ -43,7 +42,8 @@ from stoker.launching.manifests import (
     run_objects,
     selector,
 )
-from stoker.launching.pod_volume import RunVolume
+from stoker.launching.kubernetes.pod_volume import RunVolume
+from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
 from stoker.records.launch import LaunchState
 
 KUEUE, KUEUE_VISIBILITY = "kueue.x-k8s.io/v1beta1", "visibility.kueue.x-k8s.io/v1beta1"

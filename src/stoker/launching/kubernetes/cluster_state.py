@@ -13,8 +13,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker.launching.cluster_api import Object
-from stoker.launching.manifests import EXIT_AGAIN
+from stoker.launching.kubernetes.cluster_api import Object
+from stoker.launching.kubernetes.manifests import EXIT_AGAIN
 from stoker.records.launch import LaunchPhase, LaunchState
 
 _STUCK = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",

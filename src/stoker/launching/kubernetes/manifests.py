@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import BadSetting, PlaceFailed, nearest
-from stoker.launching import pod_start
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
-from stoker.launching.cluster_api import Object
+from stoker.launching.kubernetes import pod_start
+from stoker.launching.kubernetes.cluster_api import Object
 from stoker.launching.launcher import ROOT, Submission
 from stoker.launching.lines import write_tar
 from stoker.records.codec import dumps

@@ -32,11 +32,11 @@ from typing import IO, Any, ClassVar
 
 from stoker.errors import BadJob
 from stoker.jobs import Entry
-from stoker.launching.base_image import BaseImage
 from stoker.launching.bundle import TreeFile, code_bundle, stoker_bundle, tree_digest, work_folder
 from stoker.launching.environment_lock import installed_closure
+from stoker.launching.images.base_image import BaseImage
+from stoker.launching.images.shared_libraries import SystemLibraries
 from stoker.launching.launch import imported_modules
-from stoker.launching.shared_libraries import SystemLibraries
 from stoker.records.codec import JSON
 from stoker.store import disk_errors
 from stoker.store.files import aside_path, disk, make_directories

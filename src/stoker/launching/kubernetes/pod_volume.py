@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from stoker.errors import PlaceFailed, PlaceUnreachable
-from stoker.launching import pod_files
 from stoker.launching.bundle import Bundle
-from stoker.launching.cluster_api import AlreadyThere, ClusterApi, CommandOutput, Object
-from stoker.launching.cluster_state import ending_of, state_of
+from stoker.launching.kubernetes import pod_files
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, CommandOutput, Object
+from stoker.launching.kubernetes.cluster_state import ending_of, state_of
+from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, labels, selector
 from stoker.launching.lines import extract_tar, is_inside, size_and_time, write_tar
-from stoker.launching.manifests import CONTAINER, MOUNT, labels, selector
 from stoker.store.files import is_aside
 
 VISITOR_LIFE_S = 900

@@ -1,0 +1,1 @@
+"""Container images of a job, written without a daemon."""

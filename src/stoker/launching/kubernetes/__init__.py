@@ -1,0 +1,1 @@
+"""Runs and services on Kubernetes, through its API: manifests, files in pods, states."""
