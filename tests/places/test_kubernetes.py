@@ -163,7 +163,7 @@ def pods_of(run: LaunchedRun) -> list[str]:
     """Names of the run's pods that are not over."""
     api = ClusterApi("", "team")
     mine = f"app.kubernetes.io/instance={run.launch.handle['name']},app.kubernetes.io/component=training"
-    pods = api.list("Pod", mine)
+    pods = api.objects("Pod", mine)
     return [
         p["metadata"]["name"] for p in pods
         if p.get("status", {}).get("phase") in {"Pending", "Running"} and "deletionTimestamp" not in p["metadata"]
@@ -175,7 +175,7 @@ def left(run: LaunchedRun) -> list[str]:
     api, name = ClusterApi("", "team"), run.launch.handle["name"]
     kinds = [("Job", "batch/v1"), ("Pod", "v1"), ("ConfigMap", "v1"), ("Secret", "v1"), ("Service", "v1")]
     return [f"{kind} {thing['metadata']['name']}" for kind, version in kinds
-            for thing in api.list(kind, f"app.kubernetes.io/instance={name}", api=version)]  # fmt: skip
+            for thing in api.objects(kind, f"app.kubernetes.io/instance={name}", api=version)]  # fmt: skip
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -342,8 +342,8 @@ def test_a_quota_that_is_exceeded_leaves_nothing(cluster: Cluster, job: Path) ->
     finally:
         cluster.server.ask("DELETE", f"{quotas}/none")
     api = ClusterApi("", "team")
-    until(lambda: not api.list("ConfigMap", "app.kubernetes.io/managed-by=stoker"), "the garbage collector")
-    assert not [c for c in api.list("PersistentVolumeClaim") if c["status"].get("phase") != "Bound"]
+    until(lambda: not api.objects("ConfigMap", "app.kubernetes.io/managed-by=stoker"), "the garbage collector")
+    assert not [c for c in api.objects("PersistentVolumeClaim") if c["status"].get("phase") != "Bound"]
 
 
 def test_somebody_who_may_nothing_is_told_what_is_missing(cluster: Cluster, job: Path) -> None:

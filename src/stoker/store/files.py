@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import ClassVar, TypeVar
 
 from stoker.errors import BadRun, RunFailed, StokerError
@@ -338,7 +338,7 @@ def remove_leftovers(directory: Path) -> None:
             remove_tree(entry)
 
 
-def is_aside(path: Path) -> bool:
+def is_aside(path: PurePath) -> bool:
     """Whether `path` has a name that `aside_path` gives."""
     return _ASIDE.fullmatch(path.name) is not None
 

@@ -151,7 +151,7 @@ class ClusterApi:
         except NotThere:
             return None
 
-    def list(self, kind: str, selector: str = "", *, api: str = "v1", fields: str = "") -> list[Object]:
+    def objects(self, kind: str, selector: str = "", *, api: str = "v1", fields: str = "") -> list[Object]:
         """The objects of a kind with these labels."""
         query = {k: v for k, v in (("labelSelector", selector), ("fieldSelector", fields)) if v}
         items: list[Object] = self.ask("GET", self.path(api, kind), query=query).get("items", [])

@@ -111,7 +111,7 @@ def survey(api: ClusterApi) -> Nodes:
     used: Counter[str] | None = None
     if api.may("list", "pods"):
         used = _used(api)
-    return Nodes(tuple(_node(thing, used) for thing in api.list("Node") if _takes_pods(thing)))
+    return Nodes(tuple(_node(thing, used) for thing in api.objects("Node") if _takes_pods(thing)))
 
 
 def _used(api: ClusterApi) -> Counter[str] | None:

@@ -76,7 +76,7 @@ class KubernetesLauncher(Launcher):
 
         Without a count there is one process; without a device, it gets one of any kind that the nodes have.
         """
-        rest, known = text.strip().rstrip("/"), {}
+        rest, known = text.strip().rstrip("/"), dict[str, str]()
         if importlib.util.find_spec("kubernetes") is not None:
             known, _ = contexts()
         context = max((name for name in known if rest.startswith(f"{name}/")), key=len, default="")
@@ -176,7 +176,8 @@ class KubernetesLauncher(Launcher):
             if document["kind"] == "Secret":
                 document["stringData"] = dict.fromkeys(document.pop("data"), "(read when the run starts)")
         large = "".join(f"# sent through a pod: {b.name}, {b.num_bytes} bytes\n" for b in objects.to_send)
-        return note + large + yaml.safe_dump_all(documents, sort_keys=False, width=120)
+        manifests: str = yaml.safe_dump_all(documents, sort_keys=False, width=120)
+        return note + large + manifests
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Make the claim, the Job (held back), what belongs to it, send what is large, and let the Job go."""
@@ -229,7 +230,7 @@ class KubernetesLauncher(Launcher):
                 return LaunchState(phase="stopped", why=why,
                                    evidence=f"{handle['kind']} {handle['name']}: not found", at=_now())  # fmt: skip
             owner["kind"] = handle["kind"]
-            pods = api.list("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training")
+            pods = api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training")
             queue = (owner["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
             workload = _workload(api, owner) if queue and owner["spec"].get("suspend") else None
             position = _position(api, queue, workload["metadata"]["name"]) if workload is not None else ""
@@ -257,7 +258,7 @@ class KubernetesLauncher(Launcher):
             RunVolume(api, handle["name"], handle["pod"], None).touch(f"runs/{handle['run']}/launch/stop")
         api.delete(handle["kind"], handle["name"], api=APIS[handle["kind"]])
         until = time.monotonic() + _STOP_PATIENCE_S
-        while remaining := api.list("Pod", selector(handle["name"])):
+        while remaining := api.objects("Pod", selector(handle["name"])):
             if time.monotonic() > until:
                 raise PlaceFailed(f"Pod {remaining[0]['metadata']['name']} is still being ended after "
                                   f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again.")  # fmt: skip
@@ -304,7 +305,7 @@ def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -
     if not api.may("list", "storageclasses", "storage.k8s.io"):
         facts["volume"] = "a new claim; storage classes are not visible to you"
         return []
-    classes = api.list("StorageClass", api="storage.k8s.io/v1")
+    classes = api.objects("StorageClass", api="storage.k8s.io/v1")
     names = [thing["metadata"]["name"] for thing in classes]
     mark = "storageclass.kubernetes.io/is-default-class"
     default = [t["metadata"]["name"] for t in classes if (t["metadata"].get("annotations") or {}).get(mark) == "true"]
@@ -321,7 +322,7 @@ def _queue(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str], clu
     """Kueue's queues here; what is missing."""
     if not any(group.startswith("kueue.x-k8s.io/") for group in cluster.groups):
         return ["--place-option queue: the cluster has no Kueue"] if settings.queue else []
-    queues = {thing["metadata"]["name"]: thing for thing in api.list("LocalQueue", api=KUEUE)}
+    queues = {thing["metadata"]["name"]: thing for thing in api.objects("LocalQueue", api=KUEUE)}
     facts["Kueue"] = "; ".join(
         f"queue {name}: {thing.get('status', {}).get('pendingWorkloads', 0)} waiting" for name, thing in queues.items()
     ) or "no queue in this namespace"  # fmt: skip
@@ -349,7 +350,7 @@ def _position(api: ClusterApi, queue: str, workload: str = "") -> str:
 
 def _workload(api: ClusterApi, owner: Object) -> Object | None:
     """Kueue's Workload of a Job; None while there is none."""
-    for workload in api.list("Workload", api=KUEUE):
+    for workload in api.objects("Workload", api=KUEUE):
         for reference in workload["metadata"].get("ownerReferences") or []:
             if reference.get("uid") == owner["metadata"]["uid"]:
                 return workload
@@ -411,7 +412,7 @@ def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
     api.delete(kind, name, api=APIS[kind])
     until = time.monotonic() + _STOP_PATIENCE_S
     while api.find(kind, name, api=APIS[kind]) is not None or any(
-        api.list(one, selector(name)) for one in ("Pod", "ConfigMap", "Secret", "Service")
+        api.objects(one, selector(name)) for one in ("Pod", "ConfigMap", "Secret", "Service")
     ):
         if time.monotonic() > until:
             raise PlaceFailed(f"{kind} {name} of an earlier start is still being deleted.", remedy="Ask again later.")

@@ -48,7 +48,7 @@ class RunVolume:
 
     def running_pod(self, host: int = 0) -> str:
         """The name of the run's own pod of a host, if it runs; else ""."""
-        for pod in self._api.list("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
+        for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
             annotations = pod["metadata"].get("annotations") or {}
             index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
             ready = [s for s in pod.get("status", {}).get("containerStatuses") or [] if "running" in s.get("state", {})]
