@@ -274,12 +274,12 @@ def launched_document(directory: RunDirectory) -> dict[str, Any]:
         events = ()
     newest = next((event.fields for event in reversed(events) if event.kind == "progress"), {})
     samples, total, eta_s = newest.get("samples"), newest.get("total_samples"), newest.get("eta_s")
-    is_counted = isinstance(samples, int) and isinstance(total, int) and total > 0
+    share = samples / total if isinstance(samples, int) and isinstance(total, int) and total > 0 else None
     spent = api.spent_of(launch, events) if launch.price_per_h else None
     return {
         "run": directory.name, "path": str(directory.path), "place": launch.place, "phase": launch.state.phase,
         "why": launch.state.why, "seen_at": launch.state.at, "submitted_at": launch.submitted_at, "samples": samples,
-        "share": samples / total if is_counted else None,
+        "share": share,
         "eta_s": eta_s if isinstance(eta_s, int | float) and launch.is_going_on else None,
         "spent": spent, "max_cost": launch.max_cost,
     }  # fmt: skip

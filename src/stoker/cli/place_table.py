@@ -37,11 +37,11 @@ def render_comparison(found: PlaceComparison, console: Console) -> None:
         is_best = offer is best
         why = Text(printable(offer.problem or offer.why), EMBER if is_best else "yellow" if offer.problem else "dim")
         reasons.append(Text.assemble((f"{offer.text}: ", "bold" if is_best else ""), why))
-        cells = (Text("▸" if is_best else "", EMBER), Text(offer.text), *_figures(offer))
-        table.add_row(*cells, *((why,) if is_wide else ()), style="bold" if is_best else "")
+        cells: list[Text | str] = [Text("▸" if is_best else "", EMBER), Text(offer.text), *_figures(offer)]
+        table.add_row(*cells, *([why] if is_wide else []), style="bold" if is_best else "")
     print_table(table, console)
-    for line in () if is_wide else reasons:
-        console.print(line)
+    for reason in () if is_wide else reasons:
+        console.print(reason)
     if best is not None and best.run is not None:
         interval = f"{format_interval(best.run)} in 8 cases of 10, {best.run.basis}"
         console.print(Text(f"\n{best.text}: runs {format_seconds(best.run.value)} ({interval}) on {best.device}"))

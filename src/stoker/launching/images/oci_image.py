@@ -478,7 +478,7 @@ def write_layer(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
                     try:
                         tar.addfile(info, content)
                     except OSError as problem:
-                        raise BadJob(f"{file.content} was changed while the image was made",
+                        raise BadJob(f"{file.path} was changed while the image was made",
                                      remedy="Run the same command again.") from problem  # fmt: skip
 
 
