@@ -37,7 +37,7 @@ Env = Annotated[
 Image = Annotated[str | None, _elsewhere("--image", metavar="IMAGE", help_text="Container image to run in.")]
 Secrets = Annotated[
     list[str] | None,
-    _elsewhere("--secret", metavar="NAME", help_text="Environment variable to send, stored nowhere; may be repeated."),
+    _elsewhere("--secret", metavar="NAME", help_text="Environment variable to send, in no record; may be repeated."),
 ]
 Send = Annotated[
     list[Path] | None, _elsewhere("--send", metavar="PATH", help_text="Another file or folder that the job reads.")
