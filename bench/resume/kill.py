@@ -145,8 +145,7 @@ def prove_trying(job: str, kills: int, randomly: random.Random) -> dict[str, obj
                 if switches(reference) == switches(run):
                     break
             else:
-                raise RuntimeError(f"{ATTEMPTS} times other processes made the reference change its threads: repeat this "
-                                   "on a quiet machine")  # fmt: skip
+                raise RuntimeError(f"other processes made {ATTEMPTS} references give up threads: use a quiet machine")
             are_equal.append(digest(run) == digest(reference))
         among = sum(bool(one["while_trying"]) for one in happened)
         print(f"{job}: {len(happened)} kills, {among} while plans were tried, bit-equal: {all(are_equal)}", flush=True)
