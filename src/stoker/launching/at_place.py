@@ -450,7 +450,7 @@ def state_of(directory: Path) -> LaunchState:
         silent_s = now_s - (folder / _ORDER).stat().st_mtime
         if silent_s > STALE_S:
             return LaunchState(phase="lost", why="it was sent, and no host ever started it",
-                               evidence=f"no word of a host {silent_s:.0f} s after the order{full}", at=_now())  # fmt: skip
+                               evidence=f"no word of it for {silent_s:.0f} s{full}", at=_now())  # fmt: skip
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
 
