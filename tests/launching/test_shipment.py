@@ -51,7 +51,7 @@ def test_data_below_a_relative_folder_are_linked(home: Path) -> None:
 def test_a_folder_that_holds_more_is_other_data(home: Path) -> None:
     """A picture folder with further pictures has another digest, so the one here is sent."""
     (home / "sets" / "digits" / "c.csv").write_text("5,6")
-    folder = shipped(home, SET, data="sets")
+    folder = shipped(home, SET, data=str(home / "sets"))
     assert not folder.is_symlink()
     assert sorted(path.name for path in folder.iterdir()) == ["a.csv", "b.csv"]
 
