@@ -15,6 +15,7 @@ from stoker.errors import PlaceUnreachable
 from stoker.jobs import load_job
 from stoker.launching.launcher import Probe
 from stoker.records import LaunchState
+from stoker.store import RunLock
 from stoker.training.run_handle import keep_sources
 from tests.flow.command import job_file, plan_file, stoker_here
 from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
@@ -98,6 +99,10 @@ def test_stop_waits_until_the_run_has_left(run: Elsewhere) -> None:
     assert run.launcher.calls.count("stop") == 1
     assert stoker_here("stop", run.here.name).code == 0
     assert run.launcher.calls.count("stop") == 1
+    with RunLock(run.here.path):  # so that it cannot be fetched
+        outcome = stoker_here("stop", run.here.name)
+    assert outcome.code == 4
+    assert "not fetched: " in outcome.err
 
 
 @pytest.mark.parametrize(("phase", "exit_code", "code"), [("failed", 3, 3), ("failed", 1, 4), ("lost", None, 4)])

@@ -279,6 +279,16 @@ def test_states_of_an_earlier_order_do_not_count(run: Path) -> None:
     assert state_of(run).phase == "starting"
 
 
+def test_an_order_that_no_host_began_is_lost(run: Path) -> None:
+    """As after a line that was cut between the order and the start: else nothing would ever run, or end."""
+    assert state_of(run).phase == "starting"
+    os.utime(run / "launch" / "order.json", (1, 1))
+    lost = state_of(run)
+    assert (lost.phase, lost.why) == ("lost", "it was sent, and no host ever started it")
+    _write(run, _state())
+    assert state_of(run).phase == "running"
+
+
 def test_several_hosts_are_one_state() -> None:
     """What goes on counts while a host goes on; one that is lost is evidence, and an end when nobody waits for it."""
     other = _state(host=1, hostname="box2")

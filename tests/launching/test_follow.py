@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
 from stoker.launching.follow import LONGEST_PAUSE_S, EventStream, Follower
+from stoker.launching.known_places import fetch_run
 from stoker.launching.place_history import lessons_of
-from stoker.records import LaunchState
-from stoker.store import RunLock
+from stoker.records import LaunchState, Run
+from stoker.store import RunDirectory, RunLock
 from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
 
 __all__ = ["fake_place"]
@@ -237,6 +238,54 @@ def test_the_place_changes_neither_the_record_nor_the_code_here(run: Elsewhere) 
     assert run.here.read_launch() is not None
     assert not (run.here.path / "started.json").exists()
     assert (run.here.path / "model.safetensors").exists()
+
+
+def make_run(directory: Path, samples: int) -> None:
+    """The record of a run that came to `samples`."""
+    RunDirectory(directory).write_run(
+        Run(
+            name=directory.name, status="unfinished", created_at="2026-11-25T10:00:00+00:00", spec_digest="3" * 64,
+            total_samples=200, samples=samples,
+        )
+    )  # fmt: skip
+
+
+def test_a_run_that_went_on_here_is_not_replaced_by_the_older_one_there(run: Elsewhere) -> None:
+    """As after `--resume` here of a run that was stopped there: record and log here stay, and the refusal says so."""
+    make_run(run.there, 50)
+    run.log("stopped", 1, samples=50)
+    run.launcher.answers = [STOPPED]
+    assert run.follower().run().is_home
+    with run.here.events_path.open("ab") as file:
+        file.write(log_of(run).replace(b"50", b"100"))
+    make_run(run.here.path, 100)
+    before = log_of(run)
+    with pytest.raises(BadRun, match=r"is further here \(100 samples\) than at fake:box \(50\)"):
+        fetch_run(run.here)
+    assert not run.follower().run().is_home
+    assert (run.here.read_run().samples, log_of(run)) == (100, before)
+    run.log("resumed", 2, samples=50)  # another branch there, which comes further
+    for samples in (70, 150):
+        run.log("checkpointed", 3, samples=samples)
+        make_run(run.there, samples)
+        followed = run.follower().run()
+        assert followed.is_home == (samples == 150), followed.problem
+    assert run.here.read_run().samples == 150
+    assert (run.here.path / "events-1.jsonl").read_bytes() == before
+
+
+def test_a_shorter_log_there_does_not_replace_the_one_here(run: Elsewhere) -> None:
+    """Following finds nothing new in it, so the fetch at the end has to keep the log here."""
+    for number in range(9):
+        run.log("progress", number, samples=number)
+    run.follower(is_watching=False).run()
+    before = log_of(run)
+    (run.there / "events.jsonl").unlink()
+    run.log("finished", 20, samples=60)
+    run.launcher.answers = [FINISHED]
+    assert run.follower().run().is_home
+    assert (run.here.path / "events-1.jsonl").read_bytes() == before
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
 
 
 def test_money_stops_a_run_before_its_limit(place: Path, fake_place: Any) -> None:

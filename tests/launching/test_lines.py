@@ -91,6 +91,20 @@ def test_only_files_that_differ_are_fetched(tmp_path: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["checkpoints", "run.json"]
 
 
+def test_more_complaints_than_a_pipe_holds_block_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of tar on a disk that cannot be written, a line for each of many files: all is sent and fetched."""
+    loud = "head -c 1000000 /dev/zero | tr '\\0' x >&2; "
+    command = LocalLine.command
+
+    def complaining(self: LocalLine, argv: list[str]) -> list[str]:
+        return ["timeout", "20", "sh", "-c", f'{loud}exec "$@"', "sh", *command(self, argv)]
+
+    monkeypatch.setattr(LocalLine, "command", complaining)
+    tree = [*TREE, TreeFile.of_bytes("big.bin", b"x" * 1_000_000)]
+    LocalLine().send_tree(tree, str(tmp_path / "there"))
+    assert LocalLine().fetch_tree(str(tmp_path / "there"), tmp_path / "here") == 3
+
+
 def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile archive with names outside, links and names nobody asked for writes none of them."""
     archive = io.BytesIO()

@@ -433,7 +433,7 @@ def state_of(directory: Path) -> LaunchState:
     """The state of the run in `directory`, as this machine can tell.
 
     A watching process of this machine that is gone without having said how it ended is `lost`; so is one of another
-    machine that gave no sign of life for `STALE_S`.
+    machine that gave no sign of life for `STALE_S`, and a run of which no host said anything for so long.
     """
     order, folder = read_order(directory), directory / _LAUNCH
     now_s, full = _disk_time(folder), _full_disk(folder)
@@ -447,6 +447,10 @@ def state_of(directory: Path) -> LaunchState:
                     replace(seen, evidence=seen.evidence + full) if seen.phase in {"lost", "failed"} else seen
                 )
     if not states:
+        silent_s = now_s - (folder / _ORDER).stat().st_mtime
+        if silent_s > STALE_S:
+            return LaunchState(phase="lost", why="it was sent, and no host ever started it",
+                               evidence=f"no word of it for {silent_s:.0f} s{full}", at=_now())  # fmt: skip
         return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
     return combined(states)
 

@@ -42,6 +42,9 @@ MOST_TRIES = 10
 STALLED_UPDATES, LEAST_SILENCE_S = 3, 60.0
 """A run is said to be stalled after the forecast time of so many updates without an event, and at least so long [s]."""
 
+_SAVED = ("checkpointed", "resumed", "stopped", "finished")
+"""Kinds of events whose position can be continued from."""
+
 Sink = Callable[[Event], None]
 Answer = Literal["detach", "stop"]
 
@@ -69,7 +72,8 @@ class EventStream:
         # With the line break before it, which says that the log there is still the one that is here.
         data = self._read(max(0, offset - 1))
         if offset and data[:1] not in (b"", b"\n"):
-            self._set_aside()
+            set_log_aside(self._path)
+            self._shown = 0
             return self.pull()
         data = data[1:] if offset else data
         whole = data[: data.rfind(b"\n") + 1]
@@ -117,12 +121,12 @@ class EventStream:
                 os.close(descriptor)
         return len(data)
 
-    def _set_aside(self) -> None:
-        """Keep the log here under another name: the one there was replaced, as on a host that lost its disk."""
-        number = next(n for n in range(1, 10_000) if not self._path.with_name(f"events-{n}.jsonl").exists())
-        with disk_errors(self._path, "the run's events", error=BadRun):
-            disk().rename(self._path, self._path.with_name(f"events-{number}.jsonl"))
-        self._shown = 0
+
+def set_log_aside(path: Path) -> None:
+    """Keep the log here under another name: the one there was replaced, as on a host that lost its disk."""
+    number = next(n for n in range(1, 10_000) if not path.with_name(f"events-{n}.jsonl").exists())
+    with disk_errors(path, "the run's events", error=BadRun):
+        disk().rename(path, path.with_name(f"events-{number}.jsonl"))
 
 
 @dataclass
@@ -415,13 +419,14 @@ def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> N
     """Fetch the run's directory into `directory`; a transfer that is cut leaves whole files only.
 
     What was made here stays as it is, whatever the place sends: the launch's record, and the copy of the job, which is
-    code that `stoker.load` runs.
+    code that `stoker.load` runs. A log here that the one there does not continue is kept under another name.
 
     Raises:
-        BadRun: the directory here is in use by another process, or cannot be written.
+        BadRun: the directory here is in use by another process, cannot be written, or is further than the one there.
         PlaceFailed: the place refuses, or (PlaceUnreachable) does not answer.
     """
     with RunLock(directory.path), disk_errors(directory.path, "the run's directory", error=BadRun):
+        _require_newer(directory, launcher, launch)
         own = _own_files(directory.path)
         try:
             launcher.fetch(launch.handle, directory.path)
@@ -431,6 +436,57 @@ def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> N
             for path, content in own.items():
                 if not path.is_file() or path.read_bytes() != content:
                     write_atomic(path, content)
+
+
+def _require_newer(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:
+    """Refuse to replace a run that went on here by the older one there; set a log aside that has another one there."""
+    path = directory.events_path
+    size = _whole_bytes(path)
+    is_same = not size or launcher.events(launch.handle, size - 1)[:1] == b"\n"
+    if is_same and not path.with_name("events-1.jsonl").exists():  # nothing but what came from there is here
+        return
+    num_bytes, samples_there = _saved_there(launcher, launch)
+    samples = 0
+    with suppress(StokerError):  # a record that cannot be read is no loss
+        samples = directory.read_headway().samples if directory.is_run else 0
+    if launch.state.phase != "finished" and samples > samples_there:
+        raise BadRun(
+            f"{directory.name} is further here ({samples:,} samples) than at {launch.place} ({samples_there:,}): "
+            "nothing was replaced",
+            remedy="Go on with the run here; or move its directory away, and fetch that of the place.",
+        )
+    if num_bytes and not is_same:
+        set_log_aside(path)
+
+
+def _whole_bytes(path: Path) -> int:
+    """Size of a log up to the end of its last whole line [bytes]; 0 if it is not there."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            if (at := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + at + 1
+            end = start
+    return 0
+
+
+def _saved_there(launcher: Launcher, launch: Launch) -> tuple[int, int]:
+    """Size of the log there [bytes], and the furthest position that it says was saved [samples]."""
+    offset, furthest, rest = 0, 0, b""
+    while data := launcher.events(launch.handle, offset):
+        offset += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):  # a line that cannot be read says nothing
+                event = read_event(line)
+                samples = event.fields.get("samples")
+                if event.kind in _SAVED and isinstance(samples, int):
+                    furthest = max(furthest, samples)
+    return offset, furthest
 
 
 def _own_files(directory: Path) -> dict[Path, bytes]:

@@ -132,7 +132,8 @@ def _send_missing(line: Line, root: str, submission: Submission, tell: Callable[
     bundles, data = (*submission.data, submission.stoker, submission.code), submission.options.get("data", "")
     folders = [f"{root}/{bundle.folder}" for bundle in bundles]
     script = (
-        'mkdir -p -- "$1" && df -Pk -- "$1" | tail -n 1; shift; for f in "$@"; do [ -d "$f" ] && echo 1 || echo 0; done'
+        'mkdir -p -- "$1" && df -Pk -- "$1" | tail -n 1; shift; '
+        'for f in "$@"; do [ -d "$f" ] && [ ! -L "$f" ] && echo 1 || echo 0; done'  # a link: its data may have changed
     )
     disk, *known = line.shell(script, root, *folders).text.splitlines()
     missing = [bundle for bundle, is_there in zip(bundles, known, strict=True) if is_there == "0"]
@@ -152,27 +153,41 @@ def _send_missing(line: Line, root: str, submission: Submission, tell: Callable[
     return total
 
 
-_FIND_DATA = """
+_FIND_DATA = r"""
 set -e
-for home in "$3" "$STOKER_DATA"; do
-    [ -n "$home" ] && [ -d "$home" ] || continue
+cd
+for home in "$(readlink -- "$1" || :)" "$3" "$STOKER_DATA"; do
+    [ -n "$home" ] && home=$(cd -- "$home" 2>/dev/null && pwd) || continue
     for place in "$home" "$home/$2"; do
         ( cd -- "$place" 2>/dev/null && sha256sum --check --strict --status - ) < "$1.sums" || continue
-        mkdir -p -- "$(dirname -- "$1")"; ln -s -- "$place" "$1"; rm -f -- "$1.sums"; exit 0
+        if [ -n "$4" ]; then  # a folder that holds more is another one
+            count=$(find "$place/" -type d -name __pycache__ -prune -o ! -name "*.pyc" -xtype f -printf . | wc -c)
+            [ "$count" -eq "$4" ] || continue
+        fi
+        [ "$(readlink -- "$1" || :)" = "$place" ] || ln -sfT -- "$place" "$1"
+        rm -f -- "$1.sums"; exit 0
     done
 done
-rm -f -- "$1.sums"; exit 1
+rm -f -- "$1.sums"; [ ! -L "$1" ] || rm -f -- "$1"
+exit 1
 """
 
 
 def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
-    """Whether the place has the data in `data` or its `$STOKER_DATA`, with equal digests; then it is linked."""
-    if line.shell('[ -n "$1" ] || [ -n "$STOKER_DATA" ]', data, check=False).code != 0:
-        return False
+    """Whether the place has the data in `data` or its `$STOKER_DATA`, with equal digests; then it is linked.
+
+    What was linked before is looked at again, and its link removed if it does not hold any more.
+    """
     folder = f"{root}/{bundle.folder}"
-    sums = "".join(f"{file.digest}  {file.path}\n" for file in bundle.files if not file.link)
+    script = '[ -n "$1" ] || [ -n "$STOKER_DATA" ] || [ -L "$2" ]'
+    if line.shell(script, data, folder, check=False).code != 0:
+        return False
+    files = [file for file in bundle.files if not file.link]
+    sums = "".join(f"{file.digest}  {file.path}\n" for file in files)
     line.write(f"{folder}.sums", sums.encode(errors="surrogateescape"))
-    return line.shell(_FIND_DATA, folder, bundle.name, data, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
+    count = "" if [file.path for file in files] == [bundle.name] else str(len(files))  # one file lies among others
+    words = (folder, bundle.name, data, count)
+    return line.shell(_FIND_DATA, *words, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
 
 
 def environment_at(

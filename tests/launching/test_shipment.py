@@ -1,0 +1,68 @@
+"""Data that a place has already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.launcher import LaunchTarget, Submission
+from stoker.launching.lines import LocalLine
+from stoker.launching.shipment import ship
+
+SET = Bundle(
+    kind="data", name="digits", files=(TreeFile.of_bytes("a.csv", b"1,2\n"), TreeFile.of_bytes("b.csv", b"3,4\n"))
+)
+ONE = Bundle(kind="data", name="a.csv", files=SET.files[:1])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home directory at the place, with the set in `sets/digits`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("STOKER_DATA", raising=False)
+    monkeypatch.setattr("stoker.launching.shipment.environment_at", lambda *_: "/usr/bin/python3")
+    SET.write_to(tmp_path / "sets" / "digits")
+    return tmp_path
+
+
+def shipped(home: Path, bundle: Bundle, **options: str) -> Path:
+    """Send a run with that data; its folder at the place."""
+    code, stoker = (Bundle(kind=kind, name=kind, files=()) for kind in ("code", "stoker"))
+    target = LaunchTarget(text="ssh:box", kind="ssh", address="box")
+    ship(LocalLine(), Submission(run="blobs", target=target, code=code, stoker=stoker, data=(bundle,),
+                                 job_file="blobs.py", options=options))  # fmt: skip
+    return home / ".stoker" / bundle.folder
+
+
+def test_data_below_a_relative_folder_are_linked(home: Path) -> None:
+    """The link holds: it is absolute, and one file is found among others; a broken one is mended."""
+    (home / "sets" / "digits" / "__pycache__").mkdir()
+    (home / "sets" / "digits" / "__pycache__" / "x.pyc").touch()
+    for bundle in (SET, ONE):
+        (home / ".stoker" / "data").mkdir(parents=True, exist_ok=True)
+        (home / ".stoker" / bundle.folder).symlink_to("sets/digits")
+        folder = shipped(home, bundle, data="sets" if bundle is SET else "sets/digits")
+        assert folder.readlink() == home / "sets" / "digits"
+        assert (folder / "a.csv").read_bytes() == b"1,2\n"
+
+
+def test_a_folder_that_holds_more_is_other_data(home: Path) -> None:
+    """A picture folder with further pictures has another digest, so the one here is sent."""
+    (home / "sets" / "digits" / "c.csv").write_text("5,6")
+    folder = shipped(home, SET, data=str(home / "sets"))
+    assert not folder.is_symlink()
+    assert sorted(path.name for path in folder.iterdir()) == ["a.csv", "b.csv"]
+
+
+def test_linked_data_that_were_changed_are_not_used(home: Path) -> None:
+    """They are looked at at every start, also where the option is not given again."""
+    folder = shipped(home, SET, data="sets")
+    assert shipped(home, SET).is_symlink()
+    (home / "sets" / "digits" / "a.csv").write_text("9,9\n")
+    shipped(home, SET)
+    assert not folder.is_symlink()
+    assert (folder / "a.csv").read_bytes() == b"1,2\n"
+    assert (home / "sets" / "digits" / "a.csv").read_text() == "9,9\n"
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
