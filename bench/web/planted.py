@@ -206,6 +206,7 @@ def show(root: Path, pid: int = 0) -> None:
         place="slurm:a100",
         kind="slurm",
         handle={"job": 4711},
+        identity="1d",
         code_digest="c0de",
         environment_digest="",
         arguments=(),

@@ -292,6 +292,21 @@ def test_a_secret_travels_in_the_secret_alone(cluster: Any, monkeypatch: pytest.
     assert "API_KEY" in json.dumps(job_of(cluster)["spec"])
 
 
+def test_the_secret_goes_when_the_run_has_ended(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before; one of that name which the Job does not own stays."""
+    monkeypatch.setenv("API_KEY", "hunter22")
+    handle = start(secrets=("API_KEY",))
+    assert LAUNCHER.state(handle).phase not in {"finished", "failed"}
+    (secret,) = cluster.of("secrets")
+    cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], 0)
+    theirs = cluster.objects["secrets", "job-ac1f4a"] = {**secret, "metadata": {"name": "job-ac1f4a", "uid": "other"}}
+    assert LAUNCHER.state(handle).phase == "finished"
+    assert cluster.of("secrets") == [theirs]
+    cluster.objects["secrets", "job-ac1f4a"] = secret
+    assert LAUNCHER.state(handle).phase == "finished"
+    assert cluster.of("secrets") == []
+
+
 def test_the_same_run_is_not_started_twice_and_an_ended_one_makes_room(cluster: Any) -> None:
     """A Job of this run that is going is kept; one that ended is replaced; the claim is used again."""
     first = start()

@@ -258,3 +258,19 @@ def test_a_record_of_a_launch_reads_back(job: Path, started: list[Submission]) -
     assert document["record"] == "Launch"
     assert document["max_cost"] == 5.0
     assert RunDirectory(launched.directory.path).read_launch() == launched.launch
+
+
+def test_a_price_is_not_an_option_of_the_place(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prices the run, and a place that refuses what it does not know is not told; what it knows, it is told."""
+    probed: list[Any] = []
+
+    def probe(target: LaunchTarget, options: Any) -> Probe:
+        probed.append(options)
+        return Probe(facts={})
+
+    monkeypatch.setattr(fake_place, "probe", probe)
+    options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5", "root": "/shared"})
+    assert launch(job, on="fake:box", options=options).launch.price_per_h == 2.5
+    assert [dict(one) for one in (probed[0], started[0].options)] == [{"root": "/shared"}] * 2

@@ -134,7 +134,8 @@ def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
         nodes["data"]["result"]["result"][0]["resources_total"] |= {"GPU": 4.0, "accelerator_type:A100": 1.0}
         head.nodes = nodes
         assert LAUNCHER.probe(target, {}).device == "A100"
-        assert LAUNCHER.offers(Request(target=target))[0].starts_in_s is None
+        (offer,) = LAUNCHER.offers(Request(target=target))
+        assert (offer.starts_in_s, offer.price_per_h) == (None, None)  # both unknown: no limit of cost is kept by that
 
 
 def test_something_else_than_ray_is_named(tmp_path: Path) -> None:

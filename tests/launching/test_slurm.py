@@ -233,6 +233,15 @@ def test_the_script_can_be_read_and_has_what_people_look_for(tmp_path: Path) -> 
     assert "API_NAME" not in text
 
 
+def test_a_setting_of_two_lines_stays_a_comment(tmp_path: Path) -> None:
+    """No line of it is a command, nor one for sbatch; sbatch reads its options up to the first command."""
+    text = LAUNCHER.script(submission(tmp_path, arguments=("--set", "prompt=a\n#SBATCH --nodes=9\nrm -rf x")))
+    head = text[: text.index("\n\n")].splitlines()
+    assert all(line.startswith("#") for line in head)
+    assert "#SBATCH --nodes=2" in head
+    assert "#SBATCH --nodes=9" not in head
+
+
 def host_state(phase: Any, at: str, **more: Any) -> HostState:
     """What host 0 wrote."""
     return HostState(
@@ -402,6 +411,8 @@ def test_secrets_travel_in_a_file_of_this_user_alone(
 ) -> None:
     """Not in the script, the handle or the order, nor in the environment of sbatch, which Slurm stores."""
     monkeypatch.setenv("API_NAME", "hidden-value")
+    monkeypatch.setenv("API_OF_THE_SHELL", "not sent")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "ml")
     fake.says("sbatch", "3\n")
     (fake.folder / "sbatch").write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment"\necho 3\n')
     handle = LAUNCHER.start(submission(tmp_path, secrets=("API_NAME",)), lambda text: None)
@@ -411,7 +422,9 @@ def test_secrets_travel_in_a_file_of_this_user_alone(
     assert json.loads(secret.read_text())["API_NAME"] == "hidden-value"
     others = [path for path in (tmp_path / "root").rglob("*") if path.is_file() and path != secret]
     assert not [path for path in others if "hidden-value" in path.read_text()]
-    assert "hidden-value" not in (tmp_path / "environment").read_text()
+    given = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
+    assert not {"API_NAME", "API_OF_THE_SHELL"} & given.keys()
+    assert (given["HOME"], given["SBATCH_ACCOUNT"]) == (os.environ["HOME"], "ml")
 
 
 def test_offers_are_partitions_with_the_scheduler_s_estimate(fake: FakeSlurm) -> None:

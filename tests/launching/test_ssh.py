@@ -6,7 +6,8 @@ import pytest
 
 from stoker.errors import BadJob, PlaceFailed
 from stoker.launching import ssh
-from stoker.launching.launcher import LaunchTarget
+from stoker.launching.launcher import LaunchTarget, Request
+from stoker.launching.meter import price_there
 from stoker.launching.ssh import LAUNCHER
 from stoker.testing import LauncherConformance
 from tests.launching.fake_ssh import fake_ssh
@@ -34,6 +35,13 @@ class TestConformance(LauncherConformance):
         for call in (LAUNCHER.script, lambda submission: LAUNCHER.start(submission, print)):
             with pytest.raises(BadJob, match="run no images"):
                 call(self.submission("box", image="me/image:1"))
+
+
+def test_a_host_has_no_price_that_a_limit_could_be_kept_by() -> None:
+    """Unknown, not free: `--max-cost` is refused unless the user says a price."""
+    target = LAUNCHER.parse("box/2xa100")
+    assert price_there(target, Request(target=target), LAUNCHER)[0] is None
+    assert price_there(target, Request(target=target, options={"price": "2.5"}), LAUNCHER)[0] == 2.5
 
 
 def _about(**changes: list[str]) -> dict[str, list[str]]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
-from stoker.records import Event
+from stoker.records import Event, Launch, LaunchState, dumps
 from stoker.web import server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
@@ -260,6 +262,34 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
     assert index.rows["run"].document["state"] == "stalled"
 
 
+def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
+    """launch.json makes the row and says the state; without a lock here; and one that was fetched midway runs on."""
+    state = LaunchState(phase="running", why="training", at="2026-01-01T01:30:00+00:00")
+    launch = Launch(
+        run="there", place="ssh:box", kind="ssh", handle={}, identity="1d", code_digest="c0de", environment_digest="",
+        arguments=(), submitted_at="2026-01-01T00:00:00+00:00", states=(state,),
+    )  # fmt: skip
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "launch.json").write_text(dumps(launch))
+    events = as_log(story.young_run())
+    write_run(tmp_path, "fetched", events, status="unfinished", launch=launch)
+    ui = ui_of(tmp_path)
+    rows = {row["id"]: row for row in ask(ui, "/api/runs").json()["rows"]}
+    assert {name: (row["status"], row["state"]) for name, row in rows.items()} == {
+        "there": ("unfinished", "running"), "fetched": ("unfinished", "running"),
+    }  # fmt: skip
+    (tmp_path / "there" / "events.jsonl").write_bytes(events)
+    ui.index.scan()
+    assert ui.index.rows["there"].document["samples"] > 0
+    assert ask(ui, "/api/run?run=there").status == 200
+    assert ask(ui, "/api/series?run=there&px=50").status == 200
+    ended = dataclasses.replace(launch, states=(state, dataclasses.replace(state, phase="finished")))
+    (tmp_path / "there" / "launch.json").write_text(dumps(ended))
+    ui.index.scan()
+    assert ui.index.rows["there"].document["state"] == "finished"
+    assert set(ui_of(tmp_path / "there").index.rows) == {"there"}
+
+
 def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
     """And no other: not a number that a dead run left, nor one of another user's."""
     path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
@@ -310,12 +340,15 @@ def test_resume_starts_what_the_user_started(tmp_path: Path, monkeypatch: pytest
     started = {"record": "Started", "schema": 1, "folder": str(tmp_path), "job_file": str(job)}
     (path / "started.json").write_text(json.dumps(started))
     calls: list[Any] = []
+    is_waited_for = threading.Event()
 
     class Process:
         pid = 1
 
         def __init__(self, command: list[str], **options: Any) -> None:
             calls.append((command, options))
+
+        wait = staticmethod(is_waited_for.set)
 
     monkeypatch.setattr("stoker.web.control.subprocess.Popen", Process)
     assert ask(ui, "/api/do/resume?run=run", **post).status == 200
@@ -324,6 +357,7 @@ def test_resume_starts_what_the_user_started(tmp_path: Path, monkeypatch: pytest
     assert "lr=0.05" in command
     assert command[-2:] == ["--resume", str(path.resolve())]
     assert options["cwd"] == str(tmp_path)
+    assert is_waited_for.wait(20), "once ended it would stay as a zombie, which counts as alive"
 
 
 def test_time_to_go_comes_with_an_interval() -> None:

@@ -153,7 +153,7 @@ def launch(
     with _held(directory):
         submission = prepare(path, job, entry, directory, on, options)
         tell(f"asking {on}")
-        probe = launcher.probe(target, options.place)
+        probe = launcher.probe(target, submission.options)
         if probe.missing:
             raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
         price_per_h, currency, price_source = _price(launcher, target, options)
@@ -248,7 +248,8 @@ def prepare(
         job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
         environment=_environment(entry, options), image=options.image, variables=options.variables,
         secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
-        send_limit=options.send_limit, options=options.place,
+        send_limit=options.send_limit,
+        options={name: value for name, value in options.place.items() if name != "price"},  # for the meter alone
     )  # fmt: skip
 
 

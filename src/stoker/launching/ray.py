@@ -118,7 +118,7 @@ class RayLauncher(Launcher):
         return (
             Offer(
                 text=target.text, num_nodes=1, devices_each=target.devices_each, device=target.device,
-                starts_in_s=0.0 if is_free else None, price_per_h=0.0,
+                starts_in_s=0.0 if is_free else None, price_per_h=None,
                 price_source="a cluster that is there: no price is known", why=why,
             ),
         )  # fmt: skip

@@ -228,9 +228,7 @@ class SlurmLauncher(Launcher):
             line.write(_secrets_path(handle), secrets_input(values), mode=0o600)
             line.write(f"{directory}/launch/batch.sh", batch_script(submission, shipped, shape).encode())
             line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
-            hidden = " ".join(f"-u {shlex.quote(name)}" for name in submission.secrets)
-            command = f'cd -- "$1" && rm -f launch/stop && env {hidden} sbatch --parsable launch/batch.sh'
-            answer = _slurm(line, command, {**stated, "partition": partition.name}, directory)
+            answer = _slurm(line, _SUBMIT, {**stated, "partition": partition.name}, directory)
         except PlaceUnreachable:
             raise  # it may have been submitted: the same command finds it by its name
         except StokerError:
@@ -317,6 +315,12 @@ case "$said" in *"Invalid job id"*|*"already completing"*|*"already completed"*)
 [ $code = 0 ] || {{ echo "$said" >&2; exit $code; }}
 [ -n "$(squeue -h -j "$1" -o %i 2>/dev/null)" ] || rm -f -- "$3"
 exit 0
+"""
+_SUBMIT = """
+cd -- "$1" && rm -f launch/stop || exit
+# sbatch hands its whole environment to the job; this user's defaults for sbatch itself stay.
+env -i HOME="$HOME" USER="$(id -un)" LOGNAME="$(id -un)" PATH="$PATH" \\
+    $(env | grep -E '^(SLURM_CONF|SBATCH_[A-Z_]+)=[^[:space:]*?[]*$') sbatch --parsable launch/batch.sh
 """
 _FORGET = """
 rm -f -- "$2" "$1/launch/batch.sh" "$1/launch/handle.json"
@@ -436,12 +440,14 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
         notes.append(f"jobs of the partition end after {longest}: about {shape.slices} starts are forecast")
     if not shape.cpus:
         notes.append("CPUs of each node, and a GPU's name there, are filled in from sinfo when it is submitted")
+    # A line of a setting is a comment too: sbatch reads no #SBATCH behind the first command.
+    command = shlex.join([submission.job_file, *submission.arguments, "--run-dir", directory]).replace("\n", "\n#     ")
     step = f"--ntasks-per-node=1 {f'--cpus-per-task={shape.cpus} ' if shape.cpus else ''}--cpu-bind=none"
     return "\n".join(
         [
             "#!/bin/bash",
             f"# {submission.run} on {_shape_text(target, shape.device)}, submitted by Stoker. Each node runs",
-            f"#     stoker train {shlex.join([submission.job_file, *submission.arguments, '--run-dir', directory])}",
+            f"#     stoker train {command}",
             *(f"#SBATCH {option}" for option in options),
             *(f"# {note}" for note in notes),
             "",

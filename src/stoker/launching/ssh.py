@@ -125,7 +125,7 @@ class SshLauncher(Launcher):
         return (
             Offer(
                 text=target.text, num_nodes=target.num_nodes, devices_each=target.devices_each, device=target.device,
-                starts_in_s=0.0, price_per_h=0.0, price_source="a host of one's own: no price is known",
+                starts_in_s=0.0, price_per_h=None, price_source="a host of one's own: no price is known",
                 why="hosts by SSH have no queue",
             ),
         )  # fmt: skip

@@ -11,6 +11,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def restart(row: Row, *, is_fork: bool) -> str:
             start_new_session=True,
             env={**os.environ, "STOKER_RUNS": str(row.root.resolve())},
         )
+    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay, ended, and count as alive
     return f"process {process.pid} {'forks' if is_fork else 'continues'} it; what it says is in {output}"
 
 

@@ -160,7 +160,7 @@ class RunIndex:
 
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
-        if (root / "run.json").is_file():
+        if any((root / file).is_file() for file in _MAKE_A_RUN):
             yield from self._found_in(root.parent, root.name, prefix)
             return
         try:
@@ -226,6 +226,8 @@ def _is_file(path: Path) -> bool:
 
 _STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json")
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
+_MAKE_A_RUN = ("run.json", "launch.json")
+"""A run elsewhere has no run.json here before it is fetched."""
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -240,9 +242,9 @@ def _stamp(path: Path) -> tuple[int, ...]:
             status = os.lstat(path / name)
             stamp += (status.st_ino, status.st_size, status.st_mtime_ns)
         except OSError:
-            if name == "run.json":
-                raise
             stamp += (0, 0, 0)
+    if not any(stamp[3 * _STAMPED.index(name)] for name in _MAKE_A_RUN):
+        raise FileNotFoundError(path)
     return tuple(stamp)
 
 
@@ -349,9 +351,9 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         content, spec_content = (
             read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
         )
-        if content is None:
+        if content is None and launch is None:
             raise BadRun("there is no run.json")
-        run = loads(content, Run)
+        run = loads(content, Run) if content is not None else _not_fetched(name, launch or {})
         spec = loads(spec_content, JobSpec) if spec_content else None
     except (StokerError, ValueError, RecursionError) as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
@@ -361,6 +363,14 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     return _Records(stamp, document, run, spec, forecast_of(decision), price, values)
+
+
+def _not_fetched(name: str, launch: dict[str, Any]) -> Run:
+    """The record of a run elsewhere, as far as it is known here before its directory is fetched."""
+    return Run(
+        name=short(name), status="finished" if launch.get("phase") == "finished" else "unfinished",
+        created_at=str(launch.get("submitted_at", "")), spec_digest="", total_samples=0,
+    )  # fmt: skip
 
 
 def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], dict[str, Value]]:
@@ -515,8 +525,9 @@ def _state(row: Row, status: object, launch: JSON, now_s: float) -> State:
     """What a run is doing."""
     if status != "unfinished":
         return str(status)
-    if isinstance(launch, dict) and launch.get("phase") not in (None, "running", "unknown", "finished"):
-        return str(launch["phase"])
+    phase = launch.get("phase") if isinstance(launch, dict) else None
+    if phase not in (None, "unknown", "finished"):
+        return str(phase)
     if not is_held(row.root, row.name):
         return "stopped" if row.last_kind or not launch else "queued"
     if row.last_kind in ("", "planned", "noted", "warned") and not row.curve:

@@ -44,7 +44,7 @@ from stoker.launching.kubernetes.manifests import (
 )
 from stoker.launching.kubernetes.pod_volume import RunVolume
 from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
-from stoker.records.launch import LaunchState
+from stoker.records.launch import ENDED, LaunchState
 
 KUEUE, KUEUE_VISIBILITY = "kueue.x-k8s.io/v1beta1", "visibility.kueue.x-k8s.io/v1beta1"
 
@@ -237,6 +237,9 @@ class KubernetesLauncher(Launcher):
         except PlaceUnreachable as error:
             return LaunchState(phase="unknown", why="the cluster does not answer", evidence=error.message, at=_now())
         state = cluster_state.state_of(owner, pods, workload, position)
+        if state.phase in ENDED:
+            with suppress(StokerError):  # it may not be allowed: then the Secret goes with the Job
+                _forget_secret(api, owner)
         if state.phase == "running":
             with suppress(StokerError):  # commands in pods may not be allowed, or the line be cut: then the pods count
                 volume = RunVolume(api, handle["name"], handle["pod"], None)
@@ -441,6 +444,14 @@ def _send(api: ClusterApi, objects: RunObjects, handle: Handle, reference: Objec
     finally:
         volume.leave()
     return sent
+
+
+def _forget_secret(api: ClusterApi, owner: Object) -> None:
+    """Delete the Secret of a Job that has ended."""
+    secret = api.find("Secret", owner["metadata"]["name"])
+    owners = (secret or {}).get("metadata", {}).get("ownerReferences") or []
+    if any(reference.get("uid") == owner["metadata"]["uid"] for reference in owners):
+        api.delete("Secret", owner["metadata"]["name"])
 
 
 def _undo(api: ClusterApi, kind: str, name: str, claim: Object | None) -> None:
