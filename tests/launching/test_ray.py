@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -100,6 +101,27 @@ def test_a_job_that_waits_is_queued_and_a_cluster_that_forgot_it_has_lost_it(tmp
         assert LAUNCHER.events(handle, 0) == b""
         head.jobs.clear()
         assert LAUNCHER.state(handle).phase == "lost"
+
+
+def test_a_run_goes_on_at_the_node_where_it_was(tmp_path: Path) -> None:
+    """Its directory is there; with a mirror any node will do, and of a node that is gone it is said."""
+    with FakeRay(tmp_path, holds=True) as head:
+
+        def posted(said: list[str], *arguments: str) -> dict[str, float]:
+            handle = LAUNCHER.start(submission(head, tmp_path, arguments=arguments), said.append)
+            job = head.jobs[handle["job"]]
+            job.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(130)"])
+            job.process.wait()
+            return dict(job.body.get("entrypoint_resources", {}))
+
+        assert posted([]) == {}
+        assert posted([]) == {"node:192.0.2.2": 0.001}
+        assert posted([], "--keep", "s3://bucket/runs") == {}
+        head.nodes = copy.deepcopy(NODES)
+        head.nodes["data"]["result"]["result"][0]["state"] = "DEAD"
+        said: list[str] = []
+        assert posted(said) == {}
+        assert any("192.0.2.2, where the run has been, is gone" in text for text in said)
 
 
 def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,11 @@ class RayLauncher(Launcher):
             sent = len(content)
             _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
         job = _job(submission, len(jobs) + 1)
+        if "--keep" not in submission.arguments and (node := _last_node(jobs)):  # its directory is on that node
+            if any(found.get("node_ip") == node for found in _nodes(address)):
+                job["entrypoint_resources"] = job.get("entrypoint_resources", {}) | {f"node:{node}": 0.001}
+            else:
+                tell(f"node {node}, where the run has been, is gone: without a shared disk it starts from zero")
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
@@ -201,8 +206,7 @@ class RayLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory, through the logs of jobs on the node where it ran."""
         info = _json(handle["url"], f"/api/jobs/{handle['job']}")
-        agent = re.match(r"https?://(.+):\d+$", str(info.get("driver_agent_http_address") or ""))
-        node = agent[1] if agent else ""
+        node = _node_of(info)
         there = files_in(_helper_log(handle, node, "list", handle["directory"]))
         missing = {
             name: about for name, about in there.items()
@@ -267,6 +271,19 @@ def _job(submission: Submission, number: int) -> dict[str, Any]:
     if target.device:
         job["entrypoint_resources"] = {f"accelerator_type:{target.device.upper()}": 0.001}
     return job
+
+
+def _node_of(job: Mapping[str, Any]) -> str:
+    """The address of the node where a job runs, or ran; empty where it never did."""
+    agent = re.match(r"https?://(.+):\d+$", str(job.get("driver_agent_http_address") or ""))
+    return agent[1] if agent else ""
+
+
+def _last_node(jobs: Iterable[Mapping[str, Any]]) -> str:
+    """The node of the newest of a run's jobs that had one; empty if none had."""
+    ran = [job for job in jobs if _node_of(job)]
+    newest = max(ran, key=lambda job: int(str(job["submission_id"]).rpartition("-")[2]), default={})
+    return _node_of(newest)
 
 
 def _handle(submission: Submission, job: str, sent_bytes: int) -> Handle:
