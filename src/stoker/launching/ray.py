@@ -13,6 +13,7 @@ Source: Ray 2.60, python/ray/dashboard/modules/job/job_head.py: the routes, and 
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -178,22 +179,31 @@ class RayLauncher(Launcher):
             code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
             if code == 404:
                 return _state("lost", "the cluster does not know the job any more: it was started anew", "404")
-            info = json.loads(body)
-            said = state_in(_log(handle)) if info["status"] != "PENDING" else None
         except PlaceUnreachable as error:
             return _state("unknown", "the cluster does not answer", error.message)
-        status, message = str(info["status"]), str(info.get("message") or "")
+        info = json.loads(body)
+        status, message, said, unread = str(info["status"]), str(info.get("message") or ""), None, ""
+        if status != "PENDING":
+            try:
+                said = state_in(_log(handle, allow=(404,)))
+            except PlaceFailed as error:  # the node is gone, or does not answer
+                unread = error.message
+        if status == "RUNNING" and unread:
+            return _state("unknown", "the log of the job cannot be read", unread)
         if status == "PENDING":
             return _state("queued", "waits for free resources", message)
         if status == "RUNNING":
             return said or _state("starting", "Ray prepares the environment", message)
         if said is not None and said.phase in ENDED:
             return said
+        if status == "SUCCEEDED":
+            return _state("finished", "trained to its end", unread or message, 0)
         if status == "STOPPED":
             return _state("stopped", "stopped before it said that it had saved", message)
         if info.get("driver_exit_code") is None:
             return _state("lost", "Ray lost the job's process", message or str(info.get("error_type")))
-        return _state("failed", "the job failed before the run began", message, int(info["driver_exit_code"]))
+        why = "the job failed, and its log cannot be read" if unread else "the job failed before the run began"
+        return _state("failed", why, message, int(info["driver_exit_code"]))
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The marked lines of the job's log."""
@@ -332,8 +342,9 @@ def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
     return log
 
 
-def _log(handle: Handle) -> bytes:
-    code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=(404, 500), timeout_s=60.0)
+def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
+    """All that the job printed; nothing where the answer is a status of `allow`."""
+    code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=allow, timeout_s=60.0)
     return str(json.loads(body).get("logs") or "").encode() if code == 200 else b""
 
 
@@ -386,7 +397,7 @@ def _request(
             raise PlaceFailed(f"{address} refuses the login ({error.code})",
                               remedy="Set RAY_AUTH_TOKEN to the cluster's token.") from error  # fmt: skip
         raise PlaceFailed(f"{address} refuses {method} {path} ({error.code}): {lines[-1] if lines else ''}") from error
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter: an answer that breaks off
         raise PlaceUnreachable(f"{address} does not answer: {first_line(error)}",
                                remedy="Is it the dashboard's address, and can it be reached?") from error  # fmt: skip
 
