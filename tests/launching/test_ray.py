@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import http.client
 import itertools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -100,6 +102,61 @@ def test_a_job_that_waits_is_queued_and_a_cluster_that_forgot_it_has_lost_it(tmp
         assert LAUNCHER.events(handle, 0) == b""
         head.jobs.clear()
         assert LAUNCHER.state(handle).phase == "lost"
+
+
+def test_a_run_goes_on_at_the_node_where_it_was(tmp_path: Path) -> None:
+    """Its directory is there; with a mirror any node will do, and of a node that is gone it is said."""
+    with FakeRay(tmp_path, holds=True) as head:
+
+        def posted(said: list[str], *arguments: str) -> dict[str, float]:
+            handle = LAUNCHER.start(submission(head, tmp_path, arguments=arguments), said.append)
+            job = head.jobs[handle["job"]]
+            job.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(130)"])
+            job.process.wait()
+            return dict(job.body.get("entrypoint_resources", {}))
+
+        assert posted([]) == {}
+        assert posted([]) == {"node:192.0.2.2": 0.001}
+        assert posted([], "--keep", "s3://bucket/runs") == {}
+        head.nodes = copy.deepcopy(NODES)
+        head.nodes["data"]["result"]["result"][0]["state"] = "DEAD"
+        said: list[str] = []
+        assert posted(said) == {}
+        assert any("192.0.2.2, where the run has been, is gone" in text for text in said)
+
+
+@pytest.mark.parametrize("answer", [(404, "no such log"), (500, "the agent is gone")])
+def test_a_job_whose_log_cannot_be_read_is_as_its_status_says(tmp_path: Path, answer: tuple[int, str]) -> None:
+    """One that succeeded is finished, and is not trained again; one that runs is not known."""
+
+    class Forgetful(FakeRay):
+        def respond(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+            return answer if path.endswith("/logs") else super().respond(method, path, body)
+
+    with Forgetful(tmp_path, holds=True) as head:
+        handle = LAUNCHER.start(submission(head, tmp_path), lambda text: None)
+        found = []
+        for code in ("input()", "raise SystemExit(3)", ""):
+            process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+            head.jobs[handle["job"]].process = process
+            if code != "input()":
+                process.wait()
+            state = LAUNCHER.state(handle)
+            found.append((state.phase, state.exit_code))
+            process.communicate(b"\n")
+    assert found == [("starting" if answer[0] == 404 else "unknown", None), ("failed", 3), ("finished", 0)]
+
+
+def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy or a head that dies in the middle of it: one sentence, and the state is not known."""
+
+    def broken(answer: http.client.HTTPResponse) -> bytes:
+        raise http.client.IncompleteRead(b"{", 100)
+
+    with FakeRay(tmp_path, holds=True) as head:
+        handle = LAUNCHER.start(submission(head, tmp_path), lambda text: None)
+        monkeypatch.setattr(http.client.HTTPResponse, "read", broken)
+        assert LAUNCHER.state(handle).phase == "unknown"
 
 
 def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:

@@ -137,9 +137,22 @@ def test_a_job_is_launched_with_machines_in_order_and_recovered(sky: Path, monke
     assert "order.json" in (sky / "sent").read_text()
     assert json.loads((sky / "secrets").read_text()) == {"HF_TOKEN": "hunter2"}
     assert "hunter2" not in text + (sky / "calls").read_text()
-    job_is(sky, "RUNNING")
-    LAUNCHER.start(submission, lambda text: None)
+    job_is(sky, "RUNNING", job_name=handle["job"])
+    assert LAUNCHER.start(submission, lambda text: None)["job"] == handle["job"]
     assert sum('"launch"' in call for call in (sky / "calls").read_text().splitlines()) == 1
+
+
+def test_an_equal_run_of_somebody_else_is_another_job(sky: Path) -> None:
+    """Neither found as one's own nor cancelled: the owner is in the name."""
+    settings: dict[str, Any] = {"arguments": KEEP, "secrets": ()}
+    theirs = TestConformance().submission("any/l4", owner="you@there:/runs", **settings)
+    job_is(sky, "RUNNING", job_name=LAUNCHER.start(theirs, lambda text: None)["job"])
+    handle = LAUNCHER.start(TestConformance().submission("any/l4", owner="me@here:/runs", **settings), print)
+    assert LAUNCHER.state(handle).phase == "lost", "SkyPilot has only the job of the other owner"
+    calls = [json.loads(call) for call in (sky / "calls").read_text().splitlines()]
+    names = [words[words.index("-n") + 1] for words in calls if words[:2] == ["jobs", "launch"]]
+    assert len(set(names)) == 2
+    assert json.loads((sky / "task.json").read_text())["name"] == handle["job"] == names[1]
 
 
 def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:

@@ -326,3 +326,30 @@ def test_memory_and_other_file_systems_work_alike(tmp_path: Path) -> None:
     mirrored(run, remote)
     assert remote.names() == ["mlp"]
     assert remote.checkpoints(remote.files("mlp")) == ["000000001000"]
+
+
+def test_a_log_of_any_size_is_sent_in_pieces_and_comes_home(
+    tmp_path: Path, remote: RemoteRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small pieces become large ones, which stay; none is read as a record, neither by a new process nor at home."""
+    monkeypatch.setattr("stoker.store.remote_runs._MOST_RECORD_BYTES", 4096)
+    monkeypatch.setattr("stoker.store.remote_runs._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("stoker.store.mirror._MOST_PIECE_BYTES", 8192)
+    monkeypatch.setattr("stoker.store.mirror._COMPARED_BYTES", 100)
+    monkeypatch.setattr("stoker.store.mirror._MOST_PIECES", 4)
+    run = make_run(tmp_path / "a/mlp")
+    for part in range(1, 13):
+        for samples in range(30):
+            run.append_event(Event(kind="progress", at=1.0, fields={"samples": samples, "note": "x" * 60}))
+        checkpointed(run, 1000 * part)
+        assert mirrored(run, remote) == []
+        pieces = event_pieces(remote.files("mlp"))
+        assert len(pieces) == len([file for file in remote.files("mlp") if file.startswith("events/")])
+        assert all(size <= 8192 for _, _, size in pieces)
+        assert sum(size < 4096 for _, _, size in pieces) <= 4 + 1
+    came_home(remote, tmp_path / "b/mlp")
+    assert run.events_path.stat().st_size > 4 * 8192
+    assert (tmp_path / "b/mlp/events.jsonl").read_bytes() == run.events_path.read_bytes()
+    run.events_path.write_text('{"another": "log"}\n')
+    mirrored(run, remote)
+    assert [size for _, _, size in event_pieces(remote.files("mlp"))] == [run.events_path.stat().st_size]

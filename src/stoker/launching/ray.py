@@ -13,6 +13,7 @@ Source: Ray 2.60, python/ray/dashboard/modules/job/job_head.py: the routes, and 
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -22,7 +23,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,11 @@ class RayLauncher(Launcher):
             sent = len(content)
             _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
         job = _job(submission, len(jobs) + 1)
+        if "--keep" not in submission.arguments and (node := _last_node(jobs)):  # its directory is on that node
+            if any(found.get("node_ip") == node for found in _nodes(address)):
+                job["entrypoint_resources"] = job.get("entrypoint_resources", {}) | {f"node:{node}": 0.001}
+            else:
+                tell(f"node {node}, where the run has been, is gone: without a shared disk it starts from zero")
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
@@ -173,22 +179,31 @@ class RayLauncher(Launcher):
             code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
             if code == 404:
                 return _state("lost", "the cluster does not know the job any more: it was started anew", "404")
-            info = json.loads(body)
-            said = state_in(_log(handle)) if info["status"] != "PENDING" else None
         except PlaceUnreachable as error:
             return _state("unknown", "the cluster does not answer", error.message)
-        status, message = str(info["status"]), str(info.get("message") or "")
+        info = json.loads(body)
+        status, message, said, unread = str(info["status"]), str(info.get("message") or ""), None, ""
+        if status != "PENDING":
+            try:
+                said = state_in(_log(handle, allow=(404,)))
+            except PlaceFailed as error:  # the node is gone, or does not answer
+                unread = error.message
+        if status == "RUNNING" and unread:
+            return _state("unknown", "the log of the job cannot be read", unread)
         if status == "PENDING":
             return _state("queued", "waits for free resources", message)
         if status == "RUNNING":
             return said or _state("starting", "Ray prepares the environment", message)
         if said is not None and said.phase in ENDED:
             return said
+        if status == "SUCCEEDED":
+            return _state("finished", "trained to its end", unread or message, 0)
         if status == "STOPPED":
             return _state("stopped", "stopped before it said that it had saved", message)
         if info.get("driver_exit_code") is None:
             return _state("lost", "Ray lost the job's process", message or str(info.get("error_type")))
-        return _state("failed", "the job failed before the run began", message, int(info["driver_exit_code"]))
+        why = "the job failed, and its log cannot be read" if unread else "the job failed before the run began"
+        return _state("failed", why, message, int(info["driver_exit_code"]))
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The marked lines of the job's log."""
@@ -201,8 +216,7 @@ class RayLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory, through the logs of jobs on the node where it ran."""
         info = _json(handle["url"], f"/api/jobs/{handle['job']}")
-        agent = re.match(r"https?://(.+):\d+$", str(info.get("driver_agent_http_address") or ""))
-        node = agent[1] if agent else ""
+        node = _node_of(info)
         there = files_in(_helper_log(handle, node, "list", handle["directory"]))
         missing = {
             name: about for name, about in there.items()
@@ -269,6 +283,19 @@ def _job(submission: Submission, number: int) -> dict[str, Any]:
     return job
 
 
+def _node_of(job: Mapping[str, Any]) -> str:
+    """The address of the node where a job runs, or ran; empty where it never did."""
+    agent = re.match(r"https?://(.+):\d+$", str(job.get("driver_agent_http_address") or ""))
+    return agent[1] if agent else ""
+
+
+def _last_node(jobs: Iterable[Mapping[str, Any]]) -> str:
+    """The node of the newest of a run's jobs that had one; empty if none had."""
+    ran = [job for job in jobs if _node_of(job)]
+    newest = max(ran, key=lambda job: int(str(job["submission_id"]).rpartition("-")[2]), default={})
+    return _node_of(newest)
+
+
 def _handle(submission: Submission, job: str, sent_bytes: int) -> Handle:
     directory = f"{below_home(submission.root)}/runs/{submission.run}"
     return {"url": submission.target.address, "job": job, "directory": directory, "sent_bytes": sent_bytes}
@@ -315,8 +342,9 @@ def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
     return log
 
 
-def _log(handle: Handle) -> bytes:
-    code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=(404, 500), timeout_s=60.0)
+def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
+    """All that the job printed; nothing where the answer is a status of `allow`."""
+    code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=allow, timeout_s=60.0)
     return str(json.loads(body).get("logs") or "").encode() if code == 200 else b""
 
 
@@ -369,7 +397,7 @@ def _request(
             raise PlaceFailed(f"{address} refuses the login ({error.code})",
                               remedy="Set RAY_AUTH_TOKEN to the cluster's token.") from error  # fmt: skip
         raise PlaceFailed(f"{address} refuses {method} {path} ({error.code}): {lines[-1] if lines else ''}") from error
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter: an answer that breaks off
         raise PlaceUnreachable(f"{address} does not answer: {first_line(error)}",
                                remedy="Is it the dashboard's address, and can it be reached?") from error  # fmt: skip
 

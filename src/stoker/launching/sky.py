@@ -14,6 +14,7 @@ YAML), sky/jobs/state.py (states), sky/catalog/common.py (where catalogues are).
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -257,8 +258,9 @@ class SkyLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Launch the managed job; one of that name that is going is found instead."""
         keep = _require_startable(submission)
-        record = _record(submission.run)
-        handle: Handle = {"job": submission.run, "keep": keep, "sent_bytes": 0}
+        name = _job_name(submission)
+        record = _record(name)
+        handle: Handle = {"job": name, "keep": keep, "sent_bytes": 0}
         if record is not None and record["status"] not in _OVER:
             return handle
         secrets = secret_values(submission.secrets)
@@ -358,7 +360,7 @@ class SkyLauncher(Launcher):
             grace_s = max(60, round(4 * submission.save_s))
             run = f"timeout --signal=TERM --kill-after={grace_s} {submission.time_limit_s:.0f} sh -c {shlex.quote(run)}"
         return {
-            "name": submission.run, "workdir": str(sent), "resources": {"ordered": machines},
+            "name": _job_name(submission), "workdir": str(sent), "resources": {"ordered": machines},
             "envs": dict(submission.variables), "setup": setup, "run": run,
         }  # fmt: skip
 
@@ -398,9 +400,14 @@ def _require_startable(submission: Submission) -> str:
     return words[words.index("--keep") + 1]
 
 
+def _job_name(submission: Submission) -> str:
+    """The job's name, by which it is found again: equal runs of two owners at one server have different ones."""
+    return f"{submission.run}-{hashlib.sha256(submission.owner.encode()).hexdigest()[:8]}"
+
+
 def _launch_words(submission: Submission, task: str) -> list[str]:
     secrets = [word for name in submission.secrets for word in ("--secret", name)]
-    return ["jobs", "launch", "-y", "-d", "-n", submission.run, *secrets, task]
+    return ["jobs", "launch", "-y", "-d", "-n", _job_name(submission), *secrets, task]
 
 
 def _catalogue(target: LaunchTarget) -> tuple[tuple[CloudOffer, ...], str]:
