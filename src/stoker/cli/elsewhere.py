@@ -90,8 +90,6 @@ def stop(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False)
         followed = follow_run(directory, as_json=as_json, begin="stop")
         if followed.is_detached or followed.state.phase in ("failed", "lost"):
             raise typer.Exit(followed.exit_code)
-        if not followed.is_home:
-            raise typer.Exit(PlaceFailed.exit_code)
 
 
 def fetch(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:

@@ -164,18 +164,19 @@ class Line(abc.ABC):
             f'[ -e "$aside/{_WHOLE}" ] || {{ echo "the transfer was cut" >&2; exit 1; }}; rm -- "$aside/{_WHOLE}"; '
             'mv -T -- "$aside" "$1" 2>/dev/null || [ -d "$1" ]'
         )
-        complaints = tempfile.TemporaryFile()  # a pipe that nobody reads meanwhile would block both sides
         process = subprocess.Popen(
             self.command(["sh", "-c", script, "sh", into]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=complaints, process_group=0,
+            stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         with process, _killed_on_error(process):
             assert process.stdin is not None
+            assert process.stderr is not None
             with suppress(BrokenPipeError):  # its exit code says why it ended
                 write_tar(files, process.stdin)
             with suppress(BrokenPipeError):
                 process.stdin.close()
-        answer = Answer(process.returncode, b"", _text_of(complaints))
+            said = process.stderr.read().decode(errors="replace")
+        answer = Answer(process.returncode, b"", said)
         self.require_line(answer)
         if answer.code != 0:
             free = self.shell('df -Pk -- "$(dirname -- "$1")" | awk "END {print \\$4}"', into, check=False).text
@@ -207,23 +208,24 @@ class Line(abc.ABC):
         wanted = sorted(name for name, about in there.items() if size_and_time(into / name) != about)
         if not wanted:
             return 0
-        complaints = tempfile.TemporaryFile()  # as in `send_tree`
         with tempfile.TemporaryFile() as names:
             names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
             names.seek(0)
             # A file that is removed or grows meanwhile makes tar's exit code 1 or 2: the next call brings it.
             process = subprocess.Popen(
                 self.command(["tar", "-C", folder, "--no-recursion", "--null", "-cf", "-", "-T", "-"]), stdin=names,
-                stdout=subprocess.PIPE, stderr=complaints, process_group=0,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
             )  # fmt: skip
         with process, _killed_on_error(process):
             assert process.stdout is not None
+            assert process.stderr is not None
             try:
                 count = extract_tar(process.stdout, into, set(wanted))
             except tarfile.ReadError:
                 process.kill()
                 count = -1
-        self.require_line(Answer(process.returncode, b"", _text_of(complaints)))
+            said = process.stderr.read().decode(errors="replace")
+        self.require_line(Answer(process.returncode, b"", said))
         if count < 0:
             raise PlaceUnreachable(f"the copy of {folder} from {self.name} was cut",
                                    remedy="The same command goes on from the files that came.")  # fmt: skip
@@ -390,13 +392,6 @@ def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
                 raise
             count += 1
     return count
-
-
-def _text_of(file: IO[bytes]) -> str:
-    """What a program wrote to a temporary file, which is closed."""
-    with file:
-        file.seek(0)
-        return file.read().decode(errors="replace")
 
 
 def size_and_time(path: Path) -> tuple[int, int] | None:
