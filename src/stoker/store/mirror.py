@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,7 +35,11 @@ _LOG_EVERY_S = 60.0
 """The log is sent at least as often, while it grows [s]."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
 _MOST_PIECES = 64
-"""From so many pieces on, a log is sent again as one."""
+"""From so many small pieces on, they are sent again as few large ones."""
+_MOST_PIECE_BYTES = 1 << 26
+"""A piece of the log is not larger [bytes]; one of half of it and more is large, and is not sent again."""
+_COMPARED_BYTES = 1 << 16
+"""The log here goes on from the one there if so much of its end there is the same here [bytes]."""
 LEAST_WAIT_S = 60.0
 """The end of a run waits for the last upload for so long [s], or for four times the longest one if that is more."""
 
@@ -182,29 +187,37 @@ class Mirror:
         self._sent[file] = stamp
 
     def _send_log(self) -> None:
-        """Send the whole lines that were added to the log, as a piece; of many pieces make one."""
-        path, pieces = self.directory.events_path, event_pieces(self._there)
-        end = pieces[-1][1] + pieces[-1][2] if pieces else 0
+        """Send the whole lines that were added to the log, in pieces; of many small pieces make large ones."""
+        pieces, sent = event_pieces(self._there), []
         try:
-            with path.open("rb") as log:
+            with self.directory.events_path.open("rb") as log:
+                kept = pieces
                 if pieces and not self._is_log_known:  # by another process: is this log its continuation?
                     last, offset, size = pieces[-1]
-                    log.seek(offset)
-                    if log.read(size) != self.remote.read(self._name, last):
-                        end, pieces = 0, []
-                end = 0 if len(pieces) >= _MOST_PIECES else end
+                    start = max(0, size - _COMPARED_BYTES)
+                    log.seek(offset + start)
+                    if log.read(size - start) != b"".join(self.remote.blocks(self._name, last, start, size)):
+                        kept = []
+                large = list(takewhile(lambda piece: piece[2] >= _MOST_PIECE_BYTES // 2, kept))
+                if len(kept) - len(large) >= _MOST_PIECES:
+                    kept = large
+                end = kept[-1][1] + kept[-1][2] if kept else 0
                 log.seek(end)
-                content = log.read()
+                while content := log.read(_MOST_PIECE_BYTES):
+                    num_bytes = content.rfind(b"\n") + 1
+                    if not num_bytes and len(content) < _MOST_PIECE_BYTES:
+                        break
+                    content = content[: num_bytes or len(content)]
+                    sent.append(f"events/{end:015d}.jsonl")
+                    self._put(sent[-1], content, len(content))
+                    end += len(content)
+                    log.seek(end)
         except FileNotFoundError:
             return
         self._is_log_known = True
-        content = content[: content.rfind(b"\n") + 1]
-        if not content:
-            return
-        file = f"events/{end:015d}.jsonl"
-        self._put(file, content, len(content))
-        if end == 0:
-            self._remove([other for other in self._there if EVENTS.fullmatch(other) and other != file])
+        if sent and kept != pieces:
+            known = {*(file for file, _, _ in kept), *sent}
+            self._remove([file for file in self._there if EVENTS.fullmatch(file) and file not in known])
 
     def _send_checkpoint(self, store: CheckpointStore, name: str) -> None:
         """Send a checkpoint that is not there as a whole; one that is removed here meanwhile is left out."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +41,7 @@ _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "ad
 """Where a file is there as a whole or not at all; elsewhere it is written aside and renamed."""
 _MOST_RECORD_BYTES = 1 << 28
 """Records and manifests that are larger are not read [bytes]."""
+_BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,19 @@ class RemoteRuns:
         if len(content) >= _MOST_RECORD_BYTES:
             raise ValueError(f"{file} is larger than a record")
         return content
+
+    def blocks(self, name: str, file: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from `start` to `end` of a file of any size, in blocks.
+
+        Raises:
+            ValueError: it is shorter.
+        """
+        while start < end:
+            block = self.fs.cat_file(self.path(name, file), start=start, end=min(end, start + _BLOCK_BYTES))
+            if not block:
+                raise ValueError(f"{file} ends after {start:,} of {end:,} bytes")
+            yield block
+            start += len(block)
 
     def put(self, name: str, file: str, source: Path | bytes) -> None:
         """Write a file of a run there; who reads sees the old or the new one, whole."""
@@ -280,10 +294,9 @@ def _fetch(
         aside = aside_path(log)
         with aside.open("wb") as out:
             end = 0
-            for file, offset, _size in event_pieces(files):
-                piece = remote.read(name, file)
-                out.write(piece[end - offset :])
-                end = max(end, offset + len(piece))
+            for file, offset, size in event_pieces(files):
+                out.writelines(remote.blocks(name, file, end - offset, size))
+                end = offset + size
         disk().rename(aside, log)
         found = None
         if run.status != "finished":
