@@ -42,9 +42,9 @@ def job_of(name: str, **settings: str) -> dict[str, object]:
     return {"job": job, "entry": entry}
 
 
-def few_devices(words: str, attached: Sequence[Device]) -> tuple[Place, ...]:
+def few_devices(words: str, attached: Sequence[Device], *, network: str | None = None) -> tuple[Place, ...]:
     """As if the catalogue had two devices."""
-    return planned_devices("l4,h100" if words == "all" else words, attached)
+    return planned_devices("l4,h100" if words == "all" else words, attached, network=network)
 
 
 def wide_net() -> nn.Module:
@@ -205,14 +205,15 @@ def test_a_batch_that_fits_nowhere_is_told_with_the_groups_that_would() -> None:
     command = ("plan", JOBS / "huge_batch.py", "--on", "h100", "--set", "batch=1000000", "--set", "width=65536")
     ended = stoker_here(*command)
     assert (ended.code, ended.out) == (3, "")
-    assert "a micro-batch of 1000000 (samples are coupled in groups of 1000000) needs about 488.8 GiB" in ended.err
+    assert "a micro-batch of 1000000 (samples are coupled in groups of 1000000) needs about 489.2 GiB" in ended.err
     assert "has 79.6 GiB" in ended.err
     assert "No one GPU of the catalogue does it; the largest is" in ended.err
     change = re.search(r"with Job\(coupling_group=(\d+)\) it needs about ([\d.]+) GiB of h100", ended.err)
     assert change is not None
     assert float(change[2]) < 79.6
     changed = stoker_here(*command, "--set", f"coupling_group={change[1]}")
-    assert (changed.code, changed.err) == (0, "")
+    assert changed.code == 0
+    assert all(line.startswith("Working out what the job needs") for line in changed.err.splitlines()), changed.err
 
 
 def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
@@ -320,7 +321,7 @@ def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes()
     """The less memory may be used, the more blocks are computed twice; each plan keeps to its limit."""
     job = job_of("gpt_in_one_group")  # whose traces are kept from one call to the next
     counts = []
-    for limit in ("1300MiB", "1000MiB"):
+    for limit in ("1660MiB", "1360MiB"):
         chosen = stoker.plan(**job, on="l4", memory=limit).chosen
         assert chosen.forecast.reserved_bytes is not None
         assert chosen.forecast.reserved_bytes.value <= parse_memory(limit)
