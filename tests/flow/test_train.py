@@ -64,13 +64,16 @@ def test_the_model_of_a_run_made_in_python_needs_its_job() -> None:
 
 
 def test_the_planner_chooses_where_no_plan_is_given() -> None:
-    """The run keeps its decision, which says why in some lines, and what it will need."""
+    """The run keeps its decision, which says what it begins under and why, and what it will need."""
     heard = Heard()
     run = stoker.train(blobs_job(), sink=heard)
     decision = run.directory.read_decision()
     assert decision is not None
     assert decision.chosen.plan.device == "cpu"
-    assert len(heard.of("planned")[0]["explanation"]) >= 3
+    begins, finishes = heard.of("planned")[0]["explanation"]
+    assert begins == f"begins under {decision.chosen.plan.in_words()}, which is legal whatever the model"
+    assert finishes.startswith("to finish: ")
+    assert finishes.endswith("for 240 samples in 15 updates")
     assert decision.chosen.forecast.total_samples == 240
     assert run.metrics["test/accuracy"] > 0.5
 
