@@ -288,11 +288,13 @@ class LayoutCandidates:
         """Why a layout is not worth planning beside those found, by estimate; None if it may be."""
         if not found.candidates or self.place.device.kind != "cuda" or self._lacks(layout) is not None:
             return None
-        best = min(found.candidates, key=lambda one: one.forecast.seconds_per_sample).plan.layout
-        ratio = self._estimate_s(layout) / self._estimate_s(best)
+        best = min(found.candidates, key=lambda one: one.forecast.seconds_per_sample)
+        # The estimates leave out launches and other time that all layouts take, which the forecast has.
+        longer_s = self._estimate_s(layout) - self._estimate_s(best.plan.layout)
+        ratio = 1 + longer_s / best.forecast.step_s.value
         if ratio < _SLOW:
             return None
-        return f"about {ratio:.1f} times the time of {best.in_words()}, by arithmetic, idle turns and messages alone"
+        return f"about {ratio:.1f} times the time of {best.plan.layout.in_words()}, by its idle turns and messages"
 
     def _lacks(self, layout: Layout) -> str | None:
         """Why a layout cannot fit by its state and the least activations; None if it may."""

@@ -190,19 +190,22 @@ class LayoutForecasts(TracedForecasts):
         Args:
             plan: the settings.
             trace: of the whole model, from which messages between layers are taken.
-            passes: number of passes for which parameters are gathered.
+            passes: number of passes; messages between layers are as large as their parts of the batch, however few
+                samples the trace is of.
         """
         samples = -(-self._local.batch // trace.settings.micro_batch)
-        total_s = 0.0
+        few, total_s = min(passes, samples), 0.0
         for axis in self._axes:
             update = DividedUpdate(
-                layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0),
-                passes=passes if axis.name in ("shards", "replicas") else samples,
+                layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0), passes=passes,
                 trace=lambda: trace, gathered_share=self._gathered_share(plan),
             )  # fmt: skip
-            for one in axis.traffic(update):
-                links = self._links_of(*self.layout.group(one.axis))
-                total_s += one.times * sum(links.seconds(one.collective, size) for size in one.sizes)
+            is_of_parameters = axis.name in ("shards", "replicas")  # whose sizes do not grow with the micro-batch
+            sent = axis.traffic(update if is_of_parameters else dataclasses.replace(update, passes=few))
+            by_sample = sent if is_of_parameters else axis.traffic(dataclasses.replace(update, passes=samples))
+            for one, all_samples in zip(sent, by_sample, strict=True):
+                links, scale = self._links_of(*self.layout.group(one.axis)), all_samples.times / one.times
+                total_s += one.times * sum(links.seconds(one.collective, size * scale) for size in one.sizes)
         return total_s
 
     def _saved_bytes(self, plan: Plan) -> float:
