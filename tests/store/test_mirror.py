@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -253,6 +254,7 @@ def test_errors_are_said_once_and_the_upload_is_tried_again(
     tmp_path: Path, remote: RemoteRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three failures in a row: one warning, one note that it works again, and everything is there."""
+    drawn = random.getstate()
     monkeypatch.setattr("stoker.store.mirror._FIRST_PAUSE_S", 0.01)
     run = make_run(tmp_path / "mlp")
     checkpointed(run, 1000)
@@ -262,6 +264,7 @@ def test_errors_are_said_once_and_the_upload_is_tried_again(
     assert "after 3 failed attempts" in said[1]
     assert len(said) == 2
     assert remote.checkpoints(remote.files("mlp")) == ["000000001000"]
+    assert random.getstate() == drawn, "the global generator is the run's"
 
 
 def test_the_end_waits_for_a_bounded_time(tmp_path: Path, remote: RemoteRuns) -> None:

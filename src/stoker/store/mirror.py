@@ -125,6 +125,7 @@ class Mirror:
     def _work(self) -> None:
         """Send what is new, again and again; an error is told once, and tried again after a pause."""
         pause_s, failures = _LOG_EVERY_S, 0
+        jitter = random.Random()  # the global generator is the run's: this thread may not draw from it
         while True:
             self._wake.wait(pause_s)
             is_last = self._closing.is_set()
@@ -137,7 +138,7 @@ class Mirror:
                 if failures == 1:
                     self._say(self.warn, f"{self.remote.url} does not take the run: {type(problem).__name__}: "
                               f"{first_line(problem)}. Training goes on, and sending is tried again")  # fmt: skip
-                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
+                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failures - 1)) * jitter.uniform(0.5, 1.0)
                 pause_s = min(pause_s, 5.0) if is_last else pause_s
                 if is_last:
                     time.sleep(pause_s)
