@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -312,8 +313,6 @@ def bottleneck() -> Any:
 
 def write_examples(path: Path) -> None:
     """Held-out samples with a confusion matrix."""
-    import base64  # noqa: PLC0415 - used once
-
     from stoker.records.run import Example, ExampleSet, ExampleSets  # noqa: PLC0415 - likewise
 
     names = ("shirt", "trouser", "pullover", "dress", "coat", "sandal")

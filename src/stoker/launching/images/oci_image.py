@@ -155,7 +155,7 @@ def build_image(
     notes: list[str] = []
     contents = _environment(packages, notes) if base is None else _additions(base, packages, notes)
     contents += [
-        ("Stoker", [*_below(_SITE_OF(base), stoker_bundle().files), _script(base)]),
+        ("Stoker", [*_below(_site_packages_of(base), stoker_bundle().files), _script(base)]),
         (f"the job {job_file.name}", [*_below(JOB_FOLDER, code.files), _folder(RUNS)]),
     ]
     slug = re.sub(r"[^a-z0-9._-]+", "-", (options.name or job_file.stem).lower()).strip("-._") or "job"
@@ -274,10 +274,10 @@ def _additions(base: BaseImage, packages: Mapping[str, str], notes: list[str]) -
     if differing:
         notes.append(f"versions of the base differ, so the last bits may: {', '.join(differing)}")
     files = [file for package in by_package.values() for file in package]
-    return [(f"{len(missing)} packages that the base lacks", _below(_SITE_OF(base), files))] if files else []
+    return [(f"{len(missing)} packages that the base lacks", _below(_site_packages_of(base), files))] if files else []
 
 
-def _SITE_OF(base: BaseImage | None) -> str:  # noqa: N802 - the constant, for another Python
+def _site_packages_of(base: BaseImage | None) -> str:
     return _SITE if base is None else f"{_ENVIRONMENT}/lib/python{base.python_version}/site-packages"
 
 
@@ -512,7 +512,7 @@ def _config(
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }  # fmt: skip
     if base is not None:
-        paths = [f"/{_SITE_OF(base)}", *filter(None, [variables.get("PYTHONPATH", "")])]
+        paths = [f"/{_site_packages_of(base)}", *filter(None, [variables.get("PYTHONPATH", "")])]
         variables["PYTHONPATH"] = ":".join(paths)
     history: list[JSON] = [] if base is None else list(base.history)
     made = (layer for layer in layers if not layer.is_from_base)
