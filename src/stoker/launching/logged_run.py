@@ -46,7 +46,7 @@ _NOT_SENT = frozenset({"lock", "lock.held", "lock.taking", "started.json", "laun
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,5}")
 
 
-def order_of(submission: Submission, *, takes_secrets: bool = False) -> LaunchOrder:
+def logged_order(submission: Submission, *, takes_secrets: bool = False) -> LaunchOrder:
     """The order that is sent; its paths are relative to the folder that is sent.
 
     `takes_secrets`: the platform has a way of its own for them.
@@ -89,7 +89,7 @@ def sent_files(submission: Submission, *, takes_secrets: bool = False) -> Iterat
             else:
                 yield f"{bundle.folder}/{file.path}", file.content
     yield LINKS, json.dumps(links).encode()
-    yield ORDER, dumps(order_of(submission, takes_secrets=takes_secrets)).encode()
+    yield ORDER, dumps(logged_order(submission, takes_secrets=takes_secrets)).encode()
 
 
 def entrypoint(submission: Submission, python: str) -> str:

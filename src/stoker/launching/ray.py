@@ -46,7 +46,7 @@ from stoker.launching.logged_run import (
     entrypoint,
     events_in,
     files_in,
-    order_of,
+    logged_order,
     sent_files,
     state_in,
     train_command,
@@ -136,7 +136,7 @@ class RayLauncher(Launcher):
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the working directory unless it is there, and post the job."""
-        order_of(submission)  # refuses what cannot be run before anything is sent
+        logged_order(submission)  # refuses what cannot be run before anything is sent
         address = submission.target.address
         jobs = [
             job for job in _get(address, "/api/jobs/") if (job.get("metadata") or {}).get("stoker") == submission.run

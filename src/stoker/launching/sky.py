@@ -43,7 +43,7 @@ from stoker.launching.launcher import (
     Request,
     Submission,
 )
-from stoker.launching.logged_run import entrypoint, events_in, order_of, sent_files, state_in, train_command
+from stoker.launching.logged_run import entrypoint, events_in, logged_order, sent_files, state_in, train_command
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.store.remote_runs import RemoteRuns, bring_home
 from stoker.units import format_money, format_seconds
@@ -390,7 +390,7 @@ def _require_startable(submission: Submission) -> str:
     Raises:
         PlaceFailed: there is none, or the platform cannot run it.
     """
-    order_of(submission, takes_secrets=True)
+    logged_order(submission, takes_secrets=True)
     words = list(submission.arguments)
     if "--keep" not in words[:-1]:
         raise PlaceFailed(
