@@ -19,7 +19,7 @@ from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Holdout
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.samples import hold_out
-from stoker.loading.workers import WorkerDeath
+from stoker.loading.workers import WorkerDeath, WorkerWatch
 from stoker.records import Position
 from tests.loading.data import Deadly, Failing, Growing, Noisy, Squares, contents, source_of
 
@@ -251,3 +251,21 @@ def test_a_long_path_of_temporary_files_holds_up_no_batch(tmp_path: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     samples = as_samples(Noisy(12), what="data")
     assert all_equal(contents(source_of(samples, 4, "workers"), 0, 3), contents(source_of(samples, 4), 0, 3))
+
+
+def close_everything_then_die() -> None:
+    """As a killed process does in the kernel: its files are closed before its parent can reap it."""
+    os.closerange(3, 256)
+    time.sleep(0.5)
+    os._exit(9)
+
+
+def test_a_broken_connection_is_a_death_even_while_the_worker_is_still_dying() -> None:
+    """Between the closing of its files and its end a process counts as alive; a busy machine makes that long."""
+    worker = multiprocessing.get_context("fork").Process(target=close_everything_then_die)
+    worker.start()
+    watch = WorkerWatch()
+    watch.begin([worker])
+    why = watch.describe(ConnectionResetError(104, "Connection reset by peer"))
+    assert why is not None
+    assert "a loader worker" in why

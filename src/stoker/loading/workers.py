@@ -387,8 +387,12 @@ class WorkerWatch:
         """How a worker died, if that caused `error`; None where all are well."""
         if self._killed_for is not None:
             return self._killed_for
-        if isinstance(error, OSError | EOFError):  # its end of a connection may close a moment before it dies
-            multiprocessing.connection.wait([worker.sentinel for worker in self._workers], _DYING_S)
+        if isinstance(error, OSError | EOFError):
+            # Its end of a connection closes a moment before its sentinel, and that a moment before it can be reaped.
+            ended = multiprocessing.connection.wait([worker.sentinel for worker in self._workers], _DYING_S)
+            for worker in self._workers:
+                if worker.sentinel in ended:
+                    worker.join(_DYING_S)
         dead = [worker for worker in self._workers if not worker.is_alive()]
         if "DataLoader worker" in str(error):
             return str(error).splitlines()[0].strip()
