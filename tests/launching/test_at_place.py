@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ from stoker.launching.at_place import (
     read_secrets,
     state_of,
 )
-from stoker.launching.launcher import HostRanks
-from stoker.records import dumps
+from stoker.launching.launcher import HostRanks, utc_now
+from stoker.records import Event, dumps
 
 ORDER = LaunchOrder(run="gpt-1a2b3c", kind="ssh", code=".", job_file="gpt.py", submitted_at="2026-11-25T10:00:00+00:00")
 KILLED = -signal.SIGKILL
@@ -245,7 +247,7 @@ def test_a_file_of_secrets_is_read_once(tmp_path: Path) -> None:
 def _state(**changes: Any) -> HostState:
     state = HostState(
         host=0, hostname=at_place.platform.node(), pid=os.getpid(), began=at_place._began(os.getpid()),
-        boot=at_place._boot(), phase="running", why="training", at=at_place._now(), submitted_at=ORDER.submitted_at,
+        boot=at_place._boot(), phase="running", why="training", at=utc_now(), submitted_at=ORDER.submitted_at,
     )  # fmt: skip
     return replace(state, **changes)
 
@@ -323,3 +325,99 @@ def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:
     _write(run, _state(pid=1, began=-1))
     ask_to_stop(run)
     assert (run / "launch" / "stop").exists()
+
+
+def order_with(run: Path, **changes: Any) -> None:
+    """Change the order in a run's directory."""
+    (run / "launch" / "order.json").write_text(dumps(replace(at_place.read_order(run), **changes)))
+
+
+class Clock:
+    """A clock of the supervisor that a test sets; the rest of `time` is as it is."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        """Time [s], ahead of what it is."""
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The supervisor's clock; each rank that ends has taken 100 s."""
+    found = Clock()
+    monkeypatch.setattr(at_place, "time", found)
+    wait = HostSupervisor._wait
+
+    def waited(self: HostSupervisor) -> list[int]:
+        codes = wait(self)
+        found.ahead_s += 100.0
+        return codes
+
+    monkeypatch.setattr(HostSupervisor, "_wait", waited)
+    return found
+
+
+@pytest.mark.parametrize("is_requeued", [False, True])
+def test_a_limit_is_of_all_starts_together(run: Path, clock: Clock, *, is_requeued: bool) -> None:
+    """Slices of 100 s each: after four of them 500 s leave no time for another, whoever starts the run again."""
+    order_with(run, most_held_s=500.0, save_s=1.0, is_requeued=is_requeued)
+    program = "n = starts(); progress(n); sys.exit(75)"
+    codes, state = [], None
+    while not codes or codes[-1] == 75:
+        code, state = _supervised(run, program)
+        codes.append(code)
+    assert codes == ([75, 75, 75, at_place.LIMIT_OVER] if is_requeued else [at_place.LIMIT_OVER])
+    assert state is not None
+    assert (state.phase, (run / "starts").read_text()) == ("stopped", "xxxx")
+    assert "6 min 40 s of 8 min 20 s, the limit: saved and left" in state.why
+    assert state.held_s == pytest.approx(400, abs=30)
+    assert _supervised(run, program)[0] == at_place.LIMIT_OVER, "a scheduler that starts it again all the same"
+    assert (run / "starts").read_text() == "xxxx"
+    order_with(run, submitted_at="2026-11-26T10:00:00+00:00")
+    (run / "launch" / "stop").unlink(missing_ok=True)
+    assert _supervised(run, "progress(9)")[0] == 0, "another submission has the whole time"
+
+
+def test_a_run_saves_before_its_limit_and_is_killed_at_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked to leave while there is time for a save; one that does not is not left to hold devices for ever."""
+    order_with(run, most_held_s=2.0, save_s=1.0)
+    leaves = "signal.signal(signal.SIGTERM, lambda *_: (progress(7), sys.exit(130)))\nwhile True: signal.pause()"
+    code, state = _supervised(run, leaves)
+    assert (code, state.phase, state.samples) == (at_place.LIMIT_OVER, "stopped", 7)
+    assert state.why.endswith("saved and left")
+    (run / "launch" / "stop").unlink()
+    order_with(run, submitted_at="2026-11-26T10:00:00+00:00")
+    code, state = _supervised(run, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()")
+    assert (code, state.phase) == (at_place.LIMIT_OVER, "stopped")
+    assert state.why.endswith("it was killed, since it had not left before")
+
+
+def test_time_on_a_machine_that_is_gone_counts_by_the_log(
+    run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preempted machine takes its disk along; the log that comes from the mirror says how long the run held it."""
+    began = time.time() - 300.0
+    order_with(run, most_held_s=450.0, save_s=1.0, submitted_at=datetime.fromtimestamp(began - 5, UTC).isoformat())
+    kept = [Event(kind="started", at=began - 1000), Event(kind="stopped", at=began - 900),  # of an earlier submission
+            Event(kind="started", at=began), Event(kind="progress", at=began + 250, fields={"samples": 1})]  # fmt: skip
+    lines = "".join(f"{dumps(event, indent=None)}\n" for event in kept)
+    (run.parent / "kept").write_text(lines)
+    program = f"""
+import time
+starts()
+(directory / "events.jsonl").write_text(Path({str(run.parent / "kept")!r}).read_text())
+until = time.time() + 60
+while b'"running"' not in (directory / "launch" / "host-0.json").read_bytes() and time.time() < until:
+    time.sleep(0.05)
+sys.exit(75)
+"""
+    monkeypatch.setattr(at_place, "HEARTBEAT_S", 0.05)
+    code, state = _supervised(run, program)
+    assert code == at_place.LIMIT_OVER
+    assert state.held_s == pytest.approx(350, abs=30)
+    assert (run / "starts").read_text() == "x"

@@ -329,3 +329,21 @@ def test_a_run_here_is_not_followed(place: Path, fake_place: Any) -> None:
     (run.here.path / "launch.json").unlink()
     with pytest.raises(Exception, match="is not executed elsewhere"):
         Follower(directory=run.here, launcher=fake_place, sink=run.shown.append)
+
+
+def test_a_line_longer_than_an_answer_does_not_hold_up_the_log(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers have a MiB at most, and a logged text more: it is read to its end; one without an end is refused."""
+    run.log("logged", 1, samples=1, texts={"sample": "x" * 2_500_000})
+    run.log("progress", 2, samples=2)
+    whole = (run.there / "events.jsonl").read_bytes()
+    stream = EventStream(run.here.events_path, lambda at: whole[at : at + 2**20])
+    while stream.pull():
+        pass
+    assert log_of(run) == whole
+    torn = whole + whole[:2_000_000]
+    stream = EventStream(run.here.events_path, lambda at: torn[at : at + 2**20])
+    assert stream.pull() == 0
+    assert log_of(run) == whole
+    monkeypatch.setattr("stoker.launching.follow.MOST_LINE_BYTES", 2**20)
+    with pytest.raises(PlaceFailed, match=r"a line of the run's log there has more than 1.00 MiB"):
+        stream.pull()

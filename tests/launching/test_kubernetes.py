@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,12 +14,16 @@ from typing import Any, ClassVar
 import pytest
 
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.kubernetes.cluster_api import ClusterApi
+from stoker.launching.kubernetes import pod_start, pod_volume
+from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.cluster_state import with_host
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
+from stoker.launching.kubernetes.manifests import EXIT_AGAIN, _tar_gz, labels
 from stoker.launching.launcher import HostRanks, Request, Submission
+from stoker.launching.lines import Answer
 from stoker.records import LaunchState
 from stoker.testing import LauncherConformance
 from tests.optional import optional
@@ -421,10 +429,15 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     cluster.groups = tuple(group for group in cluster.groups if "jobset" not in group)
     bad = LAUNCHER.probe(LAUNCHER.parse("team/16xh100"), {"queue": "none", "kind": "jobset", "claim": "gone"})
     text = "\n".join(bad.missing)
-    for part in ("may not create jobs", "may not create pods/exec", "no node has 16 h100, the largest has 8",
+    for part in ("may not create pods/exec", "no node has 16 h100, the largest has 8",
                  "no claim gone", "no LocalQueue none", "kind=jobset"):  # fmt: skip
         assert part in text
-    assert len(bad.missing) == 6
+    assert len(bad.missing) == 5
+    assert "jobs in namespace" not in "\n".join(LAUNCHER.probe(LAUNCHER.parse("team/cpu"), {"kind": "jobset"}).missing)
+    cluster.forbidden |= {("patch", "jobs"), ("create", "persistentvolumeclaims"), ("create", "services")}
+    several = "\n".join(LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {}).missing)
+    for what in ("create jobs", "patch jobs", "create persistentvolumeclaims", "create services"):
+        assert f"you may not {what} in namespace team" in several
 
 
 def test_a_missing_namespace_is_named(cluster: Any) -> None:
@@ -516,3 +529,133 @@ def test_an_older_server_gets_only_what_it_knows(cluster: Any) -> None:
     LAUNCHER.stop(handle)
     with pytest.raises(PlaceFailed, match=r"1\.20 has no Indexed Jobs"):
         start(word="team/2x8xh100")
+
+
+def test_a_run_whose_limit_is_over_is_stopped_and_not_failed(cluster: Any) -> None:
+    """Its exit code starts no other pod; the Job has failed for Kubernetes, and the run has saved and left."""
+    handle = start(most_held_s=7200.0)
+    order = json.loads(cluster.objects["configmaps", "job-ac1f4a-sent-0"]["data"]["start.json"])["order"]
+    assert json.loads(order)["most_held_s"] == 7200.0
+    why = "devices were held for 1 h 58 min of 2 h, the limit: saved and left"
+    said = json.dumps({"phase": "stopped", "why": why, "evidence": ""})
+    cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], LIMIT_OVER, message=said)
+    state = LAUNCHER.state(handle)
+    assert (len(cluster.of("pods")), state.phase, state.exit_code, state.why) == (1, "stopped", LIMIT_OVER, why)
+
+
+def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> None:
+    """A pod that read the volume after the Job was gone belongs to nobody: it holds up no start; lists are optional."""
+    handle = start()
+    cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], 4)
+    about = {"name": "job-ac1f4a-files", "labels": labels("job-ac1f4a", "files")}
+    cluster.add("pods", "job-ac1f4a-files", metadata=about, spec={"containers": []})
+    cluster.forbidden |= {("list", "secrets"), ("list", "configmaps")}
+    assert start()["uid"] != handle["uid"]
+    assert ("pods", "job-ac1f4a-files") not in cluster.objects
+
+
+def test_something_else_than_an_api_server_is_no_answer(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy's page of login says nothing of the run; a kubeconfig that is no YAML is one sentence."""
+    handle = start()
+    monkeypatch.setattr(ClusterApi, "_request", lambda *_: b"<html>Sign in</html>")
+    state = LAUNCHER.state(handle)
+    assert state.phase == "unknown"
+    assert "is no API server: b'<html>Sign in" in state.evidence
+    Path(os.environ["KUBECONFIG"]).write_text("clusters: [")
+    with pytest.raises(PlaceFailed, match="The kubeconfig is no YAML"):
+        LAUNCHER.parse("team/cpu")
+
+
+def test_a_named_item_that_a_server_drops_is_seen() -> None:
+    """Another one in its place does not hide it."""
+    sent = {"volumes": [{"name": "run", "emptyDir": {}}, {"name": "sent"}]}
+    assert list(dropped(sent, {"volumes": [{"name": "run", "emptyDir": {}}, {"name": "token"}]})) == ["volumes[1]"]
+    assert list(dropped(sent, {"volumes": [{"name": "sent"}, {"name": "run", "emptyDir": {}}]})) == []
+
+
+class LocalPod:
+    """An API whose one pod runs commands on this machine."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def find(self, kind: str, name: str) -> Any:
+        return {"metadata": {"name": name}, "status": {"phase": "Running"}}
+
+    def execute(self, pod: str, command: list[str], *, stdin: Any = (), **_: Any) -> Answer:
+        self.commands.append(command[3:])
+        done = subprocess.run([sys.executable, *command[1:]], input=b"".join(stdin), capture_output=True, check=False)
+        return Answer(done.returncode, done.stdout, done.stderr.decode())
+
+
+def test_data_are_looked_for_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder that `data` names, by name and digest; else they are sent; what was changed since is not used."""
+    monkeypatch.setattr(pod_volume, "MOUNT", str(tmp_path / "volume"))
+    files = tuple(TreeFile.of_bytes(name, name.encode()) for name in ("a.csv", "b.csv"))
+    whole = Bundle(kind="data", name="digits", files=files)
+    one = Bundle(kind="data", name="a.csv", files=files[:1])
+    api: Any = LocalPod()
+    volume = pod_volume.RunVolume(api, "job", {}, None)
+    whole.write_to(tmp_path / "sets" / "digits")
+    for bundle, data in ((whole, tmp_path / "sets"), (one, tmp_path / "sets" / "digits")):
+        folder = tmp_path / "volume" / bundle.folder
+        assert not volume.send(bundle, str(data))
+        assert folder.readlink() == tmp_path / "sets" / "digits"
+        assert not volume.send(bundle), "the link holds"
+    (tmp_path / "sets" / "digits" / "a.csv").write_text("changed")
+    assert volume.send(whole, str(tmp_path / "sets"))
+    assert not (tmp_path / "volume" / whole.folder).is_symlink()
+    assert (tmp_path / "volume" / whole.folder / "a.csv").read_bytes() == b"a.csv"
+    assert not volume.send(whole)
+    assert (tmp_path / "sets" / "digits" / "a.csv").read_text() == "changed"
+    more = Bundle(kind="data", name="digits", files=files[1:])
+    assert volume.send(more, str(tmp_path / "sets")), "a folder that holds more is other data"
+
+
+def sent(folder: Path, bundle: Bundle, **changes: Any) -> Path:
+    """What is mounted in a training container: orders, and the bundle in one part."""
+    mounted = folder / "sent"
+    mounted.mkdir()
+    (mounted / "part").write_bytes(_tar_gz(bundle))
+    orders = {
+        "root": str(folder / "volume"), "run": "runs/job", "folders": {bundle.folder: ["part"]}, "stoker": "stoker/x",
+        "order": "{}", "lock": "", "python": "false", "patience_s": 1, "expected": [], "message": str(folder / "said"),
+    }  # fmt: skip
+    (mounted / "start.json").write_text(json.dumps(orders | changes))
+    return mounted
+
+
+def test_what_was_sent_is_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Links to data lead out of the folder on every Python; a damaged part leaves nothing on the volume."""
+    link = TreeFile(path="digits", link="../../data/1")
+    bundle = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"x = 1"), link))
+    mounted = sent(tmp_path, bundle)
+    folder = tmp_path / "volume" / bundle.folder
+    (mounted / "cut").write_bytes((mounted / "part").read_bytes()[:-30])
+    with pytest.raises((EOFError, pod_start.CannotStart)):
+        pod_start.unpack(folder, [mounted / "cut"])
+    assert list(folder.parent.iterdir()) == []
+    pod_start.unpack(folder, [mounted / "part"])
+    assert (folder / "digits").readlink() == Path("../../data/1")
+    folder.parent.chmod(0o500)
+    try:
+        if os.getuid() != 0:  # root may write anywhere
+            with pytest.raises(pod_start.CannotStart, match="cannot be written on the volume"):
+                pod_start.unpack(folder.with_name("other"), [mounted / "part"])
+    finally:
+        folder.parent.chmod(0o700)
+
+
+def test_a_pod_that_is_ended_before_its_run_begins_goes_on_elsewhere(tmp_path: Path) -> None:
+    """The first process of a container ignores SIGTERM unless it says otherwise; its exit code asks for another pod."""
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\n: > {tmp_path}/installs\nexec sleep 60\n")
+    slow.chmod(0o755)
+    bundle = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"x = 1"),))
+    mounted = sent(tmp_path, bundle, lock="{}", python=str(slow))
+    with subprocess.Popen([sys.executable, pod_start.__file__, str(mounted)]) as pod:
+        until = time.monotonic() + 30
+        while not (tmp_path / "installs").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        pod.terminate()
+        assert pod.wait(30) in EXIT_AGAIN

@@ -153,3 +153,12 @@ def test_a_deployment_of_somebody_else_is_left_alone(cluster: Any) -> None:
     with pytest.raises(PlaceFailed, match=r"not made by Stoker.*\n.*name=NAME"):
         deploy(["models/digits"], on="k8s:team", image="python:3.11")
     assert cluster.names() == {"deployments/digits"}
+
+
+@pytest.mark.parametrize("plural", ["services", "secrets"])
+def test_an_object_of_somebody_else_is_not_taken_over(cluster: Any, plural: str) -> None:
+    """A Service in front of other pods, or a Secret of theirs, would be changed by force: nothing is applied."""
+    cluster.add(plural, "digits", spec={"selector": {"app": "other"}})
+    with pytest.raises(PlaceFailed, match=r"(Service|Secret) digits is in namespace team already, and not made by"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11")
+    assert cluster.names() == {f"{plural}/digits"}

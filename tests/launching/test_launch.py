@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 import stoker
 from stoker.devices import attached_cpu
-from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, BadRun, BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching import is_elsewhere, kinds
 from stoker.launching.launch import (
     LaunchOptions,
@@ -22,9 +23,12 @@ from stoker.launching.launch import (
     time_limit,
 )
 from stoker.launching.launcher import LaunchTarget, Probe, Submission
-from stoker.records import LaunchState
+from stoker.launching.place_history import PlaceRun, lessons_of, place_history
+from stoker.records import Event, LaunchState
 from stoker.store import RunDirectory
-from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, fake_place
+from tests.flow.builders import PLAN, stopped_run
+from tests.flow.command import BLOBS
+from tests.launching.elsewhere import BEGAN_S, FINISHED, RUNNING, STOPPED, fake_place
 
 __all__ = ["fake_place"]
 
@@ -133,6 +137,37 @@ def test_an_unfinished_run_is_not_started_at_another_place(
         launch(job, on="fake:other", options=THEIRS)
     new = launch(job, on="fake:other", options=LaunchOptions(env="theirs", new=True))
     assert new.directory != first.directory
+
+
+def test_a_run_that_went_on_here_is_not_continued_there(
+    place: Path, started: list[Submission], fake_place: Any
+) -> None:
+    """What the place has is older: the record here says so, and the same command there is refused."""
+    path = place / "blobs.py"
+    path.write_text(BLOBS)
+    first = launch(path, on="fake:box", options=THEIRS)
+    fake_place.answers = [STOPPED]
+    launch(path, on="fake:box", options=THEIRS)
+    job, entry = stoker.api.load_job(path, {})
+    stopped_run(job, entry=entry, run_dir=place / "there")  # what comes home
+    for file in (place / "there").iterdir():
+        file.rename(first.directory.path / file.name) if file.name != "job" else None
+    record = first.directory.read_launch()
+    assert record is not None
+    first.directory.write_launch(dataclasses.replace(record, states=(STOPPED,)))
+    stopped_run(job, entry=entry, resume=first.directory.name, at_samples=160)
+    record = first.directory.read_launch()
+    assert record is not None
+    assert record.continued_here_at
+    fake_place.calls.clear()
+    with pytest.raises(BadRun, match="was started at fake:box, and went on on this machine since") as refused:
+        launch(path, on="fake:box", options=THEIRS)
+    assert f"--resume {first.directory.name}" in str(refused.value.remedy)
+    assert fake_place.calls == []
+    assert launch(path, on="fake:box", options=dataclasses.replace(THEIRS, new=True)).directory != first.directory
+    job_again = stoker.train(job, entry=entry, resume=first.directory.name, plan=PLAN, sink=lambda event: None)
+    assert job_again.status == "finished"
+    assert launch(path, on="fake:box", options=THEIRS).directory.name.endswith("-2"), "as after any finished run"
 
 
 @pytest.mark.parametrize("problem", ["missing", "start", "secret", "job"])
@@ -274,3 +309,76 @@ def test_a_price_is_not_an_option_of_the_place(
     options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5", "root": "/shared"})
     assert launch(job, on="fake:box", options=options).launch.price_per_h == 2.5
     assert [dict(one) for one in (probed[0], started[0].options)] == [{"root": "/shared"}] * 2
+
+
+def test_limits_are_of_the_run_and_not_of_a_start(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Money counts from the first start on, time from this command on; each start also gets a limit of its own."""
+    monkeypatch.setattr(fake_place, "limits_time", True)
+    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
+    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_: forecast)
+    options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"})
+    directory = launch(job, on="fake:box", options=options).directory
+    assert started[0].most_held_s == 7200.0
+    assert started[0].time_limit_s == pytest.approx(time_limit(forecast))
+    assert started[0].save_s == forecast.checkpoint_s.high
+    for kind, after_s in (("started", 0.0), ("progress", 3600.0), ("stopped", 3600.0)):
+        directory.append_event(Event(kind=kind, at=BEGAN_S + after_s, fields={"samples": 4}))  # type: ignore[arg-type]
+    fake_place.answers = [dataclasses.replace(STOPPED, at="2026-11-25T11:00:01+00:00")]
+    launch(job, on="fake:box", options=options)
+    assert started[1].most_held_s == pytest.approx(3600.0, abs=2)
+    both = dataclasses.replace(options, time_limit_s=600.0)
+    launch(job, on="fake:box", options=both)
+    assert (started[2].most_held_s, started[2].time_limit_s) == (600.0, 600.0)
+    with pytest.raises(PlaceFailed, match=r"has cost \$2\.50 of \$2\.51, so that nothing is left"):
+        launch(job, on="fake:box", options=dataclasses.replace(options, max_cost=2.51))
+    assert len(started) == 3
+
+
+def test_a_place_that_is_silent_at_the_first_launch_has_nothing_running(job: Path, started: list[Submission]) -> None:
+    """The remedy does not speak of a run there, since there is none."""
+    with pytest.raises(PlaceUnreachable, match="gone cannot be reached") as silent:
+        launch(job, on="fake:gone", options=THEIRS)
+    assert silent.value.remedy == "Nothing was started; the same command tries again."
+    assert started == []
+
+
+def test_an_option_that_a_place_does_not_know_is_refused(job: Path, started: list[Submission]) -> None:
+    """It would be ignored, which misleads; the nearest is named."""
+    for call in (launch, describe_launch):
+        with pytest.raises(BadSetting, match="--place-option rot: fake has no such option") as refused:
+            call(job, on="fake:box", options=LaunchOptions(env="theirs", place={"rot": "/shared"}))
+        assert "'root'" in str(refused.value.remedy)
+    assert started == []
+
+
+def test_an_image_is_refused_where_none_is_run(job: Path, started: list[Submission]) -> None:
+    """An option that would be ignored is not taken."""
+    for call in (launch, describe_launch):
+        with pytest.raises(BadJob, match="--image me/image:1: fake runs no container images"):
+            call(job, on="fake:box", options=LaunchOptions(env="theirs", image="me/image:1"))
+    assert started == []
+
+
+def test_a_python_that_is_named_is_not_looked_for(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that would miss its own Python hears which one is meant."""
+    heard: list[Any] = []
+    monkeypatch.setattr(fake_place, "options", ("root", "python"))
+    monkeypatch.setattr(fake_place, "probe", lambda target, options: heard.append(options) or Probe(facts={}))
+    launch(job, on="fake:box", options=LaunchOptions(env="/opt/conda/bin/python"))
+    assert heard == [{"python": "/opt/conda/bin/python"}]
+
+
+def test_the_time_limit_allows_for_what_the_place_has_shown(job: Path) -> None:
+    """Starts that took ten minutes there, and runs that took half as long again as forecast, are allowed for."""
+    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
+    for number in range(2):
+        place_history().append(PlaceRun(
+            place="fake:slow", word="fake:slow", run=f"r{number}", at="2026-11-25T10:00:00+00:00",
+            first_update_s=300.0 * (number + 1), forecast_s=100.0, measured_s=150.0,
+        ))  # fmt: skip
+    longer_s = time_limit(forecast, lessons_of("fake:slow")) - time_limit(forecast)
+    assert longer_s == pytest.approx(600.0 - 120.0 + 0.5 * forecast.total_s.high)

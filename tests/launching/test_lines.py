@@ -83,10 +83,10 @@ def test_only_files_that_differ_are_fetched(tmp_path: Path) -> None:
     for name in ("run.json", "checkpoints/a", "lock", ".writing-x-1-01234567"):
         (there / name).write_text(name)
     line = LocalLine()
-    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 2
-    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 0
+    assert line.fetch_tree(str(there), here) == 2
+    assert line.fetch_tree(str(there), here) == 0
     (there / "run.json").write_text("changed")
-    assert line.fetch_tree(str(there), here, leave_out=("lock",)) == 1
+    assert line.fetch_tree(str(there), here) == 1
     assert (here / "run.json").read_text() == "changed"
     assert sorted(path.name for path in here.iterdir()) == ["checkpoints", "run.json"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -21,8 +22,8 @@ from hypothesis import strategies as st
 from stoker.errors import BadJob
 from stoker.jobs import Entry, load_job
 from stoker.launching.images import oci_image
-from stoker.launching.images.base_image import BaseImage
-from stoker.launching.images.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret
+from stoker.launching.images.base_image import BaseImage, visible
+from stoker.launching.images.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret, write_layer
 from stoker.launching.images.shared_libraries import SystemLibraries, read_dynamic
 from tests.flow.command import job_file, stoker_here
 
@@ -304,3 +305,59 @@ def test_the_command_says_what_is_in_it_and_how_to_run_it(job: tuple[Path, Entry
     assert document["record"] == ImageRecord.__name__
     assert document["command"] == ["train", "blobs.py"]
     assert stoker_here("image", "blobs.py", "--base", "nowhere").code == 2
+
+
+def test_what_an_upper_layer_hides_is_not_there() -> None:
+    """A package that the base removed again is one that it lacks, and so is a Python."""
+    site = f"usr/local/lib/python{VERSION}/site-packages"
+    below = [f"usr/local/bin/python{VERSION}", f"{site}/typer-99.dist-info/METADATA", "etc/", "etc/x", "etc/xy"]
+    hidden = [f"{site}/.wh.typer-99.dist-info", "etc/.wh.x", "usr/local/bin/stoker"]
+    assert list(visible([below, hidden])) == [below[0], "etc/", "etc/xy", "usr/local/bin/stoker"]
+    assert list(visible([below, ["etc/.wh..wh..opq", "etc/new"]])) == [*below[:2], "etc/new"]
+    assert list(visible([below, [".wh..wh..opq"]])) == []
+
+
+def test_the_base_s_user_stays(job: tuple[Path, Entry], place: Path) -> None:
+    """An image that does not run as root does not by what is added to it."""
+    config = {"config": {"User": "1000:1000"}, "rootfs": {"diff_ids": ["sha256:0"]}}
+    layout = base_image(place / "base", config=config)
+    base = BaseImage.read(layout, oci_image._architecture())
+    assert base.user == "1000:1000"
+    made: Any = oci_image._config([], base, ["python"], ["train"], "blobs")
+    assert made["config"]["User"] == "1000:1000"
+    assert "User" not in oci_image._config([], None, [], [], "blobs")["config"]  # type: ignore[call-overload, operator, index]
+
+
+def test_a_link_to_a_secret_is_one(job: tuple[Path, Entry], place: Path, tmp_path_factory: Any) -> None:
+    """What travels is what it leads to, whatever its own name is; so does the history of a repository."""
+    keys = tmp_path_factory.mktemp("home") / ".aws"
+    keys.mkdir()
+    (keys / "credentials").write_text("[default]\naws_secret_access_key = x\n")
+    (place / "conf").mkdir()
+    (place / "conf" / "settings.ini").symlink_to(keys / "credentials")
+    with pytest.raises(BadJob, match=r"conf/settings\.ini looks like a secret"):
+        build_image(*job, place / "image.tar", ImageOptions(include=(Path("conf"),)))
+    (place / "src" / ".git").mkdir(parents=True)
+    (place / "src" / ".git" / "config").write_text("url = https://me:token@host/x.git\n")
+    with pytest.raises(BadJob, match=r"src/\.git/config looks like a secret"):
+        build_image(*job, place / "image.tar", ImageOptions(include=(Path("src"),)))
+    assert not (place / "image.tar").exists()
+
+
+@pytest.mark.parametrize("content", [b"shorter", b"longer than it was when it was listed"])
+def test_a_file_that_changes_its_size_is_not_cut(tmp_path: Path, content: bytes) -> None:
+    """A layer never has a part of a file; a disk that is full is said to be that."""
+    path = tmp_path / "large.bin"
+    path.write_bytes(b"as it was listed")
+    file = oci_image._file("large.bin", path)
+    path.write_bytes(content)
+    with pytest.raises(BadJob, match=r"large\.bin was changed"):
+        write_layer([file], io.BytesIO())
+
+    class Full(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path.write_bytes(b"x" * 100_000)
+    with pytest.raises(OSError, match="No space left"):
+        write_layer([oci_image._file("large.bin", path)], Full())  # type: ignore[arg-type]

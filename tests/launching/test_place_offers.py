@@ -13,13 +13,15 @@ from stoker.launching import place_offers
 from stoker.launching.launcher import Offer, Probe
 from stoker.launching.place_history import PlaceLessons, PlaceRun, lessons_of, place_history
 from stoker.launching.place_offers import PlaceOffer, ranked
+from stoker.launching.sky import PREEMPTED_PER_H, STARTING_S
 from stoker.planning.model.objectives import PlanLimits
 from stoker.records import Candidate
 from tests.flow.command import job_file, stoker_here
 from tests.launching.elsewhere import fake_place
+from tests.launching.fake_sky import sky
 from tests.reporting import story
 
-__all__ = ["fake_place"]
+__all__ = ["fake_place", "sky"]
 
 HOUR_S = 3600.0
 
@@ -133,3 +135,36 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
     fake_place.probed = Probe(facts={}, missing=("box has no Python",))
     assert "box has no Python" in stoker_here("plan", "blobs.py", "--on", "fake:box").out
     assert stoker_here("plan", "blobs.py", "--on", "fake:!").code == 2
+
+
+HOURS = {"l4": 10.0, "h100": 1.5, "a10": 9.0}
+
+
+def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dearest machine an hour is the cheapest to finish; its start is charged, by what earlier runs showed."""
+
+    def on_one(planner: Any, where: Any) -> Any:
+        chosen = dataclasses.replace(candidate(HOURS[where.name]), device=where.name)
+        return dataclasses.replace(story.decision(), candidates=(chosen,))
+
+    def offers(word: str) -> list[dict[str, Any]]:
+        said = stoker_here("plan", job_file(), "--on", word, "--objective", "money", "--json")
+        return [one for one in json.loads(said.out)["offers"] if not one["problem"]]
+
+    monkeypatch.setattr(place_offers, "on_one", on_one)
+    found = offers("sky:any")
+    assert [(one["text"], one["sticker"]) for one in found] == [
+        ("sky:lambda/1xh100", 4), ("sky:lambda/1xa10", 1), ("sky:lambda/1xl4", 2), ("sky:aws/1xl4", 3)
+    ]  # fmt: skip
+    assert found[0]["cost"]["value"] == pytest.approx(2.49 * (1.5 + STARTING_S / HOUR_S))
+    assert found[0]["starts_in_s"] == STARTING_S
+    spot = offers("sky:any/l4:spot")[0]
+    lost_s = 10 * PREEMPTED_PER_H * (STARTING_S + 300)
+    assert spot["cost"]["value"] == pytest.approx(0.3 * (10 + (STARTING_S + lost_s) / HOUR_S))
+    for number in range(2):
+        place_history().append(PlaceRun(
+            place="sky:lambda", word="sky:lambda", run=f"r{number}", at="2026-11-25T10:00:00+00:00", queue_s=900.0,
+        ))  # fmt: skip
+    learned = offers("sky:lambda/h100")[0]
+    assert learned["starts_in_s"] == 900.0
+    assert "median of 2 earlier runs" in learned["why"]

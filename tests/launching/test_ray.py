@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import http.client
 import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import code_bundle, stoker_bundle
 from stoker.launching.launcher import Request, Submission
 from stoker.launching.logged_run import events_in, files_in, state_in, write_files
@@ -33,7 +37,7 @@ class TestConformance(LauncherConformance):
         "head": (1, 1, ""), "head:8265/4": (1, 4, ""), "http://head:8265/4xa100": (1, 4, "a100"),
         "https://ray.example.com/cpu": (1, 1, "cpu"), "[::1]:8265/2": (1, 2, ""),
     }  # fmt: skip
-    bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad")
+    bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad", "head/2x4xa100")
     environments = ({},)
     unreachable = {"url": "http://127.0.0.1:9", "job": "x-1", "directory": "~/.stoker/runs/x"}  # noqa: RUF012 - likewise
     client = ("ray",)
@@ -169,12 +173,10 @@ def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_what_ray_cannot_do_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    """Secrets would be seen by everybody at the dashboard; images, it has no way for."""
+    """Secrets would be seen by everybody at the dashboard."""
     with FakeRay(tmp_path) as head:
         with pytest.raises(PlaceFailed, match="HF_TOKEN cannot be sent"):
             LAUNCHER.start(submission(head, tmp_path, secrets=("HF_TOKEN",)), lambda text: None)
-        with pytest.raises(PlaceFailed, match="no container images"):
-            LAUNCHER.start(submission(head, tmp_path, image="team/image"), lambda text: None)
         assert head.requests == []
 
 
@@ -222,3 +224,47 @@ def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:
     sent = b'STOKER file {"name": "run.json"}\nSTOKER data AAAA\n'
     assert write_files(sent, tmp_path / "home", files_in(log)) == ["run.json"]
     assert not list(itertools.chain((tmp_path / "home").glob("*")))
+
+
+@pytest.mark.parametrize("code", [200, 404, 500])
+def test_a_body_that_breaks_off_is_no_answer_whatever_its_status(tmp_path: Path, code: int) -> None:
+    """A proxy that ends within the body, of an answer or of an error, leaves the state unknown, in one sentence."""
+
+    class Cut(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"{")
+
+    with HTTPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        handle = {"url": f"http://127.0.0.1:{server.server_address[1]}", "job": "x-1", "directory": "~/x"}
+        state = LAUNCHER.state(handle)
+        with pytest.raises(PlaceUnreachable, match="does not answer"):
+            LAUNCHER.events(handle, 0)
+        server.shutdown()
+    assert (state.phase, state.why) == ("unknown", "the cluster does not answer")
+
+
+def test_several_nodes_are_refused_in_words() -> None:
+    """With what can be asked for instead."""
+    with pytest.raises(NoDevice, match=r"asks for 2 nodes.\nA run has one node there"):
+        LAUNCHER.parse("head:8265/2x4xa100")
+
+
+def test_the_limit_is_kept_at_the_cluster_when_nobody_follows(tmp_path: Path) -> None:
+    """The run saves and leaves before it, is stopped with the reason, and what was sent is not sent again for it."""
+    with FakeRay(tmp_path) as head:
+        long = ("--set", "epochs=100000", "--threads", "1")
+        first = submission(head, tmp_path, arguments=long, most_held_s=10.0, save_s=1.0)
+        handle = LAUNCHER.start(first, lambda text: None)
+        *_, last = TestLive().until(handle, *ENDED)
+        assert (last.phase, last.exit_code) == ("stopped", LIMIT_OVER), last
+        assert "of 10.0 s, the limit: saved and left" in last.why
+        again = LAUNCHER.start(dataclasses.replace(first, most_held_s=30.0), lambda text: None)
+        assert again["sent_bytes"] == 0
+        LAUNCHER.stop(again)

@@ -49,6 +49,11 @@ class FakeSlurm:
         )
         path.chmod(0o755)
 
+    def needs_no_token(self, command: str) -> None:
+        """A command that fails with a token of the login node, as one of a job that is over does."""
+        path = self.folder / command
+        path.write_text(path.read_text().replace("#!/bin/sh\n", '#!/bin/sh\n[ -z "$SLURM_JWT" ] || exit 1\n'))
+
     @property
     def calls(self) -> list[str]:
         """All calls so far."""
@@ -188,7 +193,8 @@ def run_batch(
     fake.says("sleep", code=0)
     # Slurm ends the shell soon after a requeue: here the sleep behind it does.
     (fake.folder / "sleep").write_text('#!/bin/sh\n[ "$1" = 300 ] && kill -TERM $PPID\nexit 0\n')
-    environment = {**os.environ, "SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n[1-2]"}
+    environment = {**os.environ, "SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JWT": "of the login node"}
+    fake.needs_no_token("scontrol")
     done = subprocess.run(
         ["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=30, check=False
     )
@@ -198,7 +204,7 @@ def run_batch(
 @pytest.mark.parametrize(
     ("code", "is_stopped", "is_requeued"),
     [(0, False, False), (4, False, False), (2, False, False), (75, False, True), (130, False, True), (143, False, True),
-     (130, True, False), (75, True, False)],
+     (130, True, False), (75, True, False), (124, False, False)],
 )  # fmt: skip
 def test_the_batch_shell_requeues_what_saved_and_keeps_other_exit_codes(
     tmp_path: Path, fake: FakeSlurm, code: int, is_stopped: bool, is_requeued: bool
@@ -268,6 +274,10 @@ def running(**more: Any) -> SlurmJob:
         (running(state="FAILED", exit_code=4), [host_state("failed", "2026-11-25T22:46:39+00:00", evidence="boom")],
          False, "failed", "is failed"),
         (running(state="FAILED", exit_code=130), [], True, "stopped", "saved and left, as asked"),
+        (running(state="FAILED", exit_code=130), [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
+         True, "stopped", "is stopped"),  # its limit is over: the mark that stops the other hosts is not the user's
+        (running(state="FAILED", exit_code=124), [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
+         False, "stopped", "is stopped"),
         (running(state="COMPLETED"), [], False, "finished", "trained"),
         (None, [host_state("finished", "2026-11-25T22:46:39+00:00", exit_code=0)], False, "finished", "is finished"),
         (None, [host_state("running", "2026-11-25T22:46:39+00:00")], False, "unknown", "sign of life"),
@@ -413,6 +423,10 @@ def test_secrets_travel_in_a_file_of_this_user_alone(
     monkeypatch.setenv("API_NAME", "hidden-value")
     monkeypatch.setenv("API_OF_THE_SHELL", "not sent")
     monkeypatch.setenv("SBATCH_ACCOUNT", "ml")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "a100 & ib")
+    monkeypatch.setenv("SLURM_JWT", "eyJ0")
+    monkeypatch.setenv("SLURM_JOB_ID", "of another job")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
     fake.says("sbatch", "3\n")
     (fake.folder / "sbatch").write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment"\necho 3\n')
     handle = LAUNCHER.start(submission(tmp_path, secrets=("API_NAME",)), lambda text: None)
@@ -423,8 +437,9 @@ def test_secrets_travel_in_a_file_of_this_user_alone(
     others = [path for path in (tmp_path / "root").rglob("*") if path.is_file() and path != secret]
     assert not [path for path in others if "hidden-value" in path.read_text()]
     given = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
-    assert not {"API_NAME", "API_OF_THE_SHELL"} & given.keys()
+    assert not {"API_NAME", "API_OF_THE_SHELL", "SLURM_JOB_ID", "SLURM_CONF"} & given.keys()
     assert (given["HOME"], given["SBATCH_ACCOUNT"]) == (os.environ["HOME"], "ml")
+    assert (given["SBATCH_CONSTRAINT"], given["SLURM_JWT"]) == ("a100 & ib", "eyJ0")
 
 
 def test_offers_are_partitions_with_the_scheduler_s_estimate(fake: FakeSlurm) -> None:
@@ -452,9 +467,10 @@ def test_ranks_come_from_the_step_and_the_script() -> None:
         LAUNCHER.ranks({name: value for name, value in environ.items() if name != "STOKER_MASTER"})
 
 
-def test_the_comment_says_how_far_a_run_is() -> None:
+def test_the_comment_says_how_far_a_run_is(tmp_path: Path) -> None:
     """From the newest whole event `progress`; a torn line is passed over."""
     event = {"kind": "progress", "fields": {"samples": 370, "total_samples": 1000, "loss": 0.125, "eta_s": 40.0}}
     log = json.dumps(event).encode() + b'\n{"kind": "warned", "fields": {}}\n{"kind": "progr'
-    assert progress_text(log) == "37 %, 370 of 1,000 samples, loss 0.125, 40.0 s to go"
-    assert progress_text(b"") == ""
+    (tmp_path / "events.jsonl").write_bytes(log)
+    assert progress_text(tmp_path / "events.jsonl") == "37 %, 370 of 1,000 samples, loss 0.125, 40.0 s to go"
+    assert progress_text(tmp_path / "none") == ""

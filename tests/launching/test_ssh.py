@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import PlaceFailed
 from stoker.launching import ssh
 from stoker.launching.launcher import LaunchTarget, Request
 from stoker.launching.meter import price_there
@@ -21,7 +21,7 @@ class TestConformance(LauncherConformance):
         "box": (1, 1, ""), "me@box:2222": (1, 1, ""), "a,me@b/2xcpu": (2, 2, "cpu"), "box/4xa100": (1, 4, "a100"),
         "box/here": (1, 1, ""),
     }  # fmt: skip
-    bad_words = ("", "box/", "box/0xcpu", "a,,b", "a,a", "-oProxyCommand=x", "box/2x", "me@box:port")
+    bad_words = ("", "box/", "box/0xcpu", "a,,b", "a,a", "-oProxyCommand=x", "box/2x", "me@box:port", "a/2x8xh100")
     environments = (
         {"STOKER_HOST": "0", "STOKER_HOSTS": "1"},
         {"STOKER_HOST": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "10.0.0.1", "STOKER_PORT": "4711"},
@@ -29,12 +29,6 @@ class TestConformance(LauncherConformance):
     unreachable = {  # noqa: RUF012 - likewise
         "hosts": ["127.0.0.1:1"], "directory": "/nowhere", "python": "python3", "stoker": "/nowhere",
     }  # fmt: skip
-
-    def test_images_are_refused(self) -> None:
-        """An option that would be ignored is not taken."""
-        for call in (LAUNCHER.script, lambda submission: LAUNCHER.start(submission, print)):
-            with pytest.raises(BadJob, match="run no images"):
-                call(self.submission("box", image="me/image:1"))
 
 
 def test_a_host_has_no_price_that_a_limit_could_be_kept_by() -> None:

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launching.sky import LAUNCHER, STARTING_S, rank, read_catalogue
+from stoker.launching import place_offers
+from stoker.launching.launcher import Request
+from stoker.launching.place_history import NO_LESSONS
+from stoker.launching.place_offers import ranked
+from stoker.launching.sky import LAUNCHER, STARTING_S
+from stoker.planning.model.objectives import Objective, PlanLimits
 from tests.launching import test_sky as fakes
 from tests.launching.fake_sky import sky
+from tests.launching.test_place_offers import candidate
 
 __all__ = ["sky"]
 PYTHON = Path(os.environ.get("STOKER_SKY", "build/sky")) / "bin" / "python"
@@ -79,14 +85,19 @@ def _in_sky(folder: Path, script: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("minimize", "objective"), [("COST", "money"), ("TIME", "time")])
-def test_its_optimiser_chooses_the_same_machine(tmp_path: Path, minimize: str, objective: str) -> None:
+def test_its_optimiser_chooses_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minimize: str, objective: Objective
+) -> None:
     """Given our run times, on the same catalogue; by the price of an hour another one would be first."""
     answer = _in_sky(tmp_path, _SCRIPT, json.dumps(HOURS), minimize, str(STARTING_S))
-    offers, _ = read_catalogue(tmp_path / "home/.sky/catalogs/v8", clouds=("lambda", "runpod"))
-    ranked, _ = rank(offers, lambda device, count: 3600 * HOURS[device], objective=objective)  # type: ignore[arg-type]
-    best = ranked[0].offer
-    assert json.loads(answer.splitlines()[-1]) == [best.cloud, best.device]
-    assert best.price_per_h > min(offer.price_per_h for offer in offers)
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path / "home"))
+    offers = LAUNCHER.offers(Request(target=LAUNCHER.parse("any")))
+    priced = [place_offers._priced(offer, candidate(HOURS[offer.device]), NO_LESSONS, 0) for offer in offers]
+    best = ranked(priced, PlanLimits(), objective)[0]
+    cloud, device = json.loads(answer.splitlines()[-1])
+    assert best.text == f"sky:{cloud}/1x{device}"
+    assert best.sticker is not None
+    assert best.sticker > 1
 
 
 def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path) -> None:

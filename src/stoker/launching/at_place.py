@@ -32,22 +32,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
-from stoker.launching.launcher import HostRanks
+from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
+from stoker.launching.meter import held_in_log
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
+from stoker.units import format_seconds
 
 FINISHED, SLICE_OVER, STOPPED, RUN_FAILED = 0, 75, 130, 4
 """Exit codes of `stoker train`."""
+
+LIMIT_OVER = 124
+"""Exit code after the run has held devices for as long as it may: no scheduler starts it again."""
 
 MOST_WITHOUT_PROGRESS = 3
 """After so many starts in a row without a sample more than before, the run is not started again."""
@@ -89,6 +93,8 @@ class LaunchOrder:
             after lost ranks.
         submitted_at: distinguishes orders: restarts are counted from here on. ISO 8601 in UTC.
         owner: machine and directory of the run where it was sent from.
+        most_held_s: devices may be held this long [s], over all starts of this order; None: no limit.
+        save_s: forecast time of a save [s].
     """
 
     schema: ClassVar[int] = 1
@@ -106,6 +112,22 @@ class LaunchOrder:
     is_requeued: bool = False
     submitted_at: str = ""
     owner: str = ""
+    most_held_s: float | None = None
+    save_s: float = 30.0
+
+    @classmethod
+    def of(
+        cls, submission: Submission, code: str, pythonpath: str, *, is_requeued: bool = False, submitted_at: str = ""
+    ) -> LaunchOrder:
+        """The order of a submission whose code and Stoker are in these folders there."""
+        target = submission.target
+        return cls(
+            run=submission.run, kind=target.kind, code=code, job_file=submission.job_file,
+            arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
+            num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
+            pythonpath=pythonpath, is_requeued=is_requeued, submitted_at=submitted_at, owner=submission.owner,
+            most_held_s=submission.most_held_s, save_s=submission.save_s,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +143,7 @@ class HostState:
         restarts: starts after the first, of this order.
         without_progress: the last starts in a row that came no further than `best_samples`.
         submitted_at: of the order.
+        held_s: time in which devices were held [s], over all starts of the order.
     """
 
     schema: ClassVar[int] = 1
@@ -140,6 +163,7 @@ class HostState:
     restarts: int = 0
     without_progress: int = 0
     submitted_at: str = ""
+    held_s: float = 0.0
 
 
 def read_order(directory: Path) -> LaunchOrder:
@@ -244,9 +268,11 @@ class HostSupervisor:
         self._folder = directory / _LAUNCH
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._is_signalled = False
+        self._is_signalled, self._over = False, ""
         self._log_bytes_before = 0
+        self._began_at, self._began_s = time.time(), time.monotonic()
         self._state = self._first_state()
+        self._held_before_s = self._state.held_s
 
     def run(self) -> int:
         """Start the ranks, and again where that is right; the exit code for whoever started this program."""
@@ -254,8 +280,13 @@ class HostSupervisor:
             signal.signal(number, self._on_signal)
         if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
             return self._end(self._given_up("the scheduler started it again"))
+        if self._held_before_s and self._is_used_up(starts=2):
+            return self._end(self._limit_over())
         while True:
             verdict = self._run_once()
+            goes_on = verdict.is_again or verdict.phase in {"preempted", "requeued"}
+            if (self._over and verdict.phase in {"stopped", "lost"}) or (goes_on and self._is_used_up(starts=2)):
+                return self._end(self._limit_over())
             if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
             self._count_restart()
@@ -290,7 +321,14 @@ class HostSupervisor:
         """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
         beat_at = 0.0
         while any(process.poll() is None for process in self._processes):
-            if not self._is_signalled and self._is_stopped():
+            if not self._over and self._is_used_up():
+                self._over = "saved and left"
+                with suppress(OSError):  # for the other hosts
+                    (self._folder / _STOP).touch()
+            elif self._over and self._left_s() <= 0:
+                self._over = "it was killed, since it had not left before"
+                self._forward(signal.SIGKILL)
+            if not self._is_signalled and (self._over or self._is_stopped()):
                 self._on_signal(signal.SIGTERM, None)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
@@ -304,10 +342,30 @@ class HostSupervisor:
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
+            if self._order.most_held_s is not None and not self._held_before_s:  # the machine before took its disk away
+                log, since = self._directory / "events.jsonl", self._order.submitted_at
+                self._held_before_s = held_in_log(log, since, self._began_at)
         if self._must_leave():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
         self._write(replace(self._state, phase=phase, why=why, samples=samples))
+
+    def _left_s(self) -> float:
+        """Time for which devices may still be held [s]."""
+        most_s = self._order.most_held_s
+        return float("inf") if most_s is None else most_s - self._held_s()
+
+    def _held_s(self) -> float:
+        return self._held_before_s + time.monotonic() - self._began_s
+
+    def _is_used_up(self, *, starts: int = 1) -> bool:
+        """Whether the time that is left is that of a save; of two (`starts=2`): then another start would be in vain."""
+        return self._left_s() < starts * notice_s(self._order.save_s, self._order.most_held_s)
+
+    def _limit_over(self) -> RankOutcome:
+        most_s = self._order.most_held_s or 0.0
+        why = f"devices were held for {format_seconds(self._held_s())} of {format_seconds(most_s)}, the limit"
+        return RankOutcome("stopped", f"{why}: {self._over or 'saved and left'}", LIMIT_OVER)
 
     def _log_bytes(self) -> int:
         with suppress(OSError):
@@ -365,7 +423,7 @@ class HostSupervisor:
         counted = _next_start(before, samples)
         return replace(
             state, restarts=counted.restarts, best_samples=counted.best_samples,
-            without_progress=counted.without_progress,
+            without_progress=counted.without_progress, held_s=before.held_s,
         )  # fmt: skip
 
     def _last_output(self) -> str:
@@ -377,7 +435,7 @@ class HostSupervisor:
 
     def _write(self, state: HostState) -> None:
         """Replace this host's state; a full disk does not end training."""
-        self._state = replace(state, at=_now())
+        self._state = replace(state, at=utc_now(), held_s=self._held_s())
         aside = self._path.with_name(f".writing-{self._path.name}-{os.getpid()}")
         with suppress(OSError):
             aside.write_text(dumps(self._state))
@@ -394,31 +452,34 @@ def _next_start(state: HostState, samples: int) -> HostState:
 
 def newest_samples(events: Path) -> int:
     """The newest position in the end of a run's log [samples]; 0 where there is none."""
-    try:
-        with events.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        with suppress(ValueError, AttributeError, KeyError, TypeError):  # torn, or no event
+    found = (event["fields"].get("samples") for event in newest_events(events, *_POSITIONS))
+    return next((samples for samples in found if isinstance(samples, int)), 0)
+
+
+def newest_events(events: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Events of these kinds in the end of a run's log, the newest first, as JSON objects with `at` and `fields`."""
+    for line in reversed(_tail(events)):
+        with suppress(ValueError):  # torn
             event = json.loads(line)
-            samples = event["fields"].get("samples") if event["kind"] in _POSITIONS else None
-            if isinstance(samples, int):
-                return samples
-    return 0
+            if isinstance(event, dict) and event.get("kind") in kinds and isinstance(event.get("fields"), dict):
+                yield event
 
 
 def last_error(output: Path) -> str:
     """The line of a log that says why the run ended: the last that begins with `error:`, else the last."""
-    try:
-        with output.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
+    lines = [line.strip() for line in _tail(output) if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1].removeprefix("error:").strip()
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a file; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
 
 
 def read_host_state(path: Path) -> HostState | None:
@@ -449,9 +510,9 @@ def state_of(directory: Path) -> LaunchState:
     if not states:
         silent_s = now_s - (folder / _ORDER).stat().st_mtime
         if silent_s > STALE_S:
-            return LaunchState(phase="lost", why="it was sent, and no host ever started it",
-                               evidence=f"no word of it for {silent_s:.0f} s{full}", at=_now())  # fmt: skip
-        return LaunchState(phase="starting", why="no host has said anything yet", at=_now())
+            return seen_now("lost", "it was sent, and no host ever started it",
+                            f"no word of it for {silent_s:.0f} s{full}")  # fmt: skip
+        return seen_now("starting", "no host has said anything yet")
     return combined(states)
 
 
@@ -587,10 +648,6 @@ def _end_with_parent() -> None:
     """In a rank before it begins: ask the kernel for SIGTERM when the watching process ends, so that the rank saves."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _began(pid: int) -> int:

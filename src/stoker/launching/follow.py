@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
-from stoker.launching.launcher import Launcher
+from stoker.launching.launcher import Launcher, seen_now, utc_now
 from stoker.launching.meter import Meter
 from stoker.launching.place_history import remember_run
 from stoker.records import ENDED, Event, Launch, LaunchState, from_json
@@ -28,7 +27,7 @@ from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
 from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
 from stoker.store.files import LocksUnsupported, disk, make_directories, wait_lock
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 POLL_S, STATE_EVERY_S = 1.0, 5.0
 """Time between requests for events, and for the state [s]."""
@@ -38,6 +37,9 @@ LONGEST_PAUSE_S = 30.0
 
 MOST_TRIES = 10
 """Requests for the run's directory of a run that ended, before it is left to `stoker fetch`."""
+
+MOST_LINE_BYTES = 64 * 2**20
+"""The longest line of a log that is brought here [bytes]."""
 
 STALLED_UPDATES, LEAST_SILENCE_S = 3, 60.0
 """A run is said to be stalled after the forecast time of so many updates without an event, and at least so long [s]."""
@@ -76,6 +78,14 @@ class EventStream:
             self._shown = 0
             return self.pull()
         data = data[1:] if offset else data
+        while data and b"\n" not in data and (more := self._read(offset + len(data))):  # a line longer than an answer
+            data += more
+            if len(data) > MOST_LINE_BYTES:
+                raise PlaceFailed(
+                    f"a line of the run's log there has more than {format_bytes(MOST_LINE_BYTES)}, {offset:,} bytes "
+                    "from its beginning",
+                    remedy="Log less at once (stoker.log), or read the log there; the run is not touched.",
+                )
         whole = data[: data.rfind(b"\n") + 1]
         return self._append(offset, whole) if whole else 0
 
@@ -341,7 +351,7 @@ class Follower:
 
     def _keep(self, state: LaunchState) -> None:
         """Show a state that differs from the last one shown, and keep it in the run's record if it is another phase."""
-        state = state if state.at else replace(state, at=_now())
+        state = state if state.at else replace(state, at=utc_now())
         before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
             self.launch = replace(self.launch, states=(*self.launch.states, state))
@@ -356,7 +366,7 @@ class Follower:
         """Say once that the place does not answer; the last known phase stays in the record."""
         if self._shown_phase != "unknown":
             self._shown_phase = "unknown"
-            state = LaunchState(phase="unknown", why="the place does not answer", evidence=evidence, at=_now())
+            state = seen_now("unknown", "the place does not answer", evidence)
             known = f", last seen {self._state.phase}" if self._state.phase != "unknown" else ""
             self._tell("warned", f"{self.launch.place} does not answer{known} ({evidence}): asking again", state)
 
@@ -499,7 +509,3 @@ def _own_files(directory: Path) -> dict[Path, bytes]:
 def _rounded(duration_s: float) -> float:
     """An estimate without figures that it does not have [s]."""
     return round(duration_s / 10) * 10 if duration_s < 600 else round(duration_s / 60) * 60
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

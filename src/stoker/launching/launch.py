@@ -16,10 +16,9 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.devices import attached_cpu, catalogue
@@ -36,14 +35,25 @@ from stoker.launching.bundle import (
     work_folder,
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
-from stoker.launching.launcher import Launcher, LaunchTarget, Probe, Request, Submission
-from stoker.launching.meter import most_seconds, price_there
+from stoker.launching.launcher import (
+    Launcher,
+    LaunchTarget,
+    Probe,
+    Request,
+    Submission,
+    require_known,
+    seen_now,
+    utc_now,
+)
+from stoker.launching.meter import LEAST_RESERVE_S, Meter, most_seconds, price_there
+from stoker.launching.place_history import NO_LESSONS, PlaceLessons, lessons_of, place_of
 from stoker.planning.decision import plan
 from stoker.records import ENDED, Forecast, Launch, LaunchState
 from stoker.records.codec import digest
 from stoker.store import RunDirectory, cache_root, runs_root, write_atomic
 from stoker.store.locks import RunLock
 from stoker.training.run_handle import keep_sources
+from stoker.units import format_money
 
 CHANGES = "changes.diff"
 """The uncommitted changes of the job's repository, in the run's directory here."""
@@ -72,8 +82,9 @@ class LaunchOptions:
         place: options of the place, by name: `root`, `data`, and what its kind knows.
         arguments: further arguments of `stoker train` at the place.
         send_limit: most bytes to send [bytes].
-        max_cost: the run is saved and stopped before its cost exceeds this.
-        time_limit_s: the longest it may take [s]; None: from the upper bound of the forecast, if there is one.
+        max_cost: the run is saved and stopped before its cost, with that of earlier starts, exceeds this.
+        time_limit_s: the longest that it may hold devices [s], over all starts that follow from this call; None: no
+            limit, and each start asks a scheduler for the upper bound of the forecast, if there is one.
     """
 
     run_dir: Path | None = None
@@ -152,37 +163,82 @@ def launch(
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
     with _held(directory):
         submission = prepare(path, job, entry, directory, on, options)
+        earlier = () if before is None or before.run != directory.name else before.states
         tell(f"asking {on}")
-        probe = launcher.probe(target, submission.options)
-        if probe.missing:
-            raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
+        probe = _probe(launcher, submission, options)
         price_per_h, currency, price_source = _price(launcher, target, options)
-        forecast, limit_s = None, options.time_limit_s
-        if launcher.limits_time and limit_s is None:
+        held = _held_limit(directory, earlier, options, price_per_h)
+        forecast, limits = None, [held]
+        if launcher.limits_time and options.time_limit_s is None:
             forecast = forecast_there(job, entry, target, probe, tell)
-            limit_s = None if forecast is None else time_limit(forecast)
-        if options.max_cost is not None and (longest_s := most_seconds(options.max_cost, price_per_h)) is not None:
-            limit_s = longest_s if limit_s is None else min(limit_s, longest_s)
-        submission = replace(submission, time_limit_s=limit_s)
+        if forecast is not None:
+            submission = replace(submission, save_s=forecast.checkpoint_s.high)
+            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+        limit_s = min((limit for limit in limits if limit is not None), default=None)
+        submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
         commit = commit_of(path.resolve().parent)
-        earlier = () if before is None or before.run != directory.name else before.states
         record = Launch(
             run=directory.name, place=on, kind=target.kind, handle=handle, identity=identity,
             code_digest=submission.code.digest, environment_digest=_environment_digest(submission),
-            arguments=submission.arguments, submitted_at=_now(), commit=commit.name, has_changes=bool(commit.diff),
-            max_cost=options.max_cost, secrets=options.secrets, sent_bytes=int(handle.get("sent_bytes", 0)),
+            arguments=submission.arguments, submitted_at=utc_now("milliseconds"), commit=commit.name,
+            has_changes=bool(commit.diff), max_cost=options.max_cost,
+            secrets=options.secrets, sent_bytes=int(handle.get("sent_bytes", 0)),
             forecast_s=None if forecast is None else forecast.total_s.value,
             forecast_low_s=None if forecast is None else forecast.total_s.low,
             forecast_high_s=None if forecast is None else forecast.total_s.high,
             price_per_h=price_per_h, currency=currency, price_source=price_source,
-            states=(*earlier, LaunchState(phase="queued", why="submitted", at=_now())),
+            states=(*earlier, seen_now("queued", "submitted")),
         )  # fmt: skip
         directory.write_launch(record)
         keep_sources(directory, entry)
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
     return LaunchedRun(directory=directory, launch=record, because=because)
+
+
+def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -> Probe:
+    """What the place has, which is all that the run needs.
+
+    Raises:
+        PlaceFailed: something is missing, or (PlaceUnreachable) the place does not answer.
+    """
+    place = dict(submission.options)
+    if "python" in launcher.options and options.env not in {"lock", "theirs"}:
+        place["python"] = options.env
+    try:
+        probe = launcher.probe(submission.target, place)
+    except PlaceUnreachable as problem:
+        remedy = "Nothing was started; the same command tries again."
+        raise PlaceUnreachable(problem.message, remedy=remedy) from problem
+    if probe.missing:
+        raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
+    return probe
+
+
+def _held_limit(
+    directory: RunDirectory, earlier: Sequence[LaunchState], options: LaunchOptions, price_per_h: float | None
+) -> float | None:
+    """How long the run may hold devices from now on [s], by `--time-limit`, and by what `--max-cost` leaves of money.
+
+    Raises:
+        PlaceFailed: earlier starts have spent the money.
+    """
+    limits = [] if options.time_limit_s is None else [options.time_limit_s]
+    if options.max_cost is not None and (longest_s := most_seconds(options.max_cost, price_per_h)) is not None:
+        meter = Meter(price_per_h=price_per_h)
+        for state in earlier:
+            meter.saw(state)
+        for event in directory.read_events() if earlier and directory.events_path.exists() else ():
+            meter.heard(event)
+        if meter.held_s + LEAST_RESERVE_S >= longest_s:
+            raise PlaceFailed(
+                f"{directory.name} has cost {format_money(meter.spent or 0)} of {format_money(options.max_cost)}, so "
+                "that nothing is left to go on with",
+                remedy="Give a higher --max-cost, which counts all that the run costs.",
+            )
+        limits.append(longest_s - meter.held_s)
+    return min(limits, default=None)
 
 
 def _price(launcher: Launcher, target: LaunchTarget, options: LaunchOptions) -> tuple[float | None, str, str]:
@@ -231,6 +287,13 @@ def prepare(
         BadJob: a file cannot travel.
         PlaceFailed: the environment cannot be had elsewhere.
     """
+    target = parse_target(on)
+    place = {name: value for name, value in options.place.items() if name != "price"}  # for the meter alone
+    launcher = launcher_of(target.kind)
+    require_known(target.kind, place, launcher.options)
+    if options.image and not launcher.runs_images:
+        raise BadJob(f"--image {options.image}: {target.kind} runs no container images",
+                     remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip
     root = work_folder(job_file)
     found = data_paths(job)
     inside = [path for path in found if is_below(path, root)]
@@ -242,14 +305,14 @@ def prepare(
         arguments = (*arguments, "--plan", _PLAN_FILE)
     code = code_bundle(job_file, entry.sources, data, options.send, extra)
     return Submission(
-        run=directory.name, target=parse_target(on), code=code, stoker=stoker_bundle(),
+        run=directory.name, target=target, code=code, stoker=stoker_bundle(),
         data=tuple(one.bundle for one in data),
         expected=tuple(str(path) for path in found if path not in inside),
         job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
         environment=_environment(entry, options), image=options.image, variables=options.variables,
         secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
         send_limit=options.send_limit,
-        options={name: value for name, value in options.place.items() if name != "price"},  # for the meter alone
+        options=place,
     )  # fmt: skip
 
 
@@ -286,9 +349,13 @@ def device_word(target: LaunchTarget, probe: Probe) -> str | None:
     return f"{shape}cpu" if is_here else None
 
 
-def time_limit(forecast: Forecast) -> float:
-    """The time to ask a scheduler for [s]: the upper bound of the forecast, planning and start-up, and a save."""
-    return forecast.total_s.high + forecast.checkpoint_s.high + _START_UP_S
+def time_limit(forecast: Forecast, lessons: PlaceLessons = NO_LESSONS) -> float:
+    """The time to ask a scheduler for [s]: the upper bound of the forecast, planning and start-up, and a save.
+
+    Where earlier runs of the place took longer to start, or longer than their forecasts, so much is allowed for.
+    """
+    start_s = max(_START_UP_S, lessons.longest_start_s or 0.0)
+    return forecast.total_s.scaled(lessons.ratio, "s").high + forecast.checkpoint_s.high + start_s
 
 
 def identity_of(entry: Entry) -> str:
@@ -330,6 +397,13 @@ def choose_run(
             continue
         if options.new:
             continue
+        if before.continued_here_at:
+            raise BadRun(
+                f"{directory.name} was started at {before.place}, and went on on this machine since: what is there is "
+                "older.",
+                remedy=f"`stoker train {job_file} --resume {directory.name}` continues it here; or start another run "
+                "with --new.",
+            )
         if before.place != on:
             raise BadRun(
                 f"{directory.name} is unfinished at {before.place}, and {on} is another place.",
@@ -471,7 +545,3 @@ _OPTIONAL_MODULES = (
     "timm",
 )
 """What Stoker or the job loads on demand where a job's data or model need it: a job that was made has loaded them."""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

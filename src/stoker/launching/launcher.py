@@ -17,12 +17,16 @@ because a question had no answer.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.records.launch import LaunchState
+from stoker.errors import BadSetting, NoDevice, nearest
+from stoker.records.launch import LaunchPhase, LaunchState
 
 if TYPE_CHECKING:
     from stoker.launching.bundle import Bundle
@@ -87,6 +91,8 @@ class Offer:
         price_per_h: of all devices together; 0 where nothing is charged; None: unknown.
         price_source: who says so, and when.
         preempted_per_h: expected preemptions an hour; 0 where there are none.
+        is_rented: a machine is taken for the run: `starts_in_s` is a judgement, for which earlier runs count more, is
+            charged, and follows each preemption.
         why: what the estimates rest on.
     """
 
@@ -99,6 +105,7 @@ class Offer:
     currency: str = "USD"
     price_source: str = ""
     preempted_per_h: float = 0.0
+    is_rented: bool = False
     why: str = ""
 
 
@@ -138,8 +145,9 @@ class Submission:
         variables: environment variables to set there; names and values.
         secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent apart
             from everything that is stored.
-        time_limit_s: the job may take this long [s], from the upper bound of the forecast and a save; None: the place's
-            default.
+        time_limit_s: one start of the job may take this long [s], from the upper bound of the forecast and a save;
+            None: the place's default.
+        most_held_s: the run may hold devices this long [s], over all its starts; None: no limit.
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
         owner: machine and directory of the run here, by which a run there of the same name is told from another's.
         send_limit: no more than this is sent [bytes].
@@ -160,6 +168,7 @@ class Submission:
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     time_limit_s: float | None = None
+    most_held_s: float | None = None
     save_s: float = 30.0
     owner: str = ""
     send_limit: float = 10 * 2.0**30
@@ -172,6 +181,78 @@ class Submission:
 
 
 ROOT = ".stoker"
+
+LEFT_THERE = ("lock", "lock.held", "lock.taking", "started.json", "launch.json")
+"""Files of a run's directory that stay at the place: its locks, and what says where the run was started there."""
+
+ASK_AGAIN = "The same command asks again; nothing is ended because of it."
+
+
+def notice_s(save_s: float, limit_s: float | None = None) -> float:
+    """Time before a limit at which a run is asked to save and leave [s]: twice a save and half a minute.
+
+    At least a minute, but at most half of the limit: else nothing would be trained.
+
+    >>> notice_s(10.0), notice_s(100.0), notice_s(10.0, 90.0)
+    (60.0, 230.0, 45.0)
+    """
+    notice = max(60.0, 2 * save_s + 30)
+    return notice if limit_s is None else min(notice, limit_s / 2)
+
+
+SHAPE = re.compile(r"(?:(\d+)[x×])?(?:(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)")
+"""A shape of a job: `a100`, `4xa100`, `2x4xa100`."""
+
+
+def read_shape(word: str, shape: str, syntax: str, *, one_node: str = "") -> tuple[int, int, str]:
+    """Nodes, devices on each, and the device in small letters ("" for `here`) of a shape such as `2x4xa100`.
+
+    Args:
+        word: the whole word of `--on`, for messages.
+        shape: the part of it that is read.
+        syntax: form of the words.
+        one_node: what to do instead of asking for several nodes; "" where there are several.
+
+    Raises:
+        NoDevice: it is no shape, asks for nothing, or for several nodes where there is one.
+    """
+    match = SHAPE.fullmatch(shape)
+    if match is None:
+        raise NoDevice(f"--on {word} cannot be read: {shape!r} is no shape.", remedy=f"The form is {syntax}.")
+    first, second, device = match[1], match[2], match[3].lower()
+    nodes, each = (int(first), int(second)) if second else (1, int(first or 1))
+    if 0 in {nodes, each}:
+        raise NoDevice(f"--on {word} asks for no device.", remedy=f"The form is {syntax}.")
+    if nodes > 1 and one_node:
+        raise NoDevice(f"--on {word} asks for {nodes} nodes.", remedy=one_node)
+    return nodes, each, "" if device == "here" else device
+
+
+def require_known(kind: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names of `--place-option` that a kind of place does not know; an option that is ignored misleads.
+
+    Raises:
+        BadSetting: one is unknown; the nearest is named.
+    """
+    for name in options:
+        if name not in known:
+            raise BadSetting(f"--place-option {name}: {kind} has no such option", remedy=nearest(name, known))
+
+
+def train_command(submission: Submission, *more: str) -> str:
+    """What runs there, for people, in a comment of a script: a setting of several lines stays in it."""
+    words = ["stoker", "train", submission.job_file, *submission.arguments, *more]
+    return shlex.join(words).replace("\n", "\n#     ")
+
+
+def utc_now(timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """This moment, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec=timespec)
+
+
+def seen_now(phase: LaunchPhase, why: str, evidence: str = "", **more: Any) -> LaunchState:
+    """A state that was seen at this moment; `more` are further fields of it."""
+    return LaunchState(phase=phase, why=why, evidence=evidence, at=utc_now(), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +285,10 @@ class Launcher(abc.ABC):
     """The word before the colon of `--on`."""
     syntax: str
     """Form of the words, for messages: `ssh:user@host[,host…][/4xa100]`."""
+    options: Sequence[str] = ("root", "data")
+    """Names of `--place-option` that it knows, but for `price`, which is the meter's."""
+    runs_images: bool = False
+    """Whether it runs container images."""
     limits_time: bool = False
     """Whether the place wants to know how long a job may take: then a forecast is made before it is submitted."""
 

@@ -32,6 +32,7 @@ from typing import IO, cast
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
+from stoker.launching.launcher import ASK_AGAIN, LEFT_THERE
 from stoker.store.files import aside_path, is_aside
 from stoker.units import format_bytes, format_seconds
 
@@ -108,7 +109,7 @@ class Line(abc.ABC):
         except subprocess.TimeoutExpired:
             raise PlaceUnreachable(
                 f"{self.name} gave no answer to `{argv[0]}` in {format_seconds(timeout_s)}",
-                remedy="What runs there goes on; the same command asks again.",
+                remedy=ASK_AGAIN,
             ) from None
         except FileNotFoundError as error:
             raise PlaceFailed(f"{error.filename} is not installed on this machine") from error
@@ -185,8 +186,8 @@ class Line(abc.ABC):
                               remedy="Nothing half was left there; free some space, or give another --place-option "
                               "root=FOLDER.")  # fmt: skip
 
-    def fetch_tree(self, folder: str, into: Path, leave_out: Sequence[str] = ()) -> int:
-        """Copy the files below a folder there into `into`; returns the number of files copied [files].
+    def fetch_tree(self, folder: str, into: Path) -> int:
+        """Copy the files below a folder there into `into`, but for `LEFT_THERE`; the number of files copied [files].
 
         A file of the same size and time of change is not copied again. Each is written aside and renamed. Only regular
         files come, and only under names that the listing gave: what a machine elsewhere sends cannot leave `into`.
@@ -194,7 +195,6 @@ class Line(abc.ABC):
         Args:
             folder: absolute path there.
             into: folder here; made if it is not there.
-            leave_out: names of files and of folders directly below `folder` that stay there.
         """
         listing = self.shell(
             '[ -d "$1" ] || exit 0; cd -- "$1" && find . -type f -printf "%P\\0%s\\0%T@\\0"', folder
@@ -203,7 +203,7 @@ class Line(abc.ABC):
         there = {
             name: (int(size), int(float(at)))
             for name, size, at in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
-            if is_inside(name) and Path(name).parts[0] not in leave_out and not is_aside(Path(name))
+            if is_inside(name) and Path(name).parts[0] not in LEFT_THERE and not is_aside(Path(name))
         }
         wanted = sorted(name for name, about in there.items() if size_and_time(into / name) != about)
         if not wanted:
@@ -319,7 +319,7 @@ def ssh_error(host: str, stderr: str) -> PlaceFailed:
             return PlaceFailed(message.format(host=host, line=found), remedy=remedy.format(host=host))
     said = lines[-1] if lines else "the connection was lost"
     return PlaceUnreachable(f"{host} cannot be reached: {said}",
-                            remedy="What runs there goes on; the same command asks again.")  # fmt: skip
+                            remedy=ASK_AGAIN)  # fmt: skip
 
 
 def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:

@@ -8,7 +8,8 @@ Does not do: several hosts, secrets (such platforms show a job's variables).
 
 `python -m stoker.launching.logged_run COMMAND …`, in the folder that was sent:
 
-- `run ROOT`: run the order, below ROOT; the exit code is the run's.
+- `run ROOT [SECONDS SUBMITTED]`: run the order, below ROOT; the exit code is the run's. From SUBMITTED on (ISO 8601) it
+  holds devices for so many seconds at most, also where a machine follows another one.
 - `list DIR`, `send DIR FILE…`: print the files of a run with their digests, or their contents, as marked lines.
 """
 
@@ -32,17 +33,20 @@ from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.at_place import HostSupervisor, LaunchOrder, state_of
 from stoker.launching.bundle import Bundle
-from stoker.launching.launcher import Submission
+from stoker.launching.launcher import LEFT_THERE, Submission
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import LaunchState
 
+ONE_NODE = (
+    "A run has one node there, since several would need a shared disk for its directory: take the devices of one node, "
+    "or several nodes of Slurm, Kubernetes, or hosts by SSH."
+)
 ORDER, LINKS = "order.json", "links.json"
 EVENT, STATE, FILE, DATA = b"STOKER event ", b"STOKER state ", b"STOKER file ", b"STOKER data "
 """Marks of lines: an event of the run's log, its state, a file of its directory, a part of a file."""
 
 _LOOK_S = 0.5
 _CHUNK_BYTES = 48 * 1024
-_NOT_SENT = frozenset({"lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,5}")
 
 
@@ -52,26 +56,14 @@ def logged_order(submission: Submission, *, takes_secrets: bool = False) -> Laun
     `takes_secrets`: the platform has a way of its own for them.
 
     Raises:
-        PlaceFailed: the platform cannot run it: several hosts, secrets, an image.
+        PlaceFailed: the platform shows the variables of a job, and secrets are asked for.
     """
-    target = submission.target
-    if target.num_nodes > 1:
-        raise PlaceFailed(f"{target.kind}: a run has one node here, and {target.num_nodes} are asked for",
-                          remedy=f"Take several devices of one node: {target.kind}:{target.address}/"
-                          f"{target.num_devices}.")  # fmt: skip
-    if submission.image:
-        raise PlaceFailed(f"{target.kind} runs no container images here, and {submission.image} is asked for",
-                          remedy="Leave --image out: the versions here are installed there.")  # fmt: skip
+    kind = submission.target.kind
     if submission.secrets and not takes_secrets:
-        raise PlaceFailed(f"{target.kind} shows the variables of a job to everybody who can see it, so that "
+        raise PlaceFailed(f"{kind} shows the variables of a job to everybody who can see it, so that "
                           f"{', '.join(submission.secrets)} cannot be sent",
                           remedy="Set them on the nodes of the place, and leave --secret out.")  # fmt: skip
-    return LaunchOrder(
-        run=submission.run, kind=target.kind, code=submission.code.folder, job_file=submission.job_file,
-        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
-        ranks_each=target.devices_each, variables=dict(submission.variables), pythonpath=submission.stoker.folder,
-        owner=submission.owner,
-    )  # fmt: skip
+    return LaunchOrder.of(submission, submission.code.folder, submission.stoker.folder)
 
 
 def bundles_of(submission: Submission) -> tuple[Bundle, ...]:
@@ -92,15 +84,12 @@ def sent_files(submission: Submission, *, takes_secrets: bool = False) -> Iterat
     yield ORDER, dumps(logged_order(submission, takes_secrets=takes_secrets)).encode()
 
 
-def entrypoint(submission: Submission, python: str) -> str:
-    """The shell command that runs the order, in the folder that was sent."""
-    root = shlex.quote(below_home(submission.root))
-    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run run {root}'
-
-
-def train_command(submission: Submission) -> str:
-    """What runs there, for people."""
-    return shlex.join(["stoker", "train", submission.job_file, *submission.arguments])
+def entrypoint(submission: Submission, python: str, submitted_at: str) -> str:
+    """The shell command that runs the order, in the folder that was sent: a limit is not in it, so it is sent once."""
+    words = ["run", below_home(submission.root)]
+    if submission.most_held_s is not None:
+        words += [f"{submission.most_held_s:.0f}", submitted_at]
+    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(words)}'
 
 
 def below_home(root: str) -> str:
@@ -127,7 +116,7 @@ def state_in(log: bytes) -> LaunchState | None:
     return None
 
 
-def run_order(sent: Path, root: Path) -> int:
+def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitted_at: str = "") -> int:
     """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
 
     Raises:
@@ -151,7 +140,8 @@ def run_order(sent: Path, root: Path) -> int:
     launch.mkdir(parents=True, exist_ok=True)
     for left in ("stop", "host-0.json"):
         (launch / left).unlink(missing_ok=True)
-    order = replace(order, code=str(sent / order.code), pythonpath=str(sent / order.pythonpath))
+    order = replace(order, code=str(sent / order.code), pythonpath=str(sent / order.pythonpath),
+                    most_held_s=most_held_s, submitted_at=submitted_at)  # fmt: skip
     before.write_text(dumps(order))
     with _repeated(directory):
         return HostSupervisor(directory, launcher_of(order.kind).ranks(os.environ), {}).run()
@@ -203,7 +193,7 @@ def print_files(directory: Path, names: Sequence[str] | None) -> None:
     if names is None:
         for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
             name = path.relative_to(directory).as_posix()
-            if _SAFE.fullmatch(name) and name not in _NOT_SENT and not name.startswith("launch/"):
+            if _SAFE.fullmatch(name) and name not in LEFT_THERE and not name.startswith("launch/"):
                 with suppress(FileNotFoundError), path.open("rb") as file:
                     about = {"name": name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
                              "num_bytes": path.stat().st_size}  # fmt: skip
@@ -256,7 +246,7 @@ def main(arguments: Sequence[str]) -> int:
     command, folder, *rest = arguments
     try:
         if command == "run":
-            return run_order(Path.cwd(), Path(folder))
+            return run_order(Path.cwd(), Path(folder), float(rest[0]) if rest else None, *rest[1:])
         print_files(Path(folder).expanduser(), None if command == "list" else rest)
     except StokerError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the job's log

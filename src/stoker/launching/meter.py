@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 
 from stoker.errors import BadJob
 from stoker.launching.launcher import Launcher, LaunchTarget, Request
 from stoker.records import ENDED, Event, Launch, LaunchState, from_json
 from stoker.records.launch import LaunchPhase
 from stoker.records.plan import Forecast
+from stoker.records.progress import read_event
 from stoker.units import format_money, format_seconds
 
 _HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
@@ -155,3 +159,17 @@ def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
     for event in events:
         meter.heard(event)
     return meter.spent
+
+
+def held_in_log(events: Path, since: str, until_s: float) -> float:
+    """Time in which a run held devices by its log [s], from one moment (ISO 8601) to another [s since 1970]."""
+    meter = Meter()
+    with suppress(OSError, ValueError):  # no log, or no such moment
+        since_s = datetime.fromisoformat(since).timestamp()
+        with events.open("rb") as log:
+            for line in log:
+                with suppress(ValueError):  # torn
+                    event = read_event(line)
+                    if since_s <= event.at < until_s:
+                        meter.heard(event)
+    return meter.held_s

@@ -63,6 +63,7 @@ class PlaceLessons:
         num_runs: runs that count.
         queue_s: median wait [s]; None: never seen.
         first_update_s: median time from the start of processes to the first progress [s]; None: never seen.
+        longest_start_s: longest of these times [s]; None: never seen.
         ratio: by what to multiply a forecast [1]; 1 where too few runs compare.
         num_ratios: runs that were compared with their forecast.
         mean_error: mean distance of measured from forecast times, as a factor above 1; None: too few.
@@ -71,9 +72,13 @@ class PlaceLessons:
     num_runs: int = 0
     queue_s: float | None = None
     first_update_s: float | None = None
+    longest_start_s: float | None = None
     ratio: float = 1.0
     num_ratios: int = 0
     mean_error: float | None = None
+
+
+NO_LESSONS = PlaceLessons()
 
 
 def place_history() -> RecordLog[PlaceRun]:
@@ -122,6 +127,7 @@ def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLesso
         num_runs=len(known),
         queue_s=median(queued) if queued else None,
         first_update_s=median(first) if first else None,
+        longest_start_s=max(first, default=None),
         ratio=median(ratios) if is_enough else 1.0,
         num_ratios=len(ratios),
         mean_error=geometric_mean([max(ratio, 1 / ratio) for ratio in ratios]) if is_enough else None,

@@ -50,7 +50,7 @@ class PlaceOffer:
         transfer_s: to send what the job needs [s].
         run: forecast of the run there, preemptions and what was learned included [s].
         finish_s: start, transfer and run together [s]; None without a forecast.
-        cost: of the run [`currency`]; None: unknown.
+        cost: of the run, its start and restarts [`currency`]; None: unknown.
         price_per_h: of all devices; 0: nothing is charged; None: unknown.
         interrupted: probability of at least one preemption [0 to 1].
         sticker: place in the order of price an hour, from 1; None: no price is known.
@@ -262,7 +262,7 @@ def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_byt
         )  # fmt: skip
         best = _forecast(shape, answer.probe, forecasts)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
-            offer = _with_limit(answer.launcher, shape, offer, best)  # noqa: PLW2901 - the same, asked for precisely
+            offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
         found.append(_priced(offer, best, lessons, sent_bytes))
     return found
 
@@ -277,20 +277,23 @@ def _forecast(target: LaunchTarget, probe: Probe, forecasts: _Forecasts) -> Cand
     return found
 
 
-def _with_limit(launcher: Launcher, target: LaunchTarget, offer: Offer, best: Candidate) -> Offer:
+def _with_limit(
+    launcher: Launcher, target: LaunchTarget, offer: Offer, best: Candidate, lessons: PlaceLessons
+) -> Offer:  # fmt: skip
     """The offer for the time that the run needs: a short request starts sooner."""
     with suppress(PlaceFailed):
-        again = launcher.offers(Request(target=target, time_limit_s=time_limit(best.forecast)))
+        again = launcher.offers(Request(target=target, time_limit_s=time_limit(best.forecast, lessons)))
         return next((one for one in again if one.text == offer.text), offer)
     return offer
 
 
 def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_bytes: int) -> PlaceOffer:
     """An offer with what its run takes and costs."""
-    starts_in_s = lessons.queue_s if offer.starts_in_s is None else offer.starts_in_s
+    is_learned = lessons.queue_s is not None and (offer.starts_in_s is None or offer.is_rented)
+    starts_in_s = lessons.queue_s if is_learned else offer.starts_in_s
     startup_s = lessons.first_update_s or 0.0
     parts = [offer.why] if offer.why else []
-    if offer.starts_in_s is None and starts_in_s is not None:
+    if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
     made = PlaceOffer(
         text=offer.text, starts_in_s=starts_in_s, transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
@@ -298,17 +301,19 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
     )  # fmt: skip
     if isinstance(best, str):
         return replace(made, device=offer.device, why="; ".join([*parts, best]))
-    restart_s = RESTART_S if lessons.first_update_s is None else lessons.first_update_s
+    charged_s = startup_s + (starts_in_s or 0.0 if offer.is_rented else 0.0)
+    restart_s = charged_s or RESTART_S
     if lessons.num_ratios and lessons.ratio != 1:
         parts.append(f"forecast × {lessons.ratio:.2f}, as {lessons.num_ratios} earlier runs took")
     run = best.forecast.total_s.scaled(lessons.ratio, "s")
     preemptions = offer.preempted_per_h * run.value / 3600
     lost_s = preemptions * (restart_s + (best.forecast.checkpoint_every_s or 0.0) / 2)
     run = replace(run, value=run.value + lost_s, high=run.high + 2 * lost_s)
+    held = replace(run, value=run.value + charged_s, low=run.low + charged_s, high=run.high + charged_s)
     price = offer.price_per_h
     return replace(
         made, device=best.device, run=run, finish_s=(starts_in_s or 0.0) + startup_s + made.transfer_s + run.value,
-        cost=None if price is None else run.scaled(price / 3600, offer.currency),
+        cost=None if price is None else held.scaled(price / 3600, offer.currency),
         interrupted=-math.expm1(-preemptions), why="; ".join(parts),
     )  # fmt: skip
 

@@ -20,44 +20,28 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from stoker.launching.at_place import newest_events
+
 URL, CA, TOKEN = "KUBEFLOW_TRAINER_STATUS_URL", "KUBEFLOW_TRAINER_STATUS_CA_CERT", "KUBEFLOW_TRAINER_STATUS_TOKEN"
 EVERY_S = 15.0
-_TAIL_BYTES = 64 * 1024
 _METRICS = ("loss", "samples_per_s", "lr")
-
-
-def newest_progress(events: Path) -> dict[str, Any] | None:
-    """The newest `progress` event in the end of a run's log; None if there is none."""
-    try:
-        with events.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            event = json.loads(line)
-        except ValueError:  # torn
-            continue
-        if isinstance(event, dict) and event.get("event") == "progress":
-            return event
-    return None
 
 
 def status_of(event: Mapping[str, Any]) -> dict[str, Any]:
     """The request's body for a `progress` event.
 
-    >>> status_of({"samples": 5, "total_samples": 20, "eta_s": 3, "loss": 0.5, "at": 0})["trainerStatus"]["metrics"]
+    >>> event = {"kind": "progress", "at": 0, "fields": {"samples": 5, "total_samples": 20, "eta_s": 3, "loss": 0.5}}
+    >>> status_of(event)["trainerStatus"]["metrics"]
     [{'name': 'loss', 'value': '0.5'}]
     """
-    at = datetime.fromtimestamp(event["at"], UTC).isoformat(timespec="seconds")
+    at, fields = datetime.fromtimestamp(event["at"], UTC).isoformat(timespec="seconds"), event["fields"]
     status: dict[str, Any] = {
-        "progressPercentage": min(100, int(100 * event["samples"] / max(1, event["total_samples"]))),
-        "metrics": [{"name": name, "value": f"{event[name]}"} for name in _METRICS if event.get(name) is not None],
+        "progressPercentage": min(100, int(100 * fields["samples"] / max(1, fields["total_samples"]))),
+        "metrics": [{"name": name, "value": f"{fields[name]}"} for name in _METRICS if fields.get(name) is not None],
         "lastUpdatedTime": at.replace("+00:00", "Z"),
     }
-    if isinstance(event.get("eta_s"), int | float):
-        status["estimatedRemainingSeconds"] = max(0, round(event["eta_s"]))
+    if isinstance(fields.get("eta_s"), int | float):
+        status["estimatedRemainingSeconds"] = max(0, round(fields["eta_s"]))
     return {"trainerStatus": status}
 
 
@@ -79,7 +63,7 @@ def main(directory: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Post what is new until this program is ended."""
     said: dict[str, Any] | None = None
     while True:
-        event = newest_progress(directory / "events.jsonl")
+        event = next(newest_events(directory / "events.jsonl", "progress"), None)
         if event is not None and event != said:
             try:
                 post(status_of(event), environ)

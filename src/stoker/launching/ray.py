@@ -24,7 +24,6 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,13 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
+    read_shape,
+    seen_now,
+    train_command,
+    utc_now,
 )
 from stoker.launching.logged_run import (
+    ONE_NODE,
     below_home,
     bundles_of,
     entrypoint,
@@ -49,7 +53,6 @@ from stoker.launching.logged_run import (
     logged_order,
     sent_files,
     state_in,
-    train_command,
     write_files,
 )
 from stoker.records.launch import ENDED, LaunchState
@@ -69,23 +72,20 @@ class RayLauncher(Launcher):
 
     kind = "ray"
     syntax = _SYNTAX
+    options = ("root", "cpus")
 
     def parse(self, text: str) -> LaunchTarget:
         """The dashboard's address, and the devices to use of one node."""
-        match = re.fullmatch(
-            r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/(?:(\d+)|(?:(\d+)[x×])?([A-Za-z][\w.-]*)))?",
-            text.strip(),
-        )
-        if match is None or "0" in (match[4], match[5]):
+        form = r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/([\w.×-]+))?"
+        match = re.fullmatch(form, text.strip())
+        if match is None:
             raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
-        scheme, host, port, bare, count, device = match.groups()
+        scheme, host, port, shape = match.groups()
+        shape = f"{shape}xhere" if (shape or "").isdigit() else shape or "here"
+        _, each, device = read_shape(f"ray:{text}", shape, _SYNTAX, one_node=ONE_NODE)
         port = port or ("" if scheme == "https" else "8265")
         address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
-        device = (device or "").lower()
-        return LaunchTarget(
-            text=f"ray:{text}", kind=self.kind, address=address, devices_each=int(count or bare or 1),
-            device="" if device == "here" else device,
-        )  # fmt: skip
+        return LaunchTarget(text=f"ray:{text}", kind=self.kind, address=address, devices_each=each, device=device)
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version and nodes of the cluster, and whether one of them has the devices."""
@@ -131,7 +131,7 @@ class RayLauncher(Launcher):
         return (
             f"# runs: {train_command(submission)}\n"
             f"# working directory: {files} files, {size}; sent unless it is there\n"
-            f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1), indent=2)}\n"
+            f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1, '(now)'), indent=2)}\n"
         )
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
@@ -159,7 +159,7 @@ class RayLauncher(Launcher):
             content = _zipped(submission)
             sent = len(content)
             _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
-        job = _job(submission, len(jobs) + 1)
+        job = _job(submission, len(jobs) + 1, utc_now("milliseconds"))
         if "--keep" not in submission.arguments and (node := _last_node(jobs)):  # its directory is on that node
             if any(found.get("node_ip") == node for found in _nodes(address)):
                 job["entrypoint_resources"] = job.get("entrypoint_resources", {}) | {f"node:{node}": 0.001}
@@ -178,9 +178,9 @@ class RayLauncher(Launcher):
         try:
             code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
             if code == 404:
-                return _state("lost", "the cluster does not know the job any more: it was started anew", "404")
+                return seen_now("lost", "the cluster does not know the job any more: it was started anew", "404")
         except PlaceUnreachable as error:
-            return _state("unknown", "the cluster does not answer", error.message)
+            return seen_now("unknown", "the cluster does not answer", error.message)
         info = json.loads(body)
         status, message, said, unread = str(info["status"]), str(info.get("message") or ""), None, ""
         if status != "PENDING":
@@ -189,21 +189,21 @@ class RayLauncher(Launcher):
             except PlaceFailed as error:  # the node is gone, or does not answer
                 unread = error.message
         if status == "RUNNING" and unread:
-            return _state("unknown", "the log of the job cannot be read", unread)
+            return seen_now("unknown", "the log of the job cannot be read", unread)
         if status == "PENDING":
-            return _state("queued", "waits for free resources", message)
+            return seen_now("queued", "waits for free resources", message)
         if status == "RUNNING":
-            return said or _state("starting", "Ray prepares the environment", message)
+            return said or seen_now("starting", "Ray prepares the environment", message)
         if said is not None and said.phase in ENDED:
             return said
         if status == "SUCCEEDED":
-            return _state("finished", "trained to its end", unread or message, 0)
+            return seen_now("finished", "trained to its end", unread or message, exit_code=0)
         if status == "STOPPED":
-            return _state("stopped", "stopped before it said that it had saved", message)
+            return seen_now("stopped", "stopped before it said that it had saved", message)
         if info.get("driver_exit_code") is None:
-            return _state("lost", "Ray lost the job's process", message or str(info.get("error_type")))
+            return seen_now("lost", "Ray lost the job's process", message or str(info.get("error_type")))
         why = "the job failed, and its log cannot be read" if unread else "the job failed before the run began"
-        return _state("failed", why, message, int(info["driver_exit_code"]))
+        return seen_now("failed", why, message, exit_code=int(info["driver_exit_code"]))
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The marked lines of the job's log."""
@@ -258,7 +258,7 @@ def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
     )
 
 
-def _job(submission: Submission, number: int) -> dict[str, Any]:
+def _job(submission: Submission, number: int, submitted_at: str) -> dict[str, Any]:
     """The body of the request that posts the job."""
     target, environment = submission.target, submission.environment
     stop_s = max(_LEAST_STOP_S, 4 * submission.save_s)
@@ -269,7 +269,9 @@ def _job(submission: Submission, number: int) -> dict[str, Any]:
         runtime["pip"] = {"packages": list(environment.requirements), "pip_check": False}
     job: dict[str, Any] = {
         "submission_id": f"{submission.run}-{number}",
-        "entrypoint": entrypoint(submission, shlex.quote(environment) if isinstance(environment, str) else "python"),
+        "entrypoint": entrypoint(
+            submission, shlex.quote(environment) if isinstance(environment, str) else "python", submitted_at
+        ),
         "runtime_env": runtime,
         "metadata": {"stoker": submission.run, "owner": submission.owner},
     }
@@ -386,25 +388,22 @@ def _request(
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(f"{address}{path}", data=body, headers=headers, method=method)  # noqa: S310 - http(s)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310 - likewise
-            return int(answer.status), answer.read()
-    except urllib.error.HTTPError as error:
-        content = error.read()
-        if error.code in allow:
-            return error.code, content
-        lines = content.decode(errors="replace").strip().splitlines()
-        if error.code in {401, 403}:
-            raise PlaceFailed(f"{address} refuses the login ({error.code})",
-                              remedy="Set RAY_AUTH_TOKEN to the cluster's token.") from error  # fmt: skip
-        raise PlaceFailed(f"{address} refuses {method} {path} ({error.code}): {lines[-1] if lines else ''}") from error
+        try:
+            answer = urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310 - likewise
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            code, content = int(answer.status), answer.read()
     except (OSError, http.client.HTTPException) as error:  # the latter: an answer that breaks off
         raise PlaceUnreachable(f"{address} does not answer: {first_line(error)}",
                                remedy="Is it the dashboard's address, and can it be reached?") from error  # fmt: skip
-
-
-def _state(phase: Any, why: str, evidence: str = "", exit_code: int | None = None) -> LaunchState:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return LaunchState(phase=phase, why=why, evidence=evidence, exit_code=exit_code, at=now)
+    if code < 400 or code in allow:
+        return code, content
+    lines = content.decode(errors="replace").strip().splitlines()
+    if code in {401, 403}:
+        raise PlaceFailed(f"{address} refuses the login ({code})",
+                          remedy="Set RAY_AUTH_TOKEN to the cluster's token.")  # fmt: skip
+    raise PlaceFailed(f"{address} refuses {method} {path} ({code}): {lines[-1] if lines else ''}")
 
 
 LAUNCHER = RayLauncher()

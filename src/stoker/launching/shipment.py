@@ -42,6 +42,17 @@ class Shipped:
     python: str
     sent_bytes: int = 0
 
+    @classmethod
+    def of(cls, submission: Submission, root: str, *, python: str = "", sent_bytes: int = 0) -> Shipped:
+        """Where things of a submission are below `root`; without `python`, that of its environment once it is made."""
+        environment = submission.environment
+        if not python and isinstance(environment, EnvironmentLock):
+            python = f"{root}/{environment.folder(environment.python)}/bin/python"
+        return cls(
+            root=root, directory=f"{root}/runs/{submission.run}", code=f"{root}/{submission.code.folder}",
+            stoker=f"{root}/{submission.stoker.folder}", python=python or str(environment), sent_bytes=sent_bytes,
+        )  # fmt: skip
+
     def program(self, command: str, *options: str) -> list[str]:
         """The command line of `at_place COMMAND DIR` there."""
         return program_at(self.python, self.stoker, command, self.directory, *options)
@@ -54,7 +65,7 @@ def program_at(python: str, stoker: str, command: str, directory: str, *options:
 
 def ship(
     line: Line, submission: Submission, *, tell: Callable[[str], None] = lambda _: None, is_requeued: bool = False,
-    submitted_at: str = "", owner: str = "",
+    submitted_at: str = "",
 ) -> Shipped:  # fmt: skip
     """Send what is missing, make the environment, and write the order; nothing is started.
 
@@ -64,7 +75,6 @@ def ship(
         tell: receives a line of text about each step that takes time.
         is_requeued: the place's scheduler starts the run again after a slice or a preemption.
         submitted_at: of the order, ISO 8601 in UTC.
-        owner: the run's directory here, by which another one of the same name is told from it.
 
     Raises:
         PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that
@@ -72,31 +82,17 @@ def ship(
         PlaceUnreachable: the line was cut; what is whole there is not sent again.
     """
     root = line.absolute(submission.root)
-    directory = f"{root}/runs/{submission.run}"
-    _require_own(line, directory, owner)
+    _require_own(line, f"{root}/runs/{submission.run}", submission.owner)
     _require_expected(line, submission.expected)
     sent = _send_missing(line, root, submission, tell)
     stoker = f"{root}/{submission.stoker.folder}"
-    shipped = Shipped(
-        root=root, directory=directory, code=f"{root}/{submission.code.folder}", stoker=stoker, sent_bytes=sent,
-        python=environment_at(line, root, stoker, submission.environment, tell),
+    python = environment_at(line, root, stoker, submission.environment, tell)
+    shipped = Shipped.of(submission, root, python=python, sent_bytes=sent)
+    order = LaunchOrder.of(
+        submission, shipped.code, shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at
     )  # fmt: skip
-    order = order_of(submission, shipped, is_requeued=is_requeued, submitted_at=submitted_at, owner=owner)
-    line.write(f"{directory}/launch/order.json", dumps(order).encode())
+    line.write(f"{shipped.directory}/launch/order.json", dumps(order).encode())
     return shipped
-
-
-def order_of(
-    submission: Submission, shipped: Shipped, *, is_requeued: bool, submitted_at: str, owner: str = ""
-) -> LaunchOrder:
-    """What the place is to run."""
-    target = submission.target
-    return LaunchOrder(
-        run=submission.run, kind=target.kind, code=shipped.code, job_file=submission.job_file,
-        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
-        num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at, owner=owner,
-    )  # fmt: skip
 
 
 def _require_own(line: Line, directory: str, owner: str) -> None:

@@ -1,9 +1,9 @@
 """Clouds by SkyPilot: `sky:any/l4:spot`, `sky:aws/8xh100`, as managed jobs that SkyPilot provisions and recovers.
 
-What: the offers of SkyPilot's catalogue are ranked by the money or the time until the run is finished, by Stoker's
-forecast of it, with what preemptions cost; the best few go to SkyPilot in that order, which takes the first that it can
-have. A preempted machine is replaced by SkyPilot, and the run goes on from its mirror (`--keep URL`, which is required:
-the disks of such machines go with them). Exit codes 75 and 130 mean "start again".
+What: the offers of SkyPilot's catalogue, which `stoker plan` ranks by the money or the time until the run is finished.
+The cheapest few machines with the devices that were chosen go to SkyPilot in that order, which takes the first that it
+can have. A preempted machine is replaced by SkyPilot, and the run goes on from its mirror (`--keep URL`, which is
+required: the disks of such machines go with them). Exit codes 75 and 130 mean "start again".
 Use when: SkyPilot is installed here and has credentials of a cloud. Costs: SkyPilot's controller, a small machine.
 Does not do: several nodes (their processes would need a shared disk).
 SkyPilot's command line is called, in JSON where it has it; its Python is not imported: it has many requirements, and
@@ -23,11 +23,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, nearest
@@ -42,23 +42,30 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
+    read_shape,
+    seen_now,
+    train_command,
+    utc_now,
 )
-from stoker.launching.logged_run import entrypoint, events_in, logged_order, sent_files, state_in, train_command
+from stoker.launching.logged_run import (
+    ONE_NODE,
+    entrypoint,
+    events_in,
+    logged_order,
+    sent_files,
+    state_in,
+)
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.store.remote_runs import RemoteRuns, bring_home
 from stoker.units import format_money, format_seconds
 
 _SYNTAX = "sky:CLOUD|any/[N×]DEVICE[:spot]"
 STARTING_S = 300.0
-"""Time from the request of a machine to the first update [s]: a judgement; a place's own history replaces it."""
+"""Time from the request of a machine to the run's start [s]: a judgement; earlier runs of the place replace it."""
 PREEMPTED_PER_H = 0.05
 """Preemptions of a spot machine an hour: an assumption, since no cloud states it; a twentieth, so one in 20 hours."""
-LOST_S = 900.0
-"""Loss by a preemption [s]: another machine, and what was learned since the last kept checkpoint; a judgement."""
 _MOST_ALTERNATIVES = 8
 _TIMEOUT_S, _LAUNCH_TIMEOUT_S = 120.0, 1800.0
-
-Objective = Literal["money", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,66 +84,6 @@ class CloudOffer:
     count: int
     price_per_h: float
     is_spot: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedOffer:
-    """An offer with the time [s] and money [USD] until the run is finished there, and why it stands where it does."""
-
-    offer: CloudOffer
-    finish_s: float
-    cost: float
-    why: str
-
-
-def rank(
-    offers: Iterable[CloudOffer],
-    run_s: Callable[[str, int], float | None],
-    *,
-    objective: Objective = "money",
-    max_cost: float | None = None,
-    preempted_per_h: float = PREEMPTED_PER_H,
-) -> tuple[tuple[RankedOffer, ...], tuple[str, ...]]:
-    """The offers by money, or time, until the run is finished, best first; and why others are left out.
-
-    A machine that costs less an hour may cost more in all: what counts is the forecast time of the run there, with the
-    start, and on spot machines with what preemptions are expected to cost.
-
-    Args:
-        offers: of the catalogue.
-        run_s: forecast time of the run on so many devices of a model [s]; None: no forecast, or it does not fit.
-        objective: what is least.
-        max_cost: the most it may cost [USD].
-        preempted_per_h: expected preemptions of a spot machine an hour.
-
-    Raises:
-        ValueError: a preempted machine would never come to an end.
-    """
-    if preempted_per_h * LOST_S >= 3600:
-        raise ValueError(f"{preempted_per_h:g} preemptions an hour, each of which costs {LOST_S:g} s, leave no time")
-    ranked, left_out = [], dict[str, None]()
-    for offer in offers:
-        name = f"{offer.count}x{offer.device}" if offer.count > 1 else offer.device
-        trained_s = run_s(offer.device, offer.count)
-        if trained_s is None:
-            left_out[f"{name}: no forecast, or the job does not fit"] = None
-            continue
-        # Preemptions come at a rate while it trains, each of which adds time in which further ones come.
-        lost_s = trained_s * preempted_per_h * LOST_S / (3600 - preempted_per_h * LOST_S) if offer.is_spot else 0.0
-        finish_s = STARTING_S + trained_s + lost_s
-        cost = offer.price_per_h * finish_s / 3600
-        if max_cost is not None and cost > max_cost:
-            left_out[f"{name} costs {format_money(cost)} and more, over {format_money(max_cost)}"] = None
-            continue
-        risk = f", {format_seconds(lost_s)} of it for preemptions" if lost_s else ""
-        kind = "spot" if offer.is_spot else "on demand"
-        why = (
-            f"{format_seconds(finish_s)} in all{risk}, at {format_money(offer.price_per_h)} an hour ({kind}): "
-            f"{format_money(cost)}"
-        )
-        ranked.append(RankedOffer(offer=offer, finish_s=finish_s, cost=cost, why=why))
-    order = (lambda r: (r.cost, r.finish_s)) if objective == "money" else (lambda r: (r.finish_s, r.cost))
-    return tuple(sorted(ranked, key=order)), tuple(left_out)
 
 
 def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[CloudOffer, ...], str]:
@@ -197,18 +144,20 @@ class SkyLauncher(Launcher):
 
     kind = "sky"
     syntax = _SYNTAX
+    options = ("root",)
 
     def parse(self, text: str) -> LaunchTarget:
         """The cloud, and the devices of one machine."""
-        match = re.fullmatch(r"([a-z]+)(?:/(?:(\d+)[x×])?([A-Za-z0-9][\w.-]*))?((?::[a-z]+)*)", text.strip())
-        options = frozenset(match[4].split(":")[1:]) if match else frozenset()
-        if match is None or match[2] == "0":
+        match = re.fullmatch(r"([a-z]+)(?:/([\w.×-]+))?((?::[a-z]+)*)", text.strip())
+        options = frozenset(match[3].split(":")[1:]) if match else frozenset()
+        if match is None:
             raise NoDevice(f"--on sky:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in sky:any/l4:spot.")
         if unknown := sorted(options - {"spot"}):
             raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
+        _, each, device = read_shape(f"sky:{text}", match[2] or "here", _SYNTAX, one_node=ONE_NODE)
         return LaunchTarget(
-            text=f"sky:{text}", kind=self.kind, address=match[1], devices_each=int(match[2] or 1),
-            device=device_name(match[3]) if match[3] else "", options=options,
+            text=f"sky:{text}", kind=self.kind, address=match[1], devices_each=each,
+            device=device_name(device) if device else "", options=options,
         )  # fmt: skip
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
@@ -235,7 +184,7 @@ class SkyLauncher(Launcher):
             return Offer(
                 text=text, num_nodes=1, devices_each=machine.count, device=machine.device, starts_in_s=STARTING_S,
                 price_per_h=machine.price_per_h, price_source=f"{source}: {machine.instance} in {machine.region}",
-                preempted_per_h=PREEMPTED_PER_H if machine.is_spot else 0.0,
+                preempted_per_h=PREEMPTED_PER_H if machine.is_spot else 0.0, is_rented=True,
                 why=f"{format_seconds(STARTING_S)} for a machine is a judgement; whether there is one is not known",
             )  # fmt: skip
 
@@ -252,7 +201,7 @@ class SkyLauncher(Launcher):
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""
         command = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")])
-        task = json.dumps(self._task(submission, Path("FOLDER")), indent=2)
+        task = json.dumps(self._task(submission, Path("FOLDER"), "(now)"), indent=2)
         return f"# {command}\n# runs: {train_command(submission)}\n{task}\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
@@ -274,7 +223,7 @@ class SkyLauncher(Launcher):
                 else:
                     shutil.copyfile(content, target)
             task = Path(folder) / "task.yaml"
-            task.write_text(json.dumps(self._task(submission, sent)))
+            task.write_text(json.dumps(self._task(submission, sent, utc_now("milliseconds"))))
             handle["sent_bytes"] = sum(file.stat().st_size for file in sent.rglob("*") if file.is_file())
             tell("SkyPilot looks for a machine")
             _sky(*_launch_words(submission, str(task)), variables=secrets, timeout_s=_LAUNCH_TIMEOUT_S)
@@ -289,11 +238,11 @@ class SkyLauncher(Launcher):
         try:
             record = _record(handle["job"])
             if record is None:
-                return _state("lost", "SkyPilot does not know the job", handle["job"])
+                return seen_now("lost", "SkyPilot does not know the job", handle["job"])
             status = str(record["status"])
             said = state_in(_log(handle)) if status not in {"PENDING", "STARTING", "RECOVERING"} else None
         except PlaceUnreachable as error:
-            return _state("unknown", "SkyPilot does not answer", error.message)
+            return seen_now("unknown", "SkyPilot does not answer", error.message)
         detail = str(record.get("failure_reason") or record.get("details") or "")
         evidence, restarts = f"{status}: {detail}" if detail else status, int(record.get("recovery_count") or 0)
         if status == "RUNNING" and said is not None and said.phase not in ENDED:
@@ -301,7 +250,7 @@ class SkyLauncher(Launcher):
         if status.startswith("FAILED") and said is not None and said.phase in ENDED:
             return said
         phase, why = _PHASES.get(status, ("failed", "the job failed"))
-        return _state(phase, why, evidence, restarts=restarts)
+        return seen_now(phase, why, evidence, restarts=restarts)
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The marked lines of the job's log; after a recovery it begins with what the mirror had."""
@@ -333,7 +282,7 @@ class SkyLauncher(Launcher):
         ]  # fmt: skip
         return sorted(fitting, key=lambda offer: (offer.price_per_h, offer.cloud, offer.region, offer.instance))
 
-    def _task(self, submission: Submission, sent: Path) -> dict[str, Any]:
+    def _task(self, submission: Submission, sent: Path, submitted_at: str) -> dict[str, Any]:
         """The task: where to look for a machine, in order, what makes the environment, and what runs."""
         target, environment = submission.target, submission.environment
         offers = self._fitting(target)[:_MOST_ALTERNATIVES]
@@ -355,13 +304,9 @@ class SkyLauncher(Launcher):
             setup += f'{shlex.join(environment.requirements)}\ntouch "{folder}/complete"\n'
         elif environment:
             python = shlex.quote(environment)
-        run = entrypoint(submission, python)
-        if submission.time_limit_s is not None:  # SIGTERM: the run saves; exit code 124 is not one to start again after
-            grace_s = max(60, round(4 * submission.save_s))
-            run = f"timeout --signal=TERM --kill-after={grace_s} {submission.time_limit_s:.0f} sh -c {shlex.quote(run)}"
         return {
             "name": _job_name(submission), "workdir": str(sent), "resources": {"ordered": machines},
-            "envs": dict(submission.variables), "setup": setup, "run": run,
+            "envs": dict(submission.variables), "setup": setup, "run": entrypoint(submission, python, submitted_at),
         }  # fmt: skip
 
 
@@ -463,11 +408,6 @@ def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: flo
     if re.search(r"connect|API server|timed? ?out", last, re.IGNORECASE):
         raise PlaceUnreachable(f"SkyPilot's server does not answer: {last}", remedy="`sky api info` says more.")
     raise PlaceFailed(f"SkyPilot: {last}", remedy="`sky check` says which clouds are enabled, and why others are not.")
-
-
-def _state(phase: LaunchPhase, why: str, evidence: str = "", restarts: int = 0) -> LaunchState:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return LaunchState(phase=phase, why=why, evidence=evidence, restarts=restarts, at=now)
 
 
 LAUNCHER = SkyLauncher()

@@ -25,14 +25,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
-from stoker.launching.at_place import HostState, combined
+from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching.at_place import LIMIT_OVER, HostState, combined, newest_events
 from stoker.launching.bundle import secret_values
-from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
+from stoker.launching.launcher import (
+    Handle,
+    HostRanks,
+    Launcher,
+    LaunchTarget,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+    notice_s,
+    read_shape,
+    require_known,
+    seen_now,
+    train_command,
+    utc_now,
+)
 from stoker.launching.lines import Answer, Line, line_to
 from stoker.launching.shipment import Shipped, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
@@ -57,8 +71,6 @@ from stoker.records.launch import ENDED, LaunchState
 from stoker.units import format_seconds
 
 _SYNTAX = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
-OPTIONS = ("account", "qos", "constraint", "reservation", "time", "cpus", "mem", "root", "data")
-"""Names of `--place-option`, and of options in the word."""
 _PASSED_ON = ("account", "qos", "constraint", "reservation", "mem")
 
 QUESTION_TIMEOUT_S = 30.0
@@ -66,7 +78,7 @@ QUESTION_TIMEOUT_S = 30.0
 
 PROBE_WAIT_S, PROBE_TIMEOUT_S = 15, 90.0
 COMMENT_EVERY_S = 60.0
-_LEAST_NOTICE_S, _STOP_PATIENCE_MIN = 60.0, 2
+_SILENT_S, _STOP_PATIENCE_MIN = 120.0, 2
 _FIRST_PORT, _NUM_PORTS = 15_000, 15_000
 """Ports in which ranks meet: below those that systems give to outgoing connections, from 32768 on."""
 
@@ -80,6 +92,7 @@ class SlurmLauncher(Launcher):
 
     kind = "slurm"
     syntax = _SYNTAX
+    options = ("account", "qos", "constraint", "reservation", "time", "cpus", "mem", "root", "data")
     limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:
@@ -89,18 +102,14 @@ class SlurmLauncher(Launcher):
         host, has_host, partition = where.rpartition(":")
         if not has_host and "@" in where:
             host, partition = where, ""
-        match = re.fullmatch(r"(?:(\d+)[x×])?(?:(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)", shape) if slash else None
-        if (slash and match is None) or not re.fullmatch(r"[\w.-]*", partition):
+        if not re.fullmatch(r"[\w.-]*", partition):
             remedy = f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
             raise NoDevice(f"--on slurm:{text} cannot be read.", remedy=remedy)
-        first, second, device = (match[1], match[2], match[3]) if match is not None else (None, None, "")
-        nodes, each = (first, second) if second is not None else ("1", first)
-        if 0 in {int(nodes or 1), int(each or 1)}:
-            raise NoDevice(f"--on slurm:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
+        nodes, each, device = read_shape(f"slurm:{text}", shape, _SYNTAX) if slash else (1, 1, "")
         words = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
         target = LaunchTarget(
-            text=f"slurm:{text}", kind=self.kind, address=f"{host}:{partition}", num_nodes=int(nodes or 1),
-            devices_each=int(each or 1), device="" if device.lower() == "here" else device.lower(), options=words,
+            text=f"slurm:{text}", kind=self.kind, address=f"{host}:{partition}", num_nodes=nodes,
+            devices_each=each, device=device, options=words,
         )  # fmt: skip
         try:
             _options(target, {})
@@ -191,17 +200,9 @@ class SlurmLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The batch script; what the cluster has to be asked for (CPUs, the name of a GPU there) is left to `start`."""
-        root, environment = submission.root, submission.environment
-        folder = environment.folder(environment.python) if isinstance(environment, EnvironmentLock) else ""
-        shipped = Shipped(
-            root=root, directory=f"{root}/runs/{submission.run}", code=f"{root}/{submission.code.folder}",
-            stoker=f"{root}/{submission.stoker.folder}",
-            python=f"{root}/{folder}/bin/python" if folder else str(environment),
-        )  # fmt: skip
         stated = _options(submission.target, submission.options)
-        return batch_script(
-            submission, shipped, Shape.of(submission.target, None, stated, submission.time_limit_s, submission.save_s)
-        )
+        shape = Shape.of(submission.target, None, stated, submission.time_limit_s, submission.save_s)
+        return batch_script(submission, Shipped.of(submission, submission.root), shape)
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Check the request against the partition, send, and submit the batch script."""
@@ -217,8 +218,8 @@ class SlurmLauncher(Launcher):
         if cluster.jobs:
             return _going_on(line, cluster.jobs, directory, submission)
         submission = replace(submission, target=replace(target, device=shape.device))
-        began = _now()
-        shipped = ship(line, submission, tell=tell, is_requeued=True, submitted_at=began, owner=submission.owner)
+        began = utc_now("milliseconds")
+        shipped = ship(line, submission, tell=tell, is_requeued=True, submitted_at=began)
         handle: Handle = {
             "host": _address(target)[0], "directory": directory, "root": shipped.root, "run": submission.run,
             "submitted_at": began, "owner": submission.owner, "sent_bytes": shipped.sent_bytes,
@@ -269,7 +270,7 @@ class SlurmLauncher(Launcher):
                 job = read_accounted_job(line.shell(_PREFIX + _ACCOUNTED, handle["job"], check=False).text)
         except (PlaceFailed, ValueError, IndexError) as error:
             why = error.message if isinstance(error, PlaceFailed) else f"an answer that cannot be read: {error}"
-            return LaunchState(phase="unknown", why="Slurm gave no answer", evidence=why, at=_now())
+            return seen_now("unknown", "Slurm gave no answer", why)
         flags = parts[-1].split()
         state = state_of(job, _host_states(hosts, handle["submitted_at"]), is_stopped="stop" in flags, now=now)
         if state.phase in ENDED and "secrets" in flags:
@@ -288,8 +289,7 @@ class SlurmLauncher(Launcher):
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory, but for locks and what says where it was started there."""
-        left_out = ("lock", "lock.held", "started.json")
-        line_to(handle["host"]).fetch_tree(handle["directory"], into, leave_out=left_out)
+        line_to(handle["host"]).fetch_tree(handle["directory"], into)
 
 
 _STATE = f"""
@@ -318,9 +318,13 @@ exit 0
 """
 _SUBMIT = """
 cd -- "$1" && rm -f launch/stop || exit
-# sbatch hands its whole environment to the job; this user's defaults for sbatch itself stay.
-env -i HOME="$HOME" USER="$(id -un)" LOGNAME="$(id -un)" PATH="$PATH" \\
-    $(env | grep -E '^(SLURM_CONF|SBATCH_[A-Z_]+)=[^[:space:]*?[]*$') sbatch --parsable launch/batch.sh
+# sbatch hands its whole environment to the job: it gets what it needs itself, and this user's defaults for it.
+set -- HOME="$HOME" USER="$(id -un)" LOGNAME="$(id -un)" PATH="$PATH"
+own=$(env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p')
+for name in SLURM_CONF SLURM_CONF_SERVER SLURM_JWT LD_LIBRARY_PATH $own; do
+    eval "[ -z \\"\\${$name}\\" ] || set -- \\"\\$@\\" \\"$name=\\${$name}\\""
+done
+env -i "$@" sbatch --parsable launch/batch.sh
 """
 _FORGET = """
 rm -f -- "$2" "$1/launch/batch.sh" "$1/launch/handle.json"
@@ -378,7 +382,7 @@ class Shape:
     gres: str = ""
     cpus: int = 0
     time_s: float | None = None
-    notice_s: float = _LEAST_NOTICE_S
+    notice_s: float
     slices: int = 1
     more: Mapping[str, str]
 
@@ -401,10 +405,8 @@ class Shape:
         whole = stated or time_limit_s
         longest = partition.max_time_s if partition is not None else None
         time_s = whole if longest is None or whole is None else min(whole, longest)
-        notice = max(_LEAST_NOTICE_S, 2 * save_s + 30)
         limit = time_s or (partition.default_time_s or longest if partition is not None else None)
-        if limit is not None:
-            notice = min(notice, math.ceil(limit / 60) * 60 / 2)
+        notice = notice_s(save_s, None if limit is None else math.ceil(limit / 60) * 60)
         usable = None if time_s is None else max(1.0, time_s - notice)
         return cls(
             partition=partition.name if partition is not None else _address(target)[1], num_nodes=target.num_nodes,
@@ -441,13 +443,13 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
     if not shape.cpus:
         notes.append("CPUs of each node, and a GPU's name there, are filled in from sinfo when it is submitted")
     # A line of a setting is a comment too: sbatch reads no #SBATCH behind the first command.
-    command = shlex.join([submission.job_file, *submission.arguments, "--run-dir", directory]).replace("\n", "\n#     ")
+    command = train_command(submission, "--run-dir", directory)
     step = f"--ntasks-per-node=1 {f'--cpus-per-task={shape.cpus} ' if shape.cpus else ''}--cpu-bind=none"
     return "\n".join(
         [
             "#!/bin/bash",
             f"# {submission.run} on {_shape_text(target, shape.device)}, submitted by Stoker. Each node runs",
-            f"#     stoker train {command}",
+            f"#     {command}",
             *(f"#SBATCH {option}" for option in options),
             *(f"# {note}" for note in notes),
             "",
@@ -462,6 +464,8 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
 
 
 _BATCH = """
+unset SLURM_JWT  # of the login node, for the submission: it would be over before the job asks to be requeued
+
 # Ranks meet on the first node; the port follows from the number of the job.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 STOKER_MASTER=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
@@ -569,12 +573,12 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
     own = combined(hosts) if hosts else None
     if job is None:
         if own is not None and own.phase in ENDED:
-            return replace(own, at=_now())
-        if own is not None and now - _seconds_of(own.at) < _LEAST_NOTICE_S * 2:
-            return LaunchState(phase="unknown", why="Slurm does not know the job, and its hosts gave a sign of life",
-                               evidence=f"last sign of life {own.at}", at=_now())  # fmt: skip
+            return replace(own, at=utc_now())
+        if own is not None and now - _seconds_of(own.at) < _SILENT_S:
+            return seen_now("unknown", "Slurm does not know the job, and its hosts gave a sign of life",
+                            f"last sign of life {own.at}")  # fmt: skip
         evidence = "Invalid job id" + (f"; last sign of life {own.at}" if own is not None else "; no host ever wrote")
-        return LaunchState(phase="lost", why="Slurm does not know the job any more", evidence=evidence, at=_now())
+        return seen_now("lost", "Slurm does not know the job any more", evidence)
     phase, why = phase_of(job)
     evidence, code = job.line, None
     # Restarts tell starts apart where clocks differ; times do where a start ended before its hosts wrote anything.
@@ -587,14 +591,12 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         phase, why = "saving", "asked to save and leave"
     if phase in ENDED:
         code = job.exit_code if job.state in {"COMPLETED", "FAILED"} else None
-        if own is not None and phase == "failed" and own.phase in {"failed", "lost"}:
+        if own is not None and (own.exit_code == LIMIT_OVER or (phase == "failed" and own.phase in {"failed", "lost"})):
             phase, why, evidence = own.phase, own.why, f"{job.line}: {own.evidence}" if own.evidence else job.line
-        if phase == "stopped" and is_stopped:
+        elif phase == "stopped" and is_stopped:
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
-    return LaunchState(
-        phase=phase, why=why, evidence=evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts, at=_now()
-    )
+    return seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
 
 
 def _host_states(texts: Sequence[str], submitted_at: str) -> list[HostState]:
@@ -634,9 +636,8 @@ def _options(target: LaunchTarget, given: Mapping[str, str]) -> dict[str, str]:
         BadSetting: one is unknown, or its value cannot be one.
     """
     found = {name: value for name, _, value in (word.partition("=") for word in target.options)} | dict(given)
+    require_known("Slurm", found, SlurmLauncher.options)
     for name, value in found.items():
-        if name not in OPTIONS:
-            raise BadSetting(f"{name!r} is no option of Slurm places", remedy=nearest(name, OPTIONS))
         if not re.fullmatch(r"[\w.,:&|@*+/~()\[\]-]+", value):
             raise BadSetting(f"option {name}={value!r} cannot be a value for Slurm")
     if "time" in found:
@@ -649,13 +650,11 @@ def _options(target: LaunchTarget, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_plain(submission: Submission) -> None:
-    """Refuse names that a batch script could not state, and what is not supported."""
+    """Refuse names that a batch script could not state."""
     for what, text in (("the run's name", submission.run), ("root", submission.root)):
         if not re.fullmatch(r"[\w./+@~-]+", text):
             raise PlaceFailed(f"{what} {text!r} has characters that a batch script cannot state",
                               remedy="Use letters, digits, dots, dashes and underscores.")  # fmt: skip
-    if submission.image:
-        raise PlaceFailed("images are not supported on Slurm", remedy="Leave --image out, or use --env PYTHON.")
 
 
 def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
@@ -694,10 +693,6 @@ def _count(text: str, what: str) -> int:
     return int(text)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 def _seconds_of(at: str) -> float:
     try:
         return datetime.fromisoformat(at).timestamp()
@@ -705,13 +700,10 @@ def _seconds_of(at: str) -> float:
         return 0.0
 
 
-def progress_text(events: bytes) -> str:
+def progress_text(events: Path) -> str:
     """How far a run is, from the end of its log: `37 %, 12 of 32 samples, loss 0.12, 40 s to go`; "" if unknown."""
-    for row in reversed(events.splitlines()):
-        with suppress(ValueError, KeyError, TypeError, AttributeError):  # torn, or not of this kind
-            event = json.loads(row)
-            if event["kind"] != "progress":
-                continue
+    for event in newest_events(events, "progress"):
+        with suppress(ValueError, KeyError, TypeError):
             fields = event["fields"]
             done, whole, eta = int(fields["samples"]), int(fields["total_samples"]), fields.get("eta_s")
             left = f", {format_seconds(eta)} to go" if isinstance(eta, int | float) else ""
@@ -724,11 +716,10 @@ def main(arguments: Sequence[str]) -> None:
     """`comment DIR SECONDS`: keep the job's comment at the run's progress, until this process is ended."""
     directory, every_s, told = Path(arguments[1]), float(arguments[2]), ""
     while True:
-        with suppress(OSError), (directory / "events.jsonl").open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
-            text = progress_text(log.read())
-            if text not in {"", told}:
-                told = text
+        text = progress_text(directory / "events.jsonl")
+        if text not in {"", told}:
+            told = text
+            with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     ["scontrol", "update", f"jobid={os.environ['SLURM_JOB_ID']}", f"comment={text}"],
                     stdin=subprocess.DEVNULL, check=False, timeout=QUESTION_TIMEOUT_S,

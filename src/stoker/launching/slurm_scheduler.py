@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from stoker.errors import PlaceFailed, PlaceUnreachable, nearest
+from stoker.launching.launcher import ASK_AGAIN
 from stoker.records.launch import LaunchPhase
 from stoker.units import format_seconds
 
@@ -421,7 +422,7 @@ def refusal(stderr: str, host: str, about: Mapping[str, str]) -> PlaceFailed:
         munge = next((line for line in lines if "munge" in line.lower()), "")
         what = "munge, which authenticates, does not answer" if munge else "slurmctld does not answer"
         return PlaceUnreachable(f"Slurm on {host}: {what}: {munge or last}",
-                                remedy="What runs there goes on; the same command asks again.")  # fmt: skip
+                                remedy=ASK_AGAIN)  # fmt: skip
     return PlaceFailed(f"Slurm on {host} refused: {last}")
 
 

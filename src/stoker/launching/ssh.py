@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.errors import BadJob, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -35,6 +35,10 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
+    read_shape,
+    seen_now,
+    train_command,
+    utc_now,
 )
 from stoker.launching.lines import Line, line_to
 from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
@@ -76,17 +80,18 @@ class SshLauncher(Launcher):
 
     kind = "ssh"
     syntax = _SYNTAX
+    options = ("root", "data", "clock", "python")
 
     def parse(self, text: str) -> LaunchTarget:
         """The hosts, and the devices to use on each."""
         address, slash, shape = text.strip().partition("/")
         hosts = [host.strip() for host in address.split(",")]
-        match = re.fullmatch(r"(?:(\d+)[x×])?(?!\d+[x×]?$)([A-Za-z0-9][A-Za-z0-9._-]*)", shape) if slash else None
-        if not all(hosts) or (slash and match is None):
+        if not all(hosts):
             raise NoDevice(f"--on ssh:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ssh:me@box/2xcpu.")
-        count, device = (match[1], match[2].lower()) if match else (None, "")
-        if count is not None and int(count) == 0:
-            raise NoDevice(f"--on ssh:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
+        each, device = 1, ""
+        if slash:
+            one_node = f"Name each host: ssh:{hosts[0]},…/{shape.partition('x')[2]}."
+            _, each, device = read_shape(f"ssh:{text}", shape, _SYNTAX, one_node=one_node)
         if len(set(hosts)) < len(hosts):
             raise NoDevice(
                 f"--on ssh:{text} names a host twice.", remedy=f"One host with two devices is {hosts[0]}/2xcpu."
@@ -98,7 +103,7 @@ class SshLauncher(Launcher):
             raise NoDevice(f"--on ssh:{text}: {error.message}.", remedy=f"The form is {_SYNTAX}.") from error
         return LaunchTarget(
             text=f"ssh:{text}", kind=self.kind, address=",".join(hosts), num_nodes=len(hosts),
-            devices_each=int(count or 1), device="" if device == "here" else device,
+            devices_each=each, device=device,
         )  # fmt: skip
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
@@ -132,14 +137,8 @@ class SshLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
-        _require_no_image(submission)
         root, hosts = submission.root, submission.target.address.split(",")
-        directory, environment = f"{root}/runs/{submission.run}", submission.environment
-        python = (
-            environment
-            if isinstance(environment, str)
-            else f"{root}/{environment.folder(environment.python)}/bin/python"
-        )
+        shipped, environment = Shipped.of(submission, root), submission.environment
         lines = [f"# on {hosts[0]}, below {root} (relative to the home directory unless absolute)"]
         lines += [
             f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent if "
@@ -151,22 +150,17 @@ class SshLauncher(Launcher):
             lines += [f"#   {requirement}" for requirement in environment.requirements]
         names = [*submission.secrets, "STOKER_SECRET"]
         lines.append(f"# secrets, on standard input: {', '.join(names)}")
-        lines += [
-            f"ssh {host} env PYTHONPATH={root}/{submission.stoker.folder} {python} -m stoker.launching.at_place start "
-            f"{directory} --secrets"
-            for host in hosts
-        ]  # fmt: skip
-        train = " ".join(["stoker train", submission.job_file, *submission.arguments, "--run-dir", directory, "--json"])
-        lines.append(f"# which starts in {root}/{submission.code.folder}:\n#   {train}")
+        lines += [shlex.join(["ssh", host, *shipped.program("start", "--secrets")]) for host in hosts]
+        train = train_command(submission, "--run-dir", shipped.directory, "--json")
+        lines.append(f"# which starts in {shipped.code}:\n#     {train}")
         return "\n".join(lines) + "\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send, make the environment, and start one watching process on each host."""
-        _require_no_image(submission)
         lines = _lines(submission.target.address)
         if (going := self._going_on(lines[0], submission)) is not None:
             return going
-        shipped = ship(lines[0], submission, tell=tell, submitted_at=_now(), owner=submission.owner)
+        shipped = ship(lines[0], submission, tell=tell, submitted_at=utc_now("milliseconds"))
         handle: Handle = {
             "hosts": submission.target.address.split(","), "directory": shipped.directory, "python": shipped.python,
             "stoker": shipped.stoker, "sent_bytes": shipped.sent_bytes,
@@ -223,7 +217,7 @@ class SshLauncher(Launcher):
         if ended is not None:
             return ended
         if silent:
-            return LaunchState(phase="unknown", why="a host does not answer", evidence=silent[0].message, at=_now())
+            return seen_now("unknown", "a host does not answer", silent[0].message)
         return states[0]
 
     def events(self, handle: Handle, offset: int) -> bytes:
@@ -236,7 +230,7 @@ class SshLauncher(Launcher):
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory on host 0, but for locks and what says where it was started there."""
-        _first_line(handle).fetch_tree(handle["directory"], into, leave_out=("lock", "lock.held", "started.json"))
+        _first_line(handle).fetch_tree(handle["directory"], into)
 
     def _meeting(self, lines: Sequence[Line], shipped: Shipped) -> list[str]:
         """Variables by which the hosts find each other."""
@@ -247,12 +241,6 @@ class SshLauncher(Launcher):
         port = lines[0].run([shipped.python, "-c", script]).text
         address = lines[0].shell('set -- $SSH_CONNECTION; printf %s "$3"').text
         return [*variables, f"STOKER_MASTER={address or '127.0.0.1'}", f"STOKER_PORT={port}"]
-
-
-def _require_no_image(submission: Submission) -> None:
-    if submission.image:
-        raise BadJob(f"--image {submission.image}: hosts by SSH run no images",
-                     remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip
 
 
 def _ask(line: Line, root: str) -> tuple[dict[str, list[str]], float]:
@@ -360,10 +348,6 @@ def _on_each(lines: Sequence[Line], action: Callable[[Line], R]) -> list[R]:
         return [action(line) for line in lines]
     with ThreadPoolExecutor(len(lines)) as pool:
         return list(pool.map(action, lines))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 LAUNCHER = SshLauncher()

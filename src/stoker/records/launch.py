@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
+
 LaunchPhase = Literal[
     "queued", "starting", "running", "saving", "preempted", "requeued", "stopped", "lost", "finished", "failed",
     "unknown",
@@ -65,6 +67,8 @@ class Launch:
         sent_bytes: what had to be sent [bytes].
         spent: cost until the run ended, or was last followed, in `currency`; None: unknown.
         max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
+        continued_here_at: when the run went on on this machine, ISO 8601 in UTC, which the place knows nothing of; "":
+            it did not.
     """
 
     schema: ClassVar[int] = 1
@@ -91,6 +95,7 @@ class Launch:
     sent_bytes: int = 0
     spent: float | None = None
     states: tuple[LaunchState, ...] = field(default=())
+    continued_here_at: str = field(default="", metadata=OMIT_DEFAULT)
 
     @property
     def submitted_s(self) -> float | None:

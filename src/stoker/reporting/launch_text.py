@@ -17,6 +17,8 @@ def launch_words(launch: Launch, events: Iterable[Event]) -> str:
         words.append(f"waited {format_seconds(queue_s)}")
     if restarts:
         words.append(f"interrupted {restarts} {'time' if restarts == 1 else 'times'}")
+    if launch.continued_here_at:
+        words.append("then here")
     if launch.commit:
         words.append(f"commit {launch.commit[:12]}{' with changes' if launch.has_changes else ''}")
     if cost := spent_words(launch, launch.spent):

@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def _left_unfinished(prepared: ResolvedJob) -> str | None:
         f"has changed: {changes}. This run starts at 0. To go on from the other one's last checkpoint under the job as "
         f"it is now: --fork {directory.name}; to continue it, undo the change, then --resume {directory.name}.{others}"
     )
+
+
+def note_continuation_here(directory: RunDirectory) -> None:
+    """Write into the record of a run that was executed elsewhere that it goes on on this machine.
+
+    The place knows nothing of that: without it the same command would go on there from an older checkpoint.
+    """
+    launch = directory.read_launch()
+    if launch is not None and not launch.continued_here_at:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        directory.write_launch(replace(launch, continued_here_at=at))
 
 
 def create_run(

@@ -50,6 +50,7 @@ from stoker.training.run_setup import (
     create_run,
     device_of,
     discard_on_error,
+    note_continuation_here,
 )
 from stoker.training.session import TrainingSession
 from stoker.training.signals import stop_on_signals
@@ -188,6 +189,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             stack.enter_context(directory.locked())
             _require_its_plan(directory, given, memory=memory, threads=threads, shown=shown)
             device = device_of(directory, device, _device_name(on))
+            note_continuation_here(directory)
             keep_sources(directory, entry)  # a kill may have come before they were there
         logged: list[Sink] = [directory.append_event, *shown]
         sinks = [*logged, *stack.enter_context(_followers(directory, targets, remote, logged, slice_))]

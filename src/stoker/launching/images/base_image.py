@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ _PYTHON = re.compile(r"(?P<prefix>.*/|)bin/python(?P<version>3\.\d+)$")
 _PACKAGE = re.compile(
     r".*lib/python(?P<python>3(?:\.\d+)?)/(?:site|dist)-packages/(?P<name>[^/-]+)-(?P<version>[^/]+)\.dist-info/"
 )
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -50,7 +51,7 @@ class BaseImage:
 
     Attributes:
         layers, diff_ids: blobs as they are stored, and digests of what they unpack to.
-        variables: environment variables of its configuration.
+        variables, user: environment variables of its configuration, and whom it runs as ("": root).
         python, python_version: path without the first slash, and `3.11`.
         packages: versions of the packages of that Python, by normalised name.
     """
@@ -63,6 +64,7 @@ class BaseImage:
     python: str
     python_version: str
     packages: dict[str, str] = field(default_factory=dict)
+    user: str = ""
 
     @classmethod
     def read(cls, path: Path, architecture: str) -> BaseImage:
@@ -79,8 +81,9 @@ class BaseImage:
             manifest = layout.manifest(architecture)
             config = layout.json(_blob(manifest["config"], path))
             layers = tuple(_layer(part, path) for part in manifest["layers"])
-            names = [name for blob in layers for name in layout.names(blob)]
-        pairs = _list_in(_dict_in(config, "config"), "Env")
+            names = list(visible(layout.names(blob) for blob in layers))
+        settings = _dict_in(config, "config")
+        pairs = _list_in(settings, "Env")
         variables = dict(pair.split("=", 1) for pair in pairs if isinstance(pair, str) and "=" in pair)
         python, version = _python_in(names, variables.get("PATH", ""), path)
         versions = [match for name in names if (match := _PACKAGE.match(f"/{name}"))]
@@ -94,6 +97,7 @@ class BaseImage:
         return cls(
             path=path, layers=layers, diff_ids=diff_ids, history=tuple(_list_in(config, "history")),
             variables=variables, python=python, python_version=version, packages=packages,
+            user=str(settings.get("User") or ""),
         )  # fmt: skip
 
     def copy(self, blob: Blob, into: IO[bytes]) -> None:
@@ -109,6 +113,33 @@ class BaseImage:
                 into.write(block)
         if f"sha256:{digest.hexdigest()}" != blob.digest:
             raise BadJob(f"--base {self.path} is damaged: a layer is not what its digest says ({blob.digest[:19]}…)")
+
+
+def visible(layers: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Paths that are left of layers, the lowest first: a layer may hide what lies in those below it.
+
+    >>> list(visible([["bin/python3.11", "opt/x"], ["bin/.wh.python3.11", "opt/.wh..wh..opq", "opt/y"]]))
+    ['opt/y']
+
+    Source: OCI Image Format 1.1, layer: whiteouts.
+    """
+    left: dict[str, None] = {}
+    for names in layers:
+        hidden, new = set[str](), dict[str, None]()
+        for name in names:
+            folder, _, last = name.rpartition("/")
+            if not last.startswith(_WHITEOUT):
+                new[name] = None
+            else:
+                hidden.add(folder if last == _OPAQUE else f"{folder}/{last.removeprefix(_WHITEOUT)}".lstrip("/"))
+        left = {name: None for name in left if not hidden or hidden.isdisjoint(_lineage(name))} | new
+    return left
+
+
+def _lineage(path: str) -> set[str]:
+    """A path and all folders above it, up to the root, which is ""."""
+    parts = path.rstrip("/").split("/")
+    return {"/".join(parts[:count]) for count in range(len(parts) + 1)}
 
 
 class Layout:

@@ -61,10 +61,10 @@ _STDLIB_LEFT_OUT = frozenset({
 })  # fmt: skip
 
 _SECRETS = (
-    ".env", ".env.*", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".netrc", "_netrc", ".pypirc", ".npmrc",
-    ".git-credentials", ".htpasswd", ".pgpass", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.json", "service[-_]account*.json",
-    "kubeconfig", "secrets.*", "*.token",
+    ".env", ".env.*", ".git", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".netrc", "_netrc", ".pypirc",
+    ".npmrc", ".git-credentials", ".htpasswd", ".pgpass", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore",
+    "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.json",
+    "service[-_]account*.json", "kubeconfig", "secrets.*", "*.token",
 )  # fmt: skip
 """Names of files and folders that hold secrets, as patterns."""
 
@@ -149,7 +149,7 @@ def build_image(
     options = options or ImageOptions()
     root = work_folder(job_file)
     code = code_bundle(job_file, entry.sources, send=options.include)
-    require_no_secrets((*code.files, *stoker_bundle().files))
+    require_no_secrets((*code.files, *stoker_bundle().files), root)
     base = None if options.base is None else BaseImage.read(options.base, _architecture())
     packages = installed_closure({"stoker", *options.packages, *_owners_of(entry)})
     notes: list[str] = []
@@ -201,16 +201,20 @@ def is_secret(path: str) -> bool:
     )
 
 
-def require_no_secrets(files: Iterable[TreeFile]) -> None:
+def require_no_secrets(files: Iterable[TreeFile], root: Path) -> None:
     """Refuse files that look like secrets, by their name, or because they begin as a private key does.
+
+    A symbolic link below `root`, absolute, counts by the name of what it leads to as well: that is what travels.
 
     Raises:
         BadJob: there are some; they are named.
     """
     found = []
     for file in files:
+        source = (root / file.path).resolve()
+        names = (file.path, (source.relative_to(root) if source.is_relative_to(root) else source).as_posix())
         with file.open() if not file.link else io.BytesIO() as content:
-            if is_secret(file.path) or b"PRIVATE KEY-----" in content.read(64):
+            if any(map(is_secret, names)) or b"PRIVATE KEY-----" in content.read(1024):
                 found.append(file.path)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
@@ -459,6 +463,7 @@ def write_layer(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
 
     Raises:
         BadJob: a file changed its size since it was listed.
+        OSError: the stream cannot be written.
     """
     by_path = {file.path.rstrip("/"): file for file in files}
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as tar:
@@ -477,9 +482,15 @@ def write_layer(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
                 with file.open() as content:
                     try:
                         tar.addfile(info, content)
+                        is_whole = not content.read(1)
                     except OSError as problem:
-                        raise BadJob(f"{file.path} was changed while the image was made",
-                                     remedy="Run the same command again.") from problem  # fmt: skip
+                        if problem.errno is not None:  # of the disk; tarfile's own has none
+                            raise
+                        is_whole = False
+                if not is_whole:
+                    raise BadJob(
+                        f"{file.path} was changed while the image was made", remedy="Run the same command again."
+                    )
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -524,6 +535,7 @@ def _config(
             "Env": [f"{name}={value}" for name, value in sorted(variables.items())],
             "Entrypoint": list(entrypoint), "Cmd": list(command), "WorkingDir": f"/{JOB_FOLDER}",
             "Labels": {"org.opencontainers.image.title": title, "stoker.version": version},
+            **({} if base is None or not base.user else {"User": base.user}),
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": history,

@@ -16,11 +16,11 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line, nearest
+from stoker.launching.lines import Answer
 
 Object = dict[str, Any]
 """A Kubernetes object, as in a manifest."""
@@ -50,23 +50,22 @@ class AlreadyThere(PlaceFailed):
     """An object of that name exists."""
 
 
-@dataclass(frozen=True)
-class CommandOutput:
-    """What a command in a pod gave: its exit code, standard output, and standard error as text."""
-
-    code: int
-    stdout: bytes
-    stderr: str
-
-
 def contexts() -> tuple[dict[str, str], str]:
-    """Contexts of the kubeconfig with their namespaces, by name, and the current one; empty where there is no file."""
+    """Contexts of the kubeconfig with their namespaces, by name, and the current one; empty where there is no file.
+
+    Raises:
+        PlaceFailed: it cannot be read.
+    """
     from kubernetes.config import ConfigException, kube_config  # noqa: PLC0415  # an extra
+    from yaml import YAMLError  # noqa: PLC0415  # the client's
 
     try:
         listed, current = kube_config.list_kube_config_contexts(_config_file())
     except (ConfigException, OSError):
         return {}, ""
+    except YAMLError as error:
+        raise PlaceFailed(f"The kubeconfig is no YAML: {first_line(error)}",
+                          remedy="`kubectl config view` has to work first.") from error  # fmt: skip
     return {c["name"]: c["context"].get("namespace") or "default" for c in listed}, current["name"] if current else ""
 
 
@@ -151,13 +150,13 @@ class ClusterApi:
         except NotThere:
             return None
 
-    def objects(self, kind: str, selector: str = "", *, api: str = "v1", fields: str = "") -> list[Object]:
+    def objects(self, kind: str, selector: str = "", *, api: str = "v1") -> list[Object]:
         """The objects of a kind with these labels."""
-        query = {k: v for k, v in (("labelSelector", selector), ("fieldSelector", fields)) if v}
+        query = {"labelSelector": selector} if selector else {}
         items: list[Object] = self.ask("GET", self.path(api, kind), query=query).get("items", [])
         return items
 
-    def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
+    def create(self, manifest: Object) -> Object:
         """Create an object; returns it as the server stored it.
 
         The server is asked to refuse fields that it does not know (from 1.25 on), and what it stored is compared with
@@ -166,11 +165,10 @@ class ClusterApi:
         Raises:
             PlaceFailed: the server kept the object without some of its fields; it is deleted again.
         """
-        query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
-        stored = self.ask("POST", self.path(manifest["apiVersion"], manifest["kind"]), manifest, query=query)
+        path, query = self.path(manifest["apiVersion"], manifest["kind"]), {"fieldValidation": "Strict"}
+        stored = self.ask("POST", path, manifest, query=query)
         if lost := list(dropped(manifest, stored)):
-            if not dry_run:
-                self.delete(manifest["kind"], manifest["metadata"]["name"], api=manifest["apiVersion"])
+            self.delete(manifest["kind"], manifest["metadata"]["name"], api=manifest["apiVersion"])
             raise PlaceFailed(f"The cluster dropped fields of the {manifest['kind']}: {', '.join(lost)}.",
                               remedy="Its version does not know them, or an admission webhook took them out.",
                               )  # fmt: skip
@@ -186,16 +184,9 @@ class ClusterApi:
         query = {"fieldManager": "stoker", "force": "true"}
         return self.ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
 
-    def delete(self, kind: str, name: str, *, api: str = "v1", propagation: str = "Background") -> None:
-        """Delete an object and, after it, what it owns; nothing happens if it is not there.
-
-        Args:
-            kind: of the object.
-            name: of the object.
-            api: its group and version.
-            propagation: `Foreground`: the object stays until what it owns is gone.
-        """
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+    def delete(self, kind: str, name: str, *, api: str = "v1") -> None:
+        """Delete an object and, after it, what it owns; nothing happens if it is not there."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self.ask("DELETE", self.path(api, kind, name), body)
         except NotThere:
@@ -213,13 +204,13 @@ class ClusterApi:
     ) -> Object:  # fmt: skip
         """The answer to one request, as JSON."""
         data = self._request(method, path, body, query or {}, content_type)
-        answer: Object = json.loads(data) if data else {}
+        try:
+            answer: Object = json.loads(data or b"{}")
+        except ValueError as error:  # a proxy's page of login, say
+            raise PlaceUnreachable(
+                f"What answers at {self.host} is no API server: {data[:60]!r}", remedy="`kubectl get pods` has to work."
+            ) from error
         return answer
-
-    def log(self, pod: str, *, tail_lines: int = 20, previous: bool = False) -> str:
-        """The last lines that a pod's container printed."""
-        query = {"tailLines": str(tail_lines), "previous": str(previous).lower()}
-        return self._request("GET", self.path("v1", "Pod", pod) + "/log", None, query, "").decode(errors="replace")
 
     def _request(
         self, method: str, path: str, body: Object | None, query: Mapping[str, str], content_type: str
@@ -273,7 +264,7 @@ class ClusterApi:
 
     def execute(
         self, pod: str, command: list[str], *, stdin: Iterable[bytes] = (), timeout_s: float = 60.0, container: str = ""
-    ) -> CommandOutput:
+    ) -> Answer:
         """Run a command in a pod's container.
 
         Its standard input is closed by no message of the protocol's version 4: the command has to know how many bytes
@@ -296,7 +287,7 @@ class ClusterApi:
             raise PlaceUnreachable(f"The line to pod {pod} broke before its command ended.")
         stdout = b"".join(data for channel, data in chunks if channel == 1)
         stderr = b"".join(data for channel, data in chunks if channel == 2)
-        return CommandOutput(code, stdout, stderr.decode(errors="replace"))
+        return Answer(code, stdout, stderr.decode(errors="replace"))
 
     def stream(
         self, pod: str, command: list[str], *, stdin: Iterable[bytes] = (), timeout_s: float = 60.0, container: str = ""
@@ -377,7 +368,8 @@ def dropped(sent: object, stored: object, path: str = "") -> Iterator[str]:
         named = {item["name"]: item for item in items if isinstance(item, dict) and "name" in item}
         for index, value in enumerate(sent):
             name = value.get("name") if isinstance(value, dict) else None
-            if (there_item := named.get(name, items[index] if index < len(items) else None)) is None:
+            there_item = named.get(name) if name is not None else items[index] if index < len(items) else None
+            if there_item is None:
                 yield f"{path}[{index}]"
             else:
                 yield from dropped(value, there_item, f"{path}[{index}]")

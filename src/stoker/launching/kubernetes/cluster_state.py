@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
+from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.kubernetes.cluster_api import Object
 from stoker.launching.kubernetes.manifests import EXIT_AGAIN
+from stoker.launching.launcher import seen_now
 from stoker.records.launch import LaunchPhase, LaunchState
 
 _STUCK = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
@@ -43,7 +44,7 @@ def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = No
     pods = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
     restarts = _restarts(owner, pods)
     if (done := condition(owner, "Complete") or condition(owner, "Completed")) is not None:
-        return _state("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
+        return seen_now("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
     if (failed := condition(owner, "Failed")) is not None:
         return _failed(owner, pods, failed, restarts)
     if owner["spec"].get("suspend") or (owner["spec"].get("parallelism") == 0):
@@ -67,15 +68,6 @@ def with_host(state: LaunchState, host: bytes) -> LaunchState:
         return replace(state, phase=phase, why=f"{said['why']}, {said.get('samples', 0):,} samples so far")
     # What an earlier pod left, or nothing yet: this pod's container has only begun.
     return replace(state, phase="starting", why="the container runs, and the run in it starts")
-
-
-def _state(
-    phase: LaunchPhase, why: str, evidence: str, *, exit_code: int | None = None, restarts: int = 0
-) -> LaunchState:
-    return LaunchState(
-        phase=phase, why=why, evidence=evidence, exit_code=exit_code, restarts=restarts,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
 
 
 def _evidence(thing: Object, entry: dict[str, Any]) -> str:
@@ -137,41 +129,43 @@ def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any], resta
     final = [pod for pod in ended if (_terminated(pod) or {}).get("exitCode") not in EXIT_AGAIN] or ended
     if not final:
         why = failed.get("message") or failed.get("reason") or "the Job failed"
-        return _state("failed", str(why), _evidence(owner, failed), restarts=restarts)
+        return seen_now("failed", str(why), _evidence(owner, failed), restarts=restarts)
     code, why, evidence = ending_of(final[-1])
-    return _state("failed", why, f"{evidence}; {_evidence(owner, failed)}", exit_code=code, restarts=restarts)
+    if code == LIMIT_OVER:
+        return seen_now("stopped", why, evidence, exit_code=code, restarts=restarts)
+    return seen_now("failed", why, f"{evidence}; {_evidence(owner, failed)}", exit_code=code, restarts=restarts)
 
 
 def _suspended(owner: Object, workload: Object | None, position: str, restarts: int) -> LaunchState:
     name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
     if workload is None:
-        return _state("queued", "it is suspended: what it needs is being sent, or somebody suspended it", name,
-                      restarts=restarts)  # fmt: skip
+        return seen_now("queued", "it is suspended: what it needs is being sent, or somebody suspended it", name,
+                         restarts=restarts)  # fmt: skip
     evicted = condition(workload, "Evicted")
     if evicted is not None and condition(workload, "QuotaReserved") is None:
         why = f"Kueue took its place: {evicted.get('message') or evicted.get('reason')}"
-        return _state("preempted", why, _evidence({"kind": "Workload", **workload}, evicted), restarts=restarts)
+        return seen_now("preempted", why, _evidence({"kind": "Workload", **workload}, evicted), restarts=restarts)
     pending = [c for c in workload.get("status", {}).get("conditions") or [] if c.get("type") == "QuotaReserved"]
     said = pending[0].get("message", "") if pending else "Kueue has not looked at it yet"
-    return _state("queued", "; ".join(text for text in (position, said) if text), name, restarts=restarts)
+    return seen_now("queued", "; ".join(text for text in (position, said) if text), name, restarts=restarts)
 
 
 def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchState:
     """No pod lives, and the Job is neither done nor failed."""
     if not pods:
-        return _state("queued", "no pod was made yet",
-                      f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts)  # fmt: skip
+        return seen_now("queued", "no pod was made yet",
+                         f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts)  # fmt: skip
     last = pods[-1]
     code, why, evidence = ending_of(last)
     if (disrupted := condition(last, "DisruptionTarget")) is not None:
-        return _state("preempted", f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
-                      _evidence({"kind": "Pod", **last}, disrupted), exit_code=code, restarts=restarts)  # fmt: skip
+        return seen_now("preempted", f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
+                         _evidence({"kind": "Pod", **last}, disrupted), exit_code=code, restarts=restarts)  # fmt: skip
     if code in EXIT_AGAIN:
-        return _state("requeued", f"{why}; another pod follows", evidence, exit_code=code, restarts=restarts)
+        return seen_now("requeued", f"{why}; another pod follows", evidence, exit_code=code, restarts=restarts)
     if code == 0:
-        return _state("running", "a host is done; the Job has not said so yet", evidence, restarts=restarts)
-    return _state("requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code,
-                  restarts=restarts)  # fmt: skip
+        return seen_now("running", "a host is done; the Job has not said so yet", evidence, restarts=restarts)
+    return seen_now("requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code,
+                     restarts=restarts)  # fmt: skip
 
 
 def _live(live: Sequence[Object], restarts: int) -> LaunchState:
@@ -180,18 +174,18 @@ def _live(live: Sequence[Object], restarts: int) -> LaunchState:
         name, status = pod["metadata"]["name"], pod.get("status", {})
         if (lost := status.get("reason") == "NodeLost") or status.get("phase") == "Unknown":
             why = "the node of its pod does not answer" if lost else "the state of its pod is not known"
-            return _state("unknown", why, f"Pod {name}: {status.get('reason') or 'Unknown'}", restarts=restarts)
+            return seen_now("unknown", why, f"Pod {name}: {status.get('reason') or 'Unknown'}", restarts=restarts)
     leaving = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
     staying = [pod for pod in live if pod not in leaving]
     if leaving and not staying:
-        return _state("saving", "its pod was asked to end, and saves", f"Pod {leaving[0]['metadata']['name']}: being "
-                      f"deleted at {leaving[0]['metadata']['deletionTimestamp']}", restarts=restarts)  # fmt: skip
+        return seen_now("saving", "its pod was asked to end, and saves", f"Pod {leaving[0]['metadata']['name']}: being "
+                         f"deleted at {leaving[0]['metadata']['deletionTimestamp']}", restarts=restarts)  # fmt: skip
     waiting = [pod for pod in staying if pod.get("status", {}).get("phase") != "Running"]
     if not waiting:
         pod = staying[0]
         since = pod.get("status", {}).get("startTime", "")
-        return _state("running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}",
-                      restarts=restarts)  # fmt: skip
+        return seen_now("running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}",
+                         restarts=restarts)  # fmt: skip
     return _waiting(waiting[0], restarts)
 
 
@@ -201,13 +195,13 @@ def _waiting(pod: Object, restarts: int) -> LaunchState:
     if scheduled is None or scheduled.get("status") != "True":
         said = (scheduled or {}).get("message") or "no node was chosen yet"
         phase: LaunchPhase = "requeued" if restarts else "queued"
-        return _state(
+        return seen_now(
             phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}", restarts=restarts
         )
     for container in status.get("containerStatuses") or []:
         held = container.get("state", {}).get("waiting") or {}
         if held.get("reason") in _STUCK:
-            return _state("starting", f"stuck, and tried again: {held.get('message') or held['reason']}",
-                          f"Pod {name}: {held['reason']}", restarts=restarts)  # fmt: skip
-    return _state("starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating",
-                  restarts=restarts)  # fmt: skip
+            return seen_now("starting", f"stuck, and tried again: {held.get('message') or held['reason']}",
+                             f"Pod {name}: {held['reason']}", restarts=restarts)  # fmt: skip
+    return seen_now("starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating",
+                     restarts=restarts)  # fmt: skip

@@ -17,7 +17,6 @@ import secrets as random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.devices import catalogue
@@ -29,6 +28,7 @@ from stoker.launching.kubernetes.cluster_nodes import survey, wanted_pool
 from stoker.launching.kubernetes.manifests import (
     APIS,
     HOSTS_VARIABLE,
+    JOB,
     JOBSET,
     MASTER_VARIABLE,
     QUEUE_LABEL,
@@ -43,25 +43,30 @@ from stoker.launching.kubernetes.manifests import (
     selector,
 )
 from stoker.launching.kubernetes.pod_volume import RunVolume
-from stoker.launching.launcher import Handle, HostRanks, Launcher, LaunchTarget, Offer, Probe, Request, Submission
+from stoker.launching.launcher import (
+    SHAPE,
+    Handle,
+    HostRanks,
+    Launcher,
+    LaunchTarget,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+    read_shape,
+    seen_now,
+    utc_now,
+)
 from stoker.records.launch import ENDED, LaunchState
 
 KUEUE, KUEUE_VISIBILITY = "kueue.x-k8s.io/v1beta1", "visibility.kueue.x-k8s.io/v1beta1"
 
 _SYNTAX = "k8s:[CONTEXT/]NAMESPACE[/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_SHAPE = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)")
 _STOP_PATIENCE_S = 600.0
 _HOST = "runs/{}/launch/host-0.json"
 _OWNER, _RELEASED = "stoker/owner", "stoker/released"
 """Annotations of a Job: which run made it; that all it needs is there."""
-
-_NEEDED = (
-    ("create", "jobs", "batch"), ("get", "jobs", "batch"), ("delete", "jobs", "batch"), ("create", "configmaps", ""),
-    ("create", "secrets", ""), ("list", "pods", ""), ("create", "pods", ""), ("create", "pods/exec", ""),
-    ("get", "pods/log", ""),
-)  # fmt: skip
-"""What a run needs to be allowed, as (verb, resource, group)."""
 
 
 class KubernetesLauncher(Launcher):
@@ -69,7 +74,8 @@ class KubernetesLauncher(Launcher):
 
     kind = "k8s"
     syntax = _SYNTAX
-    limits_time = True
+    options = ClusterOptions.names()
+    runs_images = limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:
         """Context, namespace and shape. Names of contexts may have slashes: the longest one that fits counts.
@@ -81,11 +87,8 @@ class KubernetesLauncher(Launcher):
             known, _ = contexts()
         context = max((name for name in known if rest.startswith(f"{name}/")), key=len, default="")
         words = rest[len(context) + 1 if context else 0 :].split("/")
-        shape = _SHAPE.fullmatch(words[-1]) if len(words) > 1 else None
-        if shape is not None and (shape[2] is not None or _is_device(shape[3])):
-            words.pop()
-        else:
-            shape = None
+        match = SHAPE.fullmatch(words[-1]) if len(words) > 1 else None
+        shape = words.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
         namespace = words.pop()
         if (words and context) or not _NAMESPACE.fullmatch(namespace):
             raise NoDevice(f"--on k8s:{text} cannot be read: {'/'.join([*words, namespace])!r} is no namespace.",
@@ -94,9 +97,7 @@ class KubernetesLauncher(Launcher):
         if context and known and context not in known:
             raise NoDevice(f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
                            remedy=f"{nearest(context, known)} The form is {_SYNTAX}.")  # fmt: skip
-        nodes, each, device = (int(shape[1] or 1), int(shape[2] or 1), shape[3].lower()) if shape else (1, 1, "")
-        if nodes < 1 or each < 1:
-            raise NoDevice(f"--on k8s:{text} asks for no device.", remedy=f"The form is {_SYNTAX}.")
+        nodes, each, device = read_shape(f"k8s:{text}", shape, _SYNTAX) if shape else (1, 1, "")
         return LaunchTarget(
             text=f"k8s:{text}", kind=self.kind, address=f"{context}/{namespace}", num_nodes=nodes, devices_each=each,
             device=device,
@@ -110,7 +111,7 @@ class KubernetesLauncher(Launcher):
         facts = {"cluster": api.host, "namespace": api.namespace, "Kubernetes": f"{major}.{minor}"}
         missing = [
             f"you may not {verb} {resource} in namespace {api.namespace}: ask for a role that allows it"
-            for verb, resource, group in _NEEDED
+            for verb, resource, group in _needed(settings, target)
             if not api.may(verb, resource, group)
         ]
         if api.may("get", "namespaces") and api.find("Namespace", api.namespace) is None:
@@ -186,7 +187,7 @@ class KubernetesLauncher(Launcher):
         if target.num_nodes > 1:
             values["STOKER_SECRET"] = random.token_hex(32)
         pool = wanted_pool(survey(api), target)
-        objects = run_objects(submission, settings, _cluster(api), pool, values, submitted_at=_now())
+        objects = run_objects(submission, settings, _cluster(api), pool, values, submitted_at=utc_now("milliseconds"))
         require_sendable((submission.stoker, submission.code, *submission.data), submission.send_limit)
         handle = _handle(submission, settings, objects, pool)
         if (going := _make_room(api, objects, submission.owner)) is not None:
@@ -202,7 +203,7 @@ class KubernetesLauncher(Launcher):
             for thing in objects.owned:
                 thing["metadata"]["ownerReferences"] = [reference]
                 api.create(thing)
-            sent = _send(api, objects, handle, reference, tell) if objects.to_send else 0
+            sent = _send(api, objects, handle, reference, settings.data, tell) if objects.to_send else 0
             api.patch(kind, owner["metadata"]["name"], release, api=APIS[kind])
         except BaseException as error:
             if stored is not None or not isinstance(error, AlreadyThere):
@@ -227,15 +228,14 @@ class KubernetesLauncher(Launcher):
             owner = api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
             if owner is None or owner["metadata"].get("uid") != handle.get("uid", owner["metadata"].get("uid")):
                 why = "its Job is not there any more: stopped, or deleted after its end"
-                return LaunchState(phase="stopped", why=why,
-                                   evidence=f"{handle['kind']} {handle['name']}: not found", at=_now())  # fmt: skip
+                return seen_now("stopped", why, f"{handle['kind']} {handle['name']}: not found")
             owner["kind"] = handle["kind"]
             pods = api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training")
             queue = (owner["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
             workload = _workload(api, owner) if queue and owner["spec"].get("suspend") else None
             position = _position(api, queue, workload["metadata"]["name"]) if workload is not None else ""
         except PlaceUnreachable as error:
-            return LaunchState(phase="unknown", why="the cluster does not answer", evidence=error.message, at=_now())
+            return seen_now("unknown", "the cluster does not answer", error.message)
         state = cluster_state.state_of(owner, pods, workload, position)
         if state.phase in ENDED:
             with suppress(StokerError):  # it may not be allowed: then the Secret goes with the Job
@@ -261,7 +261,7 @@ class KubernetesLauncher(Launcher):
             RunVolume(api, handle["name"], handle["pod"], None).touch(f"runs/{handle['run']}/launch/stop")
         api.delete(handle["kind"], handle["name"], api=APIS[handle["kind"]])
         until = time.monotonic() + _STOP_PATIENCE_S
-        while remaining := api.objects("Pod", selector(handle["name"])):
+        while remaining := api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training"):
             if time.monotonic() > until:
                 raise PlaceFailed(f"Pod {remaining[0]['metadata']['name']} is still being ended after "
                                   f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again.")  # fmt: skip
@@ -276,6 +276,16 @@ class KubernetesLauncher(Launcher):
             volume.fetch(f"runs/{handle['run']}", into)
         finally:
             volume.leave()
+
+
+def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, str, str]]:
+    """What a run needs to be allowed, as (verb, resource, group)."""
+    group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
+    needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
+    needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods", "pods/exec")]
+    needed += [(verb, "pods", "") for verb in ("get", "list", "delete")]
+    needed += [] if settings.claim else [("create", "persistentvolumeclaims", "")]
+    return needed + ([("create", "services", "")] if target.num_nodes > 1 and settings.kind == "job" else [])
 
 
 def _is_device(name: str) -> bool:
@@ -413,14 +423,25 @@ def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
     if not has_ended and _RELEASED in annotations and not there["metadata"].get("deletionTimestamp"):
         return str(there["metadata"]["uid"])
     api.delete(kind, name, api=APIS[kind])
+    RunVolume(api, name, {}, None).leave()
     until = time.monotonic() + _STOP_PATIENCE_S
     while api.find(kind, name, api=APIS[kind]) is not None or any(
-        api.objects(one, selector(name)) for one in ("Pod", "ConfigMap", "Secret", "Service")
+        _listed(api, one, name) for one in ("Pod", "ConfigMap", "Secret", "Service")
     ):
         if time.monotonic() > until:
             raise PlaceFailed(f"{kind} {name} of an earlier start is still being deleted.", remedy="Ask again later.")
         time.sleep(0.5)
     return None
+
+
+def _listed(api: ClusterApi, kind: str, name: str) -> list[Object]:
+    """A run's objects of a kind; none where this login may not list them: then their names are found taken."""
+    try:
+        return api.objects(kind, selector(name))
+    except PlaceUnreachable:
+        raise
+    except PlaceFailed:
+        return []
 
 
 def _make_claim(api: ClusterApi, claim: Object | None) -> bool:
@@ -434,13 +455,15 @@ def _make_claim(api: ClusterApi, claim: Object | None) -> bool:
     return True
 
 
-def _send(api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, tell: Callable[[str], None]) -> int:
-    """Send what is too large for ConfigMaps, unless the volume has it; the bytes sent [bytes]."""
+def _send(
+    api: ClusterApi, objects: RunObjects, handle: Handle, reference: Object, data: str, tell: Callable[[str], None]
+) -> int:
+    """Send what is too large for ConfigMaps, unless the volume, or of data the folder `data`, has it; bytes sent."""
     volume, sent = RunVolume(api, handle["name"], handle["pod"], reference), 0
     try:
         for bundle in objects.to_send:
-            tell(f"{bundle.name} goes through a pod")
-            sent += bundle.num_bytes if volume.send(bundle) else 0
+            tell(f"{bundle.name} goes through a pod, unless it is there")
+            sent += bundle.num_bytes if volume.send(bundle, data) else 0
     finally:
         volume.leave()
     return sent
@@ -461,10 +484,6 @@ def _undo(api: ClusterApi, kind: str, name: str, claim: Object | None) -> None:
     if claim is not None:
         with suppress(StokerError):
             api.delete("PersistentVolumeClaim", claim["metadata"]["name"])
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 LAUNCHER = KubernetesLauncher()

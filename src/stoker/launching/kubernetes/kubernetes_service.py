@@ -15,13 +15,14 @@ from __future__ import annotations
 import re
 import secrets as random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from stoker.errors import BadSetting, PlaceFailed, nearest
+from stoker.errors import BadSetting, PlaceFailed, StokerError
 from stoker.launching import parse_target
 from stoker.launching.kubernetes.cluster_api import ClusterApi, Object, connect
-from stoker.launching.kubernetes.manifests import MANAGER, labels, object_name
-from stoker.launching.launcher import LaunchTarget
+from stoker.launching.kubernetes.manifests import MANAGER, SECURITY, labels, object_name, pod_rights
+from stoker.launching.launcher import LaunchTarget, require_known
 
 HTTP_PORT, GRPC_PORT, ADMIN_PORT = 8000, 8001, 8002
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # a pod's addresses, behind its Service
@@ -108,13 +109,16 @@ def deploy(
     deployment = Deployment(name=name, models=tuple(models), image=image, low=low, high=high,
                             overrides=tuple(overrides), options=options)  # fmt: skip
     api = connect(*target.address.rsplit("/", 1))
-    there = api.find("Deployment", name, api="apps/v1")
-    if there is not None and (there["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") != MANAGER:
-        raise PlaceFailed(f"Deployment {name} is in namespace {api.namespace} already, and not made by Stoker.",
-                          remedy="Choose another one: --place-option name=NAME.")  # fmt: skip
     objects = service_objects(deployment, target, api.groups)
+    there = [api.find(thing["kind"], name, api=thing["apiVersion"]) for thing in objects]
+    for ours, thing in zip(objects, there, strict=True):
+        if thing and (thing["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") != MANAGER:
+            raise PlaceFailed(
+                f"{ours['kind']} {name} is in namespace {api.namespace} already, and not made by Stoker.",
+                remedy="Choose another name: --place-option name=NAME.",
+            )
     if not dry_run:
-        _apply(api, objects, is_new=there is None)
+        _apply(api, objects, is_new=there[0] is None)
     return [{**thing, "stringData": dict.fromkeys(thing["stringData"], "(a key)")} if "stringData" in thing else thing
             for thing in objects]  # fmt: skip
 
@@ -133,7 +137,8 @@ def _apply(api: ClusterApi, objects: Sequence[Object], *, is_new: bool) -> None:
             api.apply({**thing, "metadata": {**thing["metadata"], "ownerReferences": [reference]}})
     except BaseException:
         if is_new:
-            api.delete("Deployment", reference["name"], api="apps/v1")
+            with suppress(StokerError):  # the first error is the one to report
+                api.delete("Deployment", reference["name"], api="apps/v1")
         raise
 
 
@@ -144,9 +149,7 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
         BadSetting: an option is unknown.
         PlaceFailed: there is no image, or nothing could wake a service of no replicas.
     """
-    for option in deployment.options:
-        if option not in _OPTIONS:
-            raise BadSetting(f"--place-option {option}: a service has no such option. {nearest(option, _OPTIONS)}")
+    require_known("a service", deployment.options, _OPTIONS)
     if not deployment.image:
         raise PlaceFailed("A pod needs a container image, and none was named.",
                           remedy="--image NAME, with Stoker and its extra `serve`.")  # fmt: skip
@@ -191,18 +194,14 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         "livenessProbe": _probe("live", period_s=10, failures=6),
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", f"import time; time.sleep({ENDPOINTS_S})"]}}},
         "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": options.get("memory", "2Gi")}},
-        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": SECURITY,
         "volumeMounts": mounts,
     }  # fmt: skip
     pod: Object = {
         "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5,
-        "automountServiceAccountToken": "account" in options,
-        "enableServiceLinks": False, "containers": [container], "volumes": volumes,
+        **pod_rights(options.get("account", ""), options.get("pull-secret", "")),
+        "containers": [container], "volumes": volumes,
     }  # fmt: skip
-    if account := options.get("account"):
-        pod["serviceAccountName"] = account
-    if pull_secret := options.get("pull-secret"):
-        pod["imagePullSecrets"] = [{"name": pull_secret}]
     chosen = labels(name, "serving")
     spec: Object = {
         "selector": {"matchLabels": chosen},

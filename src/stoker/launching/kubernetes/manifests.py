@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import BadSetting, PlaceFailed, nearest
+from stoker.errors import BadSetting, PlaceFailed
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_start
 from stoker.launching.kubernetes.cluster_api import Object
-from stoker.launching.launcher import ROOT, Submission
+from stoker.launching.launcher import ROOT, Submission, require_known
 from stoker.launching.lines import write_tar
 from stoker.records.codec import dumps
 
@@ -55,6 +55,9 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 JOB, JOBSET, TRAINJOB = "batch/v1", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1"
 APIS = {"Job": JOB, "JobSet": JOBSET, "TrainJob": TRAINJOB}
 
+SECURITY = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
+"""Security context of every container of Stoker."""
+
 _GRACE_MORE_S = 30
 """A pod that is ended has the forecast time of a save and so much more [s]."""
 
@@ -68,6 +71,7 @@ class ClusterOptions:
         storage: its StorageClass; "": the cluster's default.
         size: its size.
         root: folder on the volume.
+        data: folder in the container, of the image or below `MOUNT`, where data may lie already.
         queue, priority: of Kueue: LocalQueue, WorkloadPriorityClass.
         kind: `job`, `jobset`, or `trainjob`.
         runtime: ClusterTrainingRuntime of a TrainJob.
@@ -80,6 +84,7 @@ class ClusterOptions:
     storage: str = ""
     size: str = DEFAULT_SIZE
     root: str = ""
+    data: str = ""
     queue: str = ""
     priority: str = ""
     kind: str = "job"
@@ -90,16 +95,18 @@ class ClusterOptions:
     pull_secret: str = ""
 
     @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The options' names."""
+        return tuple(name.replace("_", "-") for name in cls.__dataclass_fields__)
+
+    @classmethod
     def read(cls, options: Mapping[str, str]) -> ClusterOptions:
         """The options by name.
 
         Raises:
             BadSetting: a name or a kind is unknown.
         """
-        known = tuple(name.replace("_", "-") for name in cls.__dataclass_fields__)
-        for name in options:
-            if name not in known:
-                raise BadSetting(f"--place-option {name}: Kubernetes has no such option. {nearest(name, known)}")
+        require_known("Kubernetes", options, cls.names())
         read = cls(**{name.replace("-", "_"): value for name, value in options.items()})
         if read.kind not in {"job", "jobset", "trainjob"}:
             raise BadSetting(f"--place-option kind={read.kind}: job, jobset or trainjob")
@@ -206,9 +213,14 @@ def run_objects(
     _require_kind(options.kind, target.num_nodes, cluster)
     claim_name = options.claim or f"{name}-run"
     folders, parts, to_send = _packed((submission.stoker, submission.code, *submission.data))
+    order = LaunchOrder.of(
+        submission, f"{MOUNT}/{submission.code.folder}", f"{MOUNT}/{submission.stoker.folder}",
+        # Ranks of several nodes lose each other with an error's exit code; and older servers count every exit code.
+        is_requeued=target.num_nodes == 1 and cluster.has_failure_policy, submitted_at=submitted_at,
+    )  # fmt: skip
     start = {
         "root": MOUNT, "run": f"runs/{submission.run}", "folders": folders, "stoker": submission.stoker.folder,
-        "order": dumps(_order(submission, cluster, submitted_at)), "message": MESSAGE,
+        "order": dumps(order), "message": MESSAGE,
         "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
         "python": submission.environment if isinstance(submission.environment, str) else "python3",
         "patience_s": grace_s(submission) + 60, "expected": list(submission.expected),
@@ -246,19 +258,6 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
     if num_nodes > 1 and not cluster.has_indexed:
         raise PlaceFailed(f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
                           remedy="Ask for one node.")  # fmt: skip
-
-
-def _order(submission: Submission, cluster: Cluster, submitted_at: str) -> LaunchOrder:
-    target = submission.target
-    return LaunchOrder(
-        run=submission.run, kind="k8s", code=f"{MOUNT}/{submission.code.folder}", job_file=submission.job_file,
-        arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
-        num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-        pythonpath=f"{MOUNT}/{submission.stoker.folder}",
-        # Ranks of several nodes lose each other with an error's exit code; and older servers count every exit code.
-        is_requeued=target.num_nodes == 1 and cluster.has_failure_policy,
-        submitted_at=submitted_at, owner=submission.owner,
-    )  # fmt: skip
 
 
 def _start_text() -> str:
@@ -376,7 +375,7 @@ def _pod(
         "name": CONTAINER, "image": submission.image, "command": ["python3", f"{SENT}/start.py", SENT], "env": env,
         "resources": _resources(target.devices_each, options, pool),
         "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": SECURITY,
         "volumeMounts": [
             mount, {"name": "sent", "mountPath": SENT, "readOnly": True},
             {"name": "shared", "mountPath": SHARED_MEMORY},
@@ -385,8 +384,7 @@ def _pod(
     spec: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s(submission),
-        "automountServiceAccountToken": bool(options.account),
-        "enableServiceLinks": False,
+        **pod_rights(options.account, options.pull_secret),
         "containers": [container],
         "volumes": [
             {"name": "run", "persistentVolumeClaim": {"claimName": claim}},
@@ -400,11 +398,17 @@ def _pod(
         spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
     if target.num_nodes > 1 and options.kind == "job":
         spec["subdomain"] = name
-    if options.account:
-        spec["serviceAccountName"] = options.account
-    if options.pull_secret:
-        spec["imagePullSecrets"] = [{"name": options.pull_secret}]
     return {"metadata": {"labels": labels(name)}, "spec": spec}
+
+
+def pod_rights(account: str = "", pull_secret: str = "") -> Object:
+    """Fields of every pod of Stoker: no token of the cluster without an account, no addresses of other services."""
+    fields: Object = {"automountServiceAccountToken": bool(account), "enableServiceLinks": False}
+    if account:
+        fields["serviceAccountName"] = account
+    if pull_secret:
+        fields["imagePullSecrets"] = [{"name": pull_secret}]
+    return fields
 
 
 def placement(pool: NodePool) -> Object:

@@ -19,9 +19,12 @@ import tarfile
 import time
 from pathlib import Path
 
-NOT_SENT, STILL_HELD, NOT_OURS = 66, 69, 73
+NOT_SENT, STILL_HELD, NOT_OURS, CANNOT_WRITE = 66, 69, 73, 74
 """Exit codes: a folder is neither on the volume nor in the ConfigMaps; an earlier pod holds the run for too long; the
-volume has a run of that name from elsewhere."""
+volume has a run of that name from elsewhere; the volume is full, or may not be written."""
+
+LEFT = 130
+"""Exit code of a pod that was ended before the run in it began: another one follows, as after a save."""
 
 WHOLE = ".stoker-whole"
 """Last entry of a tar file: without it the file was cut."""
@@ -44,6 +47,7 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     Raises:
         CannotStart: what is missing.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(LEFT))  # the first process of a container ignores it otherwise
     orders = json.loads((sent / "start.json").read_text(encoding="utf-8"))
     root = Path(orders["root"])
     for folder, parts in orders["folders"].items():
@@ -88,15 +92,18 @@ def unpack(folder: Path, parts: list[Path]) -> None:
     if not parts:
         raise CannotStart(NOT_SENT, f"{folder} is not on the volume, and was too large to be sent with the job")
     aside = folder.with_name(f"{folder.name}.aside-{os.uname().nodename}-{os.getpid()}")
-    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts)), mode="r:gz") as archive:
-        archive.extractall(aside)  # noqa: S202  # sent by the one whose code runs here
-    (aside / WHOLE).unlink()
     try:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts)), mode="r:gz") as archive:
+            # Links to data lead out of the folder, which Python forbids by default from 3.14 on.
+            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            archive.extractall(aside)  # noqa: S202  # sent by the one whose code runs here
+        (aside / WHOLE).unlink()
         aside.rename(folder)
-    except OSError:  # a pod of another host was faster
+    except OSError as error:
+        if not folder.is_dir():  # else a pod of another host was faster
+            raise CannotStart(CANNOT_WRITE, f"{folder} cannot be written on the volume: {error}") from error
+    finally:
         shutil.rmtree(aside, ignore_errors=True)
-        if not folder.is_dir():
-            raise
 
 
 def place_order(launch: Path, order: str, host: str) -> None:

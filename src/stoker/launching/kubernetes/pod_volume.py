@@ -19,17 +19,18 @@ from typing import IO, cast
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_files
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, CommandOutput, Object
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object
 from stoker.launching.kubernetes.cluster_state import ending_of, state_of
-from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, labels, selector
-from stoker.launching.lines import extract_tar, is_inside, size_and_time, write_tar
+from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, selector
+from stoker.launching.launcher import LEFT_THERE
+from stoker.launching.lines import Answer, extract_tar, is_inside, size_and_time, write_tar
 from stoker.store.files import is_aside
 
 VISITOR_LIFE_S = 900
 """A pod that was started for files alone ends after so long [s]."""
 
 _POLL_S = 0.5
-_LEFT_THERE = ("lock", "lock.held")
+_HASH_TIMEOUT_S = 3600.0
 
 
 class RunVolume:
@@ -66,10 +67,19 @@ class RunVolume:
         if pod := self.running_pod():
             self._run(pod, "touch", f"{MOUNT}/{path}")
 
-    def send(self, bundle: Bundle) -> bool:
-        """Make a bundle's folder on the volume, whole or not at all; False if it was there."""
+    def send(self, bundle: Bundle, data: str = "") -> bool:
+        """Make a bundle's folder on the volume, whole or not at all; False if it was there.
+
+        Of data it may also be in the folder `data` of the container.
+        """
         pod, folder = self._visit(), f"{MOUNT}/{bundle.folder}"
-        if self._run(pod, "has", folder).stdout.strip() == b"1":
+        if bundle.kind == "data":
+            files = {file.path: file.digest for file in bundle.files}
+            wanted = json.dumps({"name": bundle.name, "files": files}).encode()
+            words, stdin = ["link", folder, data, str(len(wanted))], (wanted,)
+        else:
+            words, stdin = ["has", folder], ()
+        if self._run(pod, *words, stdin=stdin, timeout_s=_HASH_TIMEOUT_S).stdout.strip() == b"1":
             return False
         self._run(pod, "unpack", folder, stdin=_tar_stream(bundle), timeout_s=600.0)
         return True
@@ -80,7 +90,7 @@ class RunVolume:
         listed: dict[str, tuple[int, int]] = json.loads(self._run(pod, "list", f"{MOUNT}/{folder}").stdout)
         wanted = {
             path for path, about in listed.items()
-            if is_inside(path) and PurePosixPath(path).parts[0] not in _LEFT_THERE
+            if is_inside(path) and PurePosixPath(path).parts[0] not in LEFT_THERE
             and not is_aside(PurePosixPath(path)) and size_and_time(into / path) != tuple(about)
         }  # fmt: skip
         if not wanted:
@@ -104,11 +114,10 @@ class RunVolume:
 
     def _run(
         self, pod: str, *words: str, stdin: Iterator[bytes] | tuple[bytes, ...] = (), timeout_s: float = 60.0
-    ) -> CommandOutput:
+    ) -> Answer:
         output = self._api.execute(pod, [*_PROGRAM, *words], stdin=stdin, timeout_s=timeout_s, container=CONTAINER)
         if output.code != 0:
-            lines = output.stderr.strip().splitlines() or [f"exit code {output.code}"]
-            raise PlaceFailed(f"{words[1]} cannot be used in pod {pod}: {lines[-1]}")
+            raise PlaceFailed(f"{words[1]} cannot be used in pod {pod}: {output.last_line()}")
         return output
 
     def _visit(self, patience_s: float = 300.0) -> str:
@@ -154,16 +163,14 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
         "name": CONTAINER, "image": about["image"], "volumeMounts": [mount],
         "command": ["python3", "-c", f"import time; time.sleep({VISITOR_LIFE_S})"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": SECURITY,
     }  # fmt: skip
     spec: Object = {
         "restartPolicy": "Never", "activeDeadlineSeconds": VISITOR_LIFE_S, "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container],
+        **pod_rights(pull_secret=about.get("pull_secret", "")), "containers": [container],
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
         **about.get("placement", {}),
     }  # fmt: skip
-    if about.get("pull_secret"):
-        spec["imagePullSecrets"] = [{"name": about["pull_secret"]}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
