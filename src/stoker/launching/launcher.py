@@ -321,13 +321,13 @@ class Launcher(abc.ABC):
         A run of that name and owner that is going there already is not started twice: its handle is returned.
         """
 
-    @abc.abstractmethod
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """At the place: which ranks this host starts, from the scheduler's variables.
+        """At the place: which ranks this host starts, from the scheduler's variables; all of them where it is alone.
 
         Called by `at_place` alone, which our own script started: nothing is guessed from variables elsewhere. Imports
         neither torch nor the launcher's client library.
         """
+        return HostRanks()
 
     @abc.abstractmethod
     def state(self, handle: Handle) -> LaunchState:

@@ -50,28 +50,12 @@ _CHUNK_BYTES = 48 * 1024
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,5}")
 
 
-def logged_order(submission: Submission, *, takes_secrets: bool = False) -> LaunchOrder:
-    """The order that is sent; its paths are relative to the folder that is sent.
-
-    `takes_secrets`: the platform has a way of its own for them.
-
-    Raises:
-        PlaceFailed: the platform shows the variables of a job, and secrets are asked for.
-    """
-    kind = submission.target.kind
-    if submission.secrets and not takes_secrets:
-        raise PlaceFailed(f"{kind} shows the variables of a job to everybody who can see it, so that "
-                          f"{', '.join(submission.secrets)} cannot be sent",
-                          remedy="Set them on the nodes of the place, and leave --secret out.")  # fmt: skip
-    return LaunchOrder.of(submission, submission.code.folder, submission.stoker.folder)
-
-
 def bundles_of(submission: Submission) -> tuple[Bundle, ...]:
     """All that is sent."""
     return (*submission.data, submission.stoker, submission.code)
 
 
-def sent_files(submission: Submission, *, takes_secrets: bool = False) -> Iterator[tuple[str, bytes | Path]]:
+def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
     """Paths and contents of the folder that is sent; links are in a file of their own, since archives lose them."""
     links = {}
     for bundle in bundles_of(submission):
@@ -81,7 +65,8 @@ def sent_files(submission: Submission, *, takes_secrets: bool = False) -> Iterat
             else:
                 yield f"{bundle.folder}/{file.path}", file.content
     yield LINKS, json.dumps(links).encode()
-    yield ORDER, dumps(logged_order(submission, takes_secrets=takes_secrets)).encode()
+    order = LaunchOrder.of(submission, submission.code.folder, submission.stoker.folder)  # relative to what is sent
+    yield ORDER, dumps(order).encode()
 
 
 def entrypoint(submission: Submission, python: str, submitted_at: str) -> str:

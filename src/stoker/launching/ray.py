@@ -31,7 +31,6 @@ from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -50,7 +49,6 @@ from stoker.launching.logged_run import (
     entrypoint,
     events_in,
     files_in,
-    logged_order,
     sent_files,
     state_in,
     write_files,
@@ -136,7 +134,12 @@ class RayLauncher(Launcher):
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the working directory unless it is there, and post the job."""
-        logged_order(submission)  # refuses what cannot be run before anything is sent
+        if submission.secrets:
+            raise PlaceFailed(
+                f"Ray shows the variables of a job to everybody who can see it, so that {', '.join(submission.secrets)} "
+                "cannot be sent",
+                remedy="Set them on the nodes of the place, and leave --secret out.",
+            )
         address = submission.target.address
         jobs = [
             job for job in _get(address, "/api/jobs/") if (job.get("metadata") or {}).get("stoker") == submission.run
@@ -168,10 +171,6 @@ class RayLauncher(Launcher):
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """All of the run: it has one node."""
-        return HostRanks()
 
     def state(self, handle: Handle) -> LaunchState:
         """By Ray's status of the job, and in it by what the run prints of itself."""

@@ -35,7 +35,6 @@ from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -51,7 +50,6 @@ from stoker.launching.logged_run import (
     ONE_NODE,
     entrypoint,
     events_in,
-    logged_order,
     sent_files,
     state_in,
 )
@@ -215,7 +213,7 @@ class SkyLauncher(Launcher):
         secrets = secret_values(submission.secrets)
         with tempfile.TemporaryDirectory(prefix="stoker-sky-") as folder:
             sent = Path(folder) / "sent"
-            for path, content in sent_files(submission, takes_secrets=True):
+            for path, content in sent_files(submission):
                 target = sent / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if isinstance(content, bytes):
@@ -228,10 +226,6 @@ class SkyLauncher(Launcher):
             tell("SkyPilot looks for a machine")
             _sky(*_launch_words(submission, str(task)), variables=secrets, timeout_s=_LAUNCH_TIMEOUT_S)
         return handle
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """All of the run: it has one node."""
-        return HostRanks()
 
     def state(self, handle: Handle) -> LaunchState:
         """By SkyPilot's state of the job, and while it runs by what the run prints of itself."""
@@ -333,9 +327,8 @@ def _require_startable(submission: Submission) -> str:
     """The URL of the mirror.
 
     Raises:
-        PlaceFailed: there is none, or the platform cannot run it.
+        PlaceFailed: there is none.
     """
-    logged_order(submission, takes_secrets=True)
     words = list(submission.arguments)
     if "--keep" not in words[:-1]:
         raise PlaceFailed(

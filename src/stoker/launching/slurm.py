@@ -47,7 +47,7 @@ from stoker.launching.launcher import (
     train_command,
     utc_now,
 )
-from stoker.launching.lines import Answer, Line, line_to
+from stoker.launching.lines import PYTHONS_SCRIPT, Answer, Line, line_to
 from stoker.launching.shipment import Shipped, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
     SINFO_FORMAT,
@@ -336,12 +336,11 @@ echo "{_MARK}"; scontrol show partition -o || exit
 echo "{_MARK}"; [ -z "$1" ] || squeue -h -u "$(id -un)" -n "$1" -o '%i|%T|%Z' || exit
 echo "{_MARK}"; scontrol show config | sed -n 's/^SLURM_VERSION *= *//p'
 """
-_NODE = """
+_NODE = (
+    f"""
 echo "host $(hostname)"
-for p in python3.11 python3.12 python3.13 python3.14 python3; do
-    command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
-done
-echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
+{PYTHONS_SCRIPT}"""
+    + """
 [ -e "$1" ] && echo "sees yes"
 echo "disk $(df -Pk -- "$(dirname -- "$1")" 2>/dev/null | awk 'END {printf "%d", $4 / 1048576}') GiB free"
 command -v nvidia-smi >/dev/null 2>&1 &&
@@ -349,6 +348,7 @@ command -v nvidia-smi >/dev/null 2>&1 &&
     awk -F', ' '{printf "gpu %s (%.0f GiB)\\ndriver %s\\n", $1, $2 / 1024, $3}'
 exit 0
 """
+)
 _UNWRITABLE = 77
 _ASK_NODES = f"""
 folder=$1; shift

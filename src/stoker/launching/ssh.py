@@ -40,7 +40,7 @@ from stoker.launching.launcher import (
     train_command,
     utc_now,
 )
-from stoker.launching.lines import Line, line_to
+from stoker.launching.lines import PYTHONS_SCRIPT, Line, line_to
 from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
 from stoker.records.codec import from_json, loads
 from stoker.records.launch import ENDED, LaunchState
@@ -53,17 +53,16 @@ _MOST_CLOCK_S = 600.0
 _LEAST_FREE_BYTES = 1 << 30
 _HANDLE = "handle.json"
 
-_PROBE = r"""
+_PROBE = (
+    f"""
 export LC_ALL=C
 echo "time $(date +%s.%N)"
 echo "host $(hostname)"
-for p in python3.11 python3.12 python3.13 python3.14 python3; do
-    command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
-done
+{PYTHONS_SCRIPT}"""
+    + r"""
 echo "cores $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 echo "load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo "memory $(awk '/MemAvailable/ {print $2}' /proc/meminfo)"
-echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 cd && f=$1; while [ ! -d "$f" ]; do f=$(dirname -- "$f"); done
 echo "disk $(df -Pk -- "$f" | awk 'END {print $4}')"
 [ -w "$f" ] || echo "readonly $f"
@@ -73,6 +72,7 @@ command -v nvidia-smi >/dev/null 2>&1 &&
     sed 's/^/gpu /'
 exit 0
 """
+)
 
 
 class SshLauncher(Launcher):

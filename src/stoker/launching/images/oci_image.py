@@ -408,7 +408,7 @@ class _Archive:
         self._file.write(_header(name, len(content)) + content)
         self._pad(len(content))
 
-    def blob(self, write: Callable[[IO[bytes]], None]) -> tuple[str, int]:
+    def blob(self, write: Callable[[IO[bytes]], object]) -> tuple[str, int]:
         """A blob that `write` writes; its digest and size [bytes]. One that is there already is dropped."""
         start = self._file.tell()
         self._file.write(bytes(tarfile.BLOCKSIZE))
@@ -428,7 +428,7 @@ class _Archive:
 
     def json(self, document: JSON) -> tuple[str, int]:
         """A blob of JSON."""
-        return self.blob(lambda file: _write(file, _dumps(document)))
+        return self.blob(lambda file: file.write(_dumps(document)))
 
     def close(self) -> None:
         """The archive's end."""
@@ -436,10 +436,6 @@ class _Archive:
 
     def _pad(self, num_bytes: int) -> None:
         self._file.write(bytes(-num_bytes % tarfile.BLOCKSIZE))
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    file.write(data)
 
 
 def _dumps(document: JSON) -> bytes:
