@@ -58,18 +58,14 @@ SendLimit = Annotated[
 ]
 TimeLimit = Annotated[
     str | None,
-    _elsewhere(
-        "--time-limit",
-        metavar="TIME",
-        help_text="Save and stop before it has held devices there for longer, in all starts.",
-    ),
-]
+    _elsewhere("--time-limit", metavar="TIME", help_text="Save and stop before it has held devices for longer, over "
+               "all starts that follow from this command."),
+]  # fmt: skip
 MaxCost = Annotated[
     str | None,
-    _elsewhere(
-        "--max-cost", metavar="USD", help_text="Save and stop before it costs more than this, earlier starts included."
-    ),
-]
+    _elsewhere("--max-cost", metavar="USD", help_text="Save and stop before it costs more than this, with all earlier "
+               "starts."),
+]  # fmt: skip
 Detach = Annotated[bool, _elsewhere("--detach", help_text="Start it and return; `stoker attach RUN` shows it.")]
 DryRun = Annotated[bool, _elsewhere("--dry-run", help_text="Print what would be submitted, and send nothing.")]
 

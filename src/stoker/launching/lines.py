@@ -50,13 +50,16 @@ ALIVE_INTERVAL_S, ALIVE_MOST = 5, 3
 _WHOLE = ".stoker-whole"
 """Last entry of a tree that is sent: without it the stream was cut."""
 
-PYTHONS_SCRIPT = """
+HOST_SCRIPT = """
+export LC_ALL=C
+echo "time $(date +%s.%N)"
+echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
 done
 echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 """
-"""Part of a shell script: versions of Python and the model of the CPU, a word and a value on each line."""
+"""Begins a shell script by which a host says what it is: clock, name, Pythons, CPU; a word and a value a line."""
 
 _SSH_FAILED = 255
 _TIDY_UP_S = 10.0

@@ -135,9 +135,9 @@ class RayLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the working directory unless it is there, and post the job."""
         if submission.secrets:
+            names = ", ".join(submission.secrets)
             raise PlaceFailed(
-                f"Ray shows the variables of a job to everybody who can see it, so that {', '.join(submission.secrets)} "
-                "cannot be sent",
+                f"Ray shows the variables of a job to everybody who can see it, so that {names} cannot be sent",
                 remedy="Set them on the nodes of the place, and leave --secret out.",
             )
         address = submission.target.address

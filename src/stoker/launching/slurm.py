@@ -47,7 +47,7 @@ from stoker.launching.launcher import (
     train_command,
     utc_now,
 )
-from stoker.launching.lines import PYTHONS_SCRIPT, Answer, Line, line_to
+from stoker.launching.lines import HOST_SCRIPT, Answer, Line, line_to
 from stoker.launching.shipment import Shipped, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
     SINFO_FORMAT,
@@ -337,9 +337,7 @@ echo "{_MARK}"; [ -z "$1" ] || squeue -h -u "$(id -un)" -n "$1" -o '%i|%T|%Z' ||
 echo "{_MARK}"; scontrol show config | sed -n 's/^SLURM_VERSION *= *//p'
 """
 _NODE = (
-    f"""
-echo "host $(hostname)"
-{PYTHONS_SCRIPT}"""
+    HOST_SCRIPT
     + """
 [ -e "$1" ] && echo "sees yes"
 echo "disk $(df -Pk -- "$(dirname -- "$1")" 2>/dev/null | awk 'END {printf "%d", $4 / 1048576}') GiB free"

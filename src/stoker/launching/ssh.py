@@ -40,7 +40,7 @@ from stoker.launching.launcher import (
     train_command,
     utc_now,
 )
-from stoker.launching.lines import PYTHONS_SCRIPT, Line, line_to
+from stoker.launching.lines import HOST_SCRIPT, Line, line_to
 from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
 from stoker.records.codec import from_json, loads
 from stoker.records.launch import ENDED, LaunchState
@@ -54,11 +54,7 @@ _LEAST_FREE_BYTES = 1 << 30
 _HANDLE = "handle.json"
 
 _PROBE = (
-    f"""
-export LC_ALL=C
-echo "time $(date +%s.%N)"
-echo "host $(hostname)"
-{PYTHONS_SCRIPT}"""
+    HOST_SCRIPT
     + r"""
 echo "cores $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 echo "load $(cut -d' ' -f1-3 /proc/loadavg)"
