@@ -23,7 +23,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -211,12 +211,8 @@ class Line(abc.ABC):
             '[ -d "$1" ] || exit 0; cd -- "$1" && find . -type f -printf "%P\\0%s\\0%T@\\0"', folder
         ).stdout
         fields = listing.decode(errors="surrogateescape").split("\0")
-        there = {
-            name: (int(size), int(float(at)))
-            for name, size, at in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
-            if is_inside(name) and Path(name).parts[0] not in LEFT_THERE and not is_aside(Path(name))
-        }
-        wanted = sorted(name for name, about in there.items() if size_and_time(into / name) != about)
+        there = zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
+        wanted = sorted(files_to_copy({name: (int(size), int(float(at))) for name, size, at in there}, into))
         if not wanted:
             return 0
         with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
@@ -409,12 +405,23 @@ def _text_of(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def size_and_time(path: Path) -> tuple[int, int] | None:
-    """Size [bytes] and time of change [s] of a file here; None if it is not there."""
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_size, int(status.st_mtime)
-    return None
+def files_to_copy(there: Mapping[str, Sequence[int]], into: Path) -> set[str]:
+    """Of the files that another machine lists, with size [bytes] and time of change [s], those to copy into `into`.
+
+    Not those that are here and equal, that stay there, that are being written, or whose path leads out of the folder.
+    """
+
+    def is_here(name: str, about: Sequence[int]) -> bool:
+        with suppress(OSError):
+            status = (into / name).stat()
+            return [status.st_size, int(status.st_mtime)] == list(about)
+        return False
+
+    return {
+        name for name, about in there.items()
+        if is_inside(name) and Path(name).parts[0] not in LEFT_THERE and not is_aside(Path(name))
+        and not is_here(name, about)
+    }  # fmt: skip
 
 
 def is_inside(name: str) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, cast
 
 from stoker.errors import PlaceFailed, PlaceUnreachable
@@ -22,9 +22,7 @@ from stoker.launching.kubernetes import pod_files
 from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object
 from stoker.launching.kubernetes.cluster_state import ending_of, state_of
 from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, selector
-from stoker.launching.launcher import LEFT_THERE
-from stoker.launching.lines import Answer, extract_tar, is_inside, size_and_time, write_tar
-from stoker.store.files import is_aside
+from stoker.launching.lines import Answer, extract_tar, files_to_copy, write_tar
 
 VISITOR_LIFE_S = 900
 """A pod that was started for files alone ends after so long [s]."""
@@ -87,12 +85,7 @@ class RunVolume:
     def fetch(self, folder: str, into: Path) -> None:
         """Copy a folder's files; those of the same size and time of change here are left."""
         pod = self.running_pod() or self._visit()
-        listed: dict[str, tuple[int, int]] = json.loads(self._run(pod, "list", f"{MOUNT}/{folder}").stdout)
-        wanted = {
-            path for path, about in listed.items()
-            if is_inside(path) and PurePosixPath(path).parts[0] not in LEFT_THERE
-            and not is_aside(PurePosixPath(path)) and size_and_time(into / path) != tuple(about)
-        }  # fmt: skip
+        wanted = files_to_copy(json.loads(self._run(pod, "list", f"{MOUNT}/{folder}").stdout), into)
         if not wanted:
             return
         names = json.dumps(sorted(wanted)).encode()
