@@ -206,8 +206,10 @@ def test_a_name_that_is_taken_here_is_numbered(job: Path, started: list[Submissi
 
 
 def test_dry_run_asks_nobody(job: Path, started: list[Submission], fake_place: Any) -> None:
-    """The script is made from what is here, and nothing is made of the run."""
+    """The script is made from what is here, with the limit that was given, and nothing is made of the run."""
     assert describe_launch(job, on="fake:box", options=THEIRS).startswith("run blobs-")
+    limited = dataclasses.replace(THEIRS, time_limit_s=60.0)
+    assert describe_launch(job, on="fake:box", options=limited).endswith(", at most 60 s\n")
     assert fake_place.calls == []
     assert not (job.parent / "runs").exists()
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Entry, load_job
+from stoker.launching.bundle import TreeFile
 from stoker.launching.images import oci_image
 from stoker.launching.images.base_image import BaseImage, visible
 from stoker.launching.images.oci_image import LAYER, ImageOptions, ImageRecord, build_image, is_secret, write_layer
@@ -345,12 +346,18 @@ def test_a_link_to_a_secret_is_one(job: tuple[Path, Entry], place: Path, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"shorter", b"longer than it was when it was listed"])
-def test_a_file_that_changes_its_size_is_not_cut(tmp_path: Path, content: bytes) -> None:
-    """A layer never has a part of a file; a disk that is full is said to be that."""
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A layer never has a part of a file, or of the job another one than its name says; a full disk is said so."""
     path = tmp_path / "large.bin"
     path.write_bytes(b"as it was listed")
     file = oci_image._file("large.bin", path)
     path.write_bytes(content)
+    with pytest.raises(BadJob, match=r"large\.bin was changed"):
+        write_layer([file], io.BytesIO())
+
+    path.write_bytes(b"a" * (2 << 20))
+    file = TreeFile.of_file("large.bin", path)
+    path.write_bytes(b"b" * (2 << 20))
     with pytest.raises(BadJob, match=r"large\.bin was changed"):
         write_layer([file], io.BytesIO())
 

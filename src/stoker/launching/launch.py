@@ -231,7 +231,7 @@ def _held_limit(
             meter.saw(state)
         for event in directory.read_events() if earlier and directory.events_path.exists() else ():
             meter.heard(event)
-        if meter.held_s + LEAST_RESERVE_S >= longest_s:
+        if earlier and meter.held_s + LEAST_RESERVE_S >= longest_s:
             raise PlaceFailed(
                 f"{directory.name} has cost {format_money(meter.spent or 0)} of {format_money(options.max_cost)}, so "
                 "that nothing is left to go on with",
@@ -311,7 +311,7 @@ def prepare(
         job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
         environment=_environment(entry, options), image=options.image, variables=options.variables,
         secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
-        send_limit=options.send_limit,
+        send_limit=options.send_limit, time_limit_s=options.time_limit_s, most_held_s=options.time_limit_s,
         options=place,
     )  # fmt: skip
 

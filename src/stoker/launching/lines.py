@@ -341,7 +341,7 @@ def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
                 continue
             info.size = file.num_bytes
             with file.open() as content:
-                hashed = _Hashed(content)
+                hashed = HashedFile(content)
                 try:
                     tar.addfile(info, cast("IO[bytes]", hashed))
                 except OSError as error:
@@ -355,7 +355,7 @@ def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
         tar.addfile(tarfile.TarInfo(_WHOLE), BytesIO())
 
 
-class _Hashed:
+class HashedFile:
     """A file whose content is hashed as it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:

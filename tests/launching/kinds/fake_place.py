@@ -46,7 +46,8 @@ class FakePlace(Launcher):
         return self.offered
 
     def script(self, submission: Submission) -> str:
-        return f"run {submission.run}\n"
+        limit = "" if submission.most_held_s is None else f", at most {submission.most_held_s:g} s"
+        return f"run {submission.run}{limit}\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         self.calls.append("start")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, cast
 
 from stoker.errors import BadJob
 from stoker.jobs import Entry
@@ -37,6 +37,7 @@ from stoker.launching.environment_lock import installed_closure
 from stoker.launching.images.base_image import BaseImage
 from stoker.launching.images.shared_libraries import SystemLibraries
 from stoker.launching.launch import imported_modules
+from stoker.launching.lines import HashedFile
 from stoker.records.codec import JSON
 from stoker.store import disk_errors
 from stoker.store.files import aside_path, disk, make_directories
@@ -458,7 +459,7 @@ def write_layer(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
     """Write files as a layer: sorted, each folder before what is in it, without times and owners.
 
     Raises:
-        BadJob: a file changed its size since it was listed.
+        BadJob: a file changed since it was listed: its size, or where it was hashed its content.
         OSError: the stream cannot be written.
     """
     by_path = {file.path.rstrip("/"): file for file in files}
@@ -476,9 +477,10 @@ def write_layer(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
             else:
                 info.size, info.mode = file.num_bytes, 0o755 if file.is_executable else 0o644
                 with file.open() as content:
+                    hashed = HashedFile(content)
                     try:
-                        tar.addfile(info, content)
-                        is_whole = not content.read(1)
+                        tar.addfile(info, cast("IO[bytes]", hashed) if file.digest else content)
+                        is_whole = not content.read(1) and file.digest in {"", hashed.digest()}
                     except OSError as problem:
                         if problem.errno is not None:  # of the disk; tarfile's own has none
                             raise
