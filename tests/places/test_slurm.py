@@ -18,6 +18,7 @@ import pytest
 
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching import launcher_of, parse_target, slurm
+from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
 from stoker.launching.launcher import Request, Submission
@@ -71,14 +72,16 @@ def folder(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cluster.wait_for(lambda: not cluster.run("squeue", "-h"), "empty queue")
 
 
-def started(folder: Path, on: str, *, epochs: float = 4, name: str = "run", **place: str) -> LaunchedRun:
+def started(
+    folder: Path, on: str, *, epochs: float = 4, name: str = "run", limit_s: float = 600.0, **place: str
+) -> LaunchedRun:
     """A run that was started."""
     plan = folder / "plan.json"  # pinned: no time goes into trials, and runs can be compared bit for bit
     nodes, each = parse_target(on).num_nodes, parse_target(on).devices_each
     layout = Layout(replicas=nodes * each)
     plan.write_text(dumps(Plan(device="cpu", micro_batch=64 // layout.replicas, threads=1, layout=layout)))
     options = LaunchOptions(
-        run_dir=folder / "runs" / name, env=sys.executable, time_limit_s=600.0, secrets=("STOKER_TEST_VALUE",),
+        run_dir=folder / "runs" / name, env=sys.executable, time_limit_s=limit_s, secrets=("STOKER_TEST_VALUE",),
         plan=plan, place={"root": str(folder / "root"), **place},
     )  # fmt: skip
     os.environ["STOKER_TEST_VALUE"] = "secret-value"
@@ -216,6 +219,23 @@ def test_a_run_that_waits_is_stopped_at_once_and_its_name_is_taken(cluster: Slur
     LAUNCHER.stop(run.launch.handle)
     assert wait(run, lambda state: state.phase == "stopped", "stop").restarts == 0
     assert not secrets_of(folder)
+
+
+def test_a_limit_ends_the_run_over_all_its_starts(cluster: SlurmCluster, folder: Path) -> None:
+    """A preempted start counts too: the next one saves before the limit, and is not requeued; the command goes on."""
+    run = started(folder, "slurm:low/cpu", epochs=20000, limit_s=100.0, cpus="1")
+    wait(run, trains(run), "training")
+    cluster.run("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "true")
+    wait(run, lambda state: state.phase == "requeued", "requeue")
+    state = wait(run, lambda state: state.phase == "stopped", "end")
+    assert (state.restarts, state.exit_code) in {(0, LIMIT_OVER), (1, LIMIT_OVER)}
+    assert "of 1 min 40 s, the limit: saved and left" in state.why
+    host = json.loads(Path(run.launch.handle["directory"], "launch", "host-0.json").read_text())
+    assert 0 < host["held_s"] < 100
+    assert events(run)[-1]["kind"] == "stopped"
+    assert not secrets_of(folder)
+    again = started(folder, "slurm:low/cpu", epochs=20000, cpus="1")
+    wait(again, lambda state: any(event["kind"] == "resumed" for event in events(again)), "resume")
 
 
 def test_scancel_by_hand_is_not_requeued(cluster: SlurmCluster, folder: Path) -> None:
