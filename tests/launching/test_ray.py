@@ -220,8 +220,8 @@ def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:
         b"STOKER file " + json.dumps({"name": name, "sha256": "0" * 64, "num_bytes": 1}).encode() + b"\n"
         for name in ("run.json", "../evil", "/etc/evil", ".bashrc")
     )
-    assert list(files_in(log)) == ["run.json"]
-    sent = b'STOKER file {"name": "run.json"}\nSTOKER data AAAA\n'
+    assert list(files_in(log + b'STOKER file {"name": "cut\nSTOKER file [1]\n')) == ["run.json"]
+    sent = b'STOKER file {"name": "run.json"}\nSTOKER data AAAA\nSTOKER data A\nSTOKER file {\n'
     assert write_files(sent, tmp_path / "home", files_in(log)) == ["run.json"]
     assert not list(itertools.chain((tmp_path / "home").glob("*")))
 

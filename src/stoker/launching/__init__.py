@@ -73,8 +73,3 @@ def parse_target(word: str) -> LaunchTarget:
     """
     kind, _, rest = word.strip().partition(":")
     return launcher_of(kind.lower()).parse(rest)
-
-
-def all_launchers() -> tuple[Launcher, ...]:
-    """Every kind of place, imported now, by name."""
-    return tuple(launcher_of(kind) for kind in sorted(kinds()))

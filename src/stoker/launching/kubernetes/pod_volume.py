@@ -85,7 +85,12 @@ class RunVolume:
     def fetch(self, folder: str, into: Path) -> None:
         """Copy a folder's files; those of the same size and time of change here are left."""
         pod = self.running_pod() or self._visit()
-        wanted = files_to_copy(json.loads(self._run(pod, "list", f"{MOUNT}/{folder}").stdout), into)
+        listed = self._run(pod, "list", f"{MOUNT}/{folder}").stdout
+        try:
+            wanted = files_to_copy(json.loads(listed), into)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PlaceFailed(f"Pod {pod} lists no files: {listed[:60]!r}",
+                              remedy="Does the image's python3 print something of its own?") from error  # fmt: skip
         if not wanted:
             return
         names = json.dumps(sorted(wanted)).encode()
