@@ -494,7 +494,7 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
 
 def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:
     """Nothing is asked of the cluster."""
-    with pytest.raises(BadSetting, match=r"--place-option quee.*'queue'"):
+    with pytest.raises(BadSetting, match=r"no option 'quee'\n.*'queue'"):
         start(options={"quee": "users"})
     assert cluster.requests == 0
 

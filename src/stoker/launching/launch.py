@@ -290,7 +290,7 @@ def prepare(
     target = parse_target(on)
     place = {name: value for name, value in options.place.items() if name != "price"}  # for the meter alone
     launcher = launcher_of(target.kind)
-    require_known(target.kind, place, launcher.options)
+    require_known(f"--place-option: {target.kind}", place, launcher.options)
     if options.image and not launcher.runs_images:
         raise BadJob(f"--image {options.image}: {target.kind} runs no container images",
                      remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip

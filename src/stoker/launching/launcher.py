@@ -228,15 +228,15 @@ def read_shape(word: str, shape: str, syntax: str, *, one_node: str = "") -> tup
     return nodes, each, "" if device == "here" else device
 
 
-def require_known(kind: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse names of `--place-option` that a kind of place does not know; an option that is ignored misleads.
+def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names of `--place-option` that a place, or a service, does not know; an option that is ignored misleads.
 
     Raises:
         BadSetting: one is unknown; the nearest is named.
     """
     for name in options:
         if name not in known:
-            raise BadSetting(f"--place-option {name}: {kind} has no such option", remedy=nearest(name, known))
+            raise BadSetting(f"{what} has no option {name!r}", remedy=nearest(name, known))
 
 
 def train_command(submission: Submission, *more: str) -> str:
