@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.activity import doing, is_long
 from stoker.errors import BadJob, RunFailed
 from stoker.loading.workers import WorkerWatch
 from stoker.records import Estimate
@@ -115,7 +116,10 @@ def test_patience_follows_what_updates_take() -> None:
     assert of(Laps(longest_s=30)) == 300
     assert of(Laps(), slowest_s=100.0) == 1000
     assert of(Laps(num_laps=2)) == 1200
-    assert of(Laps(), is_writing=lambda: True) == 1200
+    assert of(Laps(), is_busy=lambda: True) == 1200
+    with doing("compiling", is_long=True):
+        assert of(Laps(), is_busy=is_long) == 1200
+    assert of(Laps(), is_busy=is_long) < 1200
 
 
 def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
