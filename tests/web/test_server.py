@@ -322,7 +322,7 @@ def test_a_run_that_cannot_be_shown_costs_the_others_nothing(tmp_path: Path, mon
     vast = Event(kind="progress", at=1.0, fields={"samples": 1e30, "total_samples": "inf", "wall_s": 1.0, "loss": 1.0})
     write_run(tmp_path, "vast", dumps(vast, indent=None).encode() + b"\n", status="unfinished")
     odd = write_run(tmp_path, "odd", as_log(story.young_run()))
-    os.rename(odd, os.fsencode(tmp_path) + b"/r\xff")
+    odd.rename(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
     write_run(tmp_path, "broken", as_log(story.young_run()))
     original = run_index._read_log
 
@@ -347,13 +347,14 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
     """The next look shows the runs again; a stream that cannot go on ends, so that the page asks for another."""
     write_run(tmp_path, "run", as_log(story.young_run()))
     ui = ui_of(tmp_path)
-    scans: list[int] = []
+    scans, is_going_on = list[int](), threading.Event()
     original = RunIndex.scan
 
     def scan(self: RunIndex) -> bool:
         scans.append(1)
         if len(scans) == 1:
             raise OSError(116, "Stale file handle")
+        is_going_on.set()
         return original(self)
 
     monkeypatch.setattr(RunIndex, "scan", scan)
@@ -363,8 +364,7 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
     async def work() -> None:
         task = asyncio.create_task(ui._keep_index())
-        while len(scans) < 3:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(is_going_on.wait, 10)
         task.cancel()
         pieces = [piece async for piece in ui._stream(None, "", 0, -1)]
         assert pieces == [b"retry: 1000\n\n"]
