@@ -326,7 +326,9 @@ def test_another_checkpoint_interval_leaves_the_schedule_as_it_is() -> None:
     def switches() -> list[tuple[object, ...]]:
         schedule = run.directory.read_schedule()
         assert schedule is not None
-        unsaved = [dataclasses.replace(switch.plan, checkpoint_every_s=0.0) for switch in schedule.switches]
+        unsaved = [
+            dataclasses.replace(switch.plan, checkpoint_every_s=1.0, device_mtbf_h=None) for switch in schedule.switches
+        ]
         return [(s.update, s.kind, s.left_out, plan) for s, plan in zip(schedule.switches, unsaved, strict=True)]
 
     before = switches()
