@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 import stoker
+from stoker.imports import collector_paused
 
 # The public contract: names are added to it, and none of these goes away.
 PROMISED = {
@@ -107,3 +110,38 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     """A misspelt name fails as it does in any module."""
     with pytest.raises(AttributeError, match="trane"):
         _ = stoker.trane  # type: ignore[attr-defined]
+
+
+def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
+    """The first update does not wait for Plotly and Jinja2."""
+    code = "import json, sys, stoker; stoker.train; print(json.dumps(list(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    modules = json.loads(shown)
+    assert "torch" in modules
+    assert not {"plotly", "stoker.reporting.run_page"} & set(modules)
+
+
+def test_imports_pause_the_collector_and_lose_no_garbage() -> None:
+    """Afterwards it is on again, what is there counts as old, and a full collection still finds what is unreachable."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    with collector_paused():
+        assert gc.get_threshold()[0] == 0
+        with collector_paused():
+            pass
+        assert gc.get_threshold()[0] == 0
+        gone = weakref.ref(Node())
+        kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert gc.get_threshold()[0] > 0
+    assert gc.get_count()[0] < len(kept)
+    gc.collect()
+    assert gone() is None
+    try:
+        with collector_paused():
+            gc.disable()  # by what is imported, for good
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

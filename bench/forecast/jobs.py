@@ -6,8 +6,10 @@ fill a data-centre GPU without needing more than 40 GiB at their largest.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 
 import stoker
 
-Size = Literal["tiny", "here", "gpu"]
+Size = Literal["tiny", "here", "gpu", "start"]
 
 BATCHES = 4
 """Optimiser batches in a job's data."""
@@ -265,4 +267,16 @@ JOBS: dict[Size, dict[str, Callable[[], stoker.Job]]] = {
         "experts": partial(experts, layers=6, width=1024, num_experts=8, context=512, vocab=32000, batch=8),
     },
 }
-"""Jobs by size and name."""
+"""Jobs on random data by size and name."""
+
+START_DATA = "BENCH_START_DATA"
+"""Variable that names the folder with the arrays of `bench.start`, whose kinds are the jobs of size `start`."""
+
+
+def make_job(size: Size, name: str) -> stoker.Job:
+    """The job of that size and name."""
+    if size != "start":
+        return JOBS[size][name]()
+    from bench.start.kinds import KINDS, job_of  # noqa: PLC0415 - of this size alone
+
+    return job_of(KINDS[name], Path(os.environ[START_DATA]))

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from bench.forecast.energy import EnergyCounter
-from bench.forecast.jobs import BATCHES, JOBS, Size
+from bench.forecast.jobs import BATCHES, Size, make_job
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import StokerError
 from stoker.jobs import Job
@@ -120,7 +120,7 @@ def ask(request: Request, timeout_s: float = 1200.0) -> list[Measured]:
 
 def measure(request: Request) -> list[Measured]:
     """Measure in this process; `malloc` must be one for all plans."""
-    job = JOBS[request.size][request.job]()
+    job = make_job(request.size, request.job)
     subject = Subject(job, datasets_of(job), request.coupling)
     chance = random.Random(request.seed)
     _set_malloc({plan.malloc for plan in request.plans})

@@ -13,8 +13,9 @@ SEED = 20261122
 _MICRO_BATCHES = 3
 
 RULE = (
-    f"The whole batch and its first {_MICRO_BATCHES - 1} halvings that are legal, x fp32 and bf16 x 1 thread and all "
-    "cores x contiguous and, with convolutions, channels-last x default and fused optimiser x no block and all blocks "
+    f"The whole batch and its first {_MICRO_BATCHES - 1} halvings that are legal, x fp32 and, where the CPU computes "
+    "in it, bf16 x 1 thread and all cores x contiguous and, with convolutions, channels-last x default and fused "
+    "optimiser x no block and all blocks "
     f"checkpointed x retained, default and mapped malloc. Of these at most {MOST}: first all with retained malloc that "
     "neither checkpoint nor go below half a batch, in the grid's order, up to two thirds of the places; the rest are "
     "drawn from what is left "
@@ -22,11 +23,19 @@ RULE = (
 )
 
 
-def every_plan(*, coupling: Coupling, batch: int, cores: int, num_blocks: int, has_convolutions: bool) -> list[Plan]:
+def every_plan(
+    *,
+    coupling: Coupling,
+    batch: int,
+    cores: int,
+    num_blocks: int,
+    has_convolutions: bool,
+    precisions: tuple[str, ...] = ("fp32", "bf16"),
+) -> list[Plan]:
     """The whole grid, in a fixed order."""
     axes = {
         "micro_batch": coupling.legal_micro_batches(batch)[:_MICRO_BATCHES],
-        "precision": ("fp32", "bf16"),
+        "precision": precisions,
         "threads": tuple(dict.fromkeys((cores, 1))),
         "memory_format": ("contiguous", "channels_last") if has_convolutions else ("contiguous",),
         "optimizer_implementation": ("default", "fused"),

@@ -23,10 +23,11 @@ from typing import ClassVar
 
 import stoker
 from bench.forecast.bounds import FEWEST, regret
-from bench.forecast.jobs import JOBS, Size
+from bench.forecast.jobs import JOBS, Size, make_job
 from bench.forecast.measuring import ROOT, Measured, Request, ask
 from bench.forecast.plan_space import RULE, every_plan, registered_plans, same_execution
 from bench.forecast.registration import dated, register, write
+from stoker.devices import attached_cpu
 from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, dumps, from_json, loads, to_json
 from stoker.records.codec import JSON
@@ -51,12 +52,13 @@ class Choice:
 
 def registered(name: str, size: Size, most: int) -> dict[str, JSON]:
     """What is fixed about a job before anything is timed: its coupling and its plans."""
-    job = JOBS[size][name]()
+    job = make_job(size, name)
     coupling = find_coupling(job, datasets_of(job).train)
     model = build_model(job)
     grid = every_plan(
         coupling=coupling, batch=job.batch, cores=os.cpu_count() or 1, num_blocks=num_blocks(model),
         has_convolutions=any(type(module).__name__ == "Conv2d" for module in model.modules()),
+        precisions=("fp32", *(["bf16"] if "bf16" in attached_cpu().fast_dtypes else [])),
     )  # fmt: skip
     plans = registered_plans(grid, most)
     return {"size": size, "coupling": to_json(coupling), "plans_possible": len(grid), "plans": to_json(plans)}
@@ -82,6 +84,7 @@ class Contest:
     most: int
     passes: int
     processes: int
+    finalist_rounds: int = 8
     ask: Callable[[Request], list[Measured]] = ask
     choose: Callable[[str, Size], Choice] = choice
 
@@ -121,7 +124,9 @@ class Contest:
         place = next(at for at, plan in enumerate(finalists) if same_execution(chosen, plan))
         times: dict[int, list[float]] = {at: [] for at in range(len(finalists))}
         for seed in range(self.processes):
-            again = self.medians(name, coupling, finalists, seed=100 + seed, rounds=8, updates=4, warm_up=2)
+            again = self.medians(
+                name, coupling, finalists, seed=100 + seed, rounds=self.finalist_rounds, updates=4, warm_up=2
+            )
             for at, seconds in again.items():
                 times[at].append(seconds)
         if len({len(seconds) for seconds in times.values()}) > 1:

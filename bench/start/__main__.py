@@ -37,8 +37,8 @@ def updates_in(seconds: float, peer: str, kind: str, folder: Path) -> int:
     return max(60, round((seconds - before_s) / run["update_s"]))
 
 
-def run_once(contender: str, kind: str, folder: Path, updates: int) -> dict[str, Any]:
-    """One process: seconds to the first update, to the 20th, to the exit, and samples trained over time."""
+def run_once(contender: str, kind: str, folder: Path, updates: int, keep: int = 200) -> dict[str, Any]:
+    """One process: seconds to the first update and to the exit, and when each of the first `keep` updates was done."""
     out = folder / "out.json"
     for place in ("cache", "runs"):
         shutil.rmtree(folder / place, ignore_errors=True)
@@ -54,7 +54,7 @@ def run_once(contender: str, kind: str, folder: Path, updates: int) -> dict[str,
     updates_s: list[float] = document["updates_s"]
     last = updates_s[len(updates_s) // 2 :]
     return {
-        "first_s": updates_s[0], "whole_s": whole_s, "updates_s": [round(s, 3) for s in updates_s[:200]],
+        "first_s": updates_s[0], "whole_s": whole_s, "updates_s": [round(s, 3) for s in updates_s[:keep]],
         "update_s": (last[-1] - last[0]) / (len(last) - 1), "plans": document["plans"],
     }  # fmt: skip
 

@@ -224,6 +224,16 @@ def prepare(folder: Path) -> None:
         np.savez(folder / f"{name}.npz", inputs=inputs.numpy(), targets=targets.numpy())
 
 
+def job_of(kind: Kind, folder: Path) -> Any:
+    """The kind as a `stoker.Job`, on the arrays in `folder`."""
+    import stoker  # noqa: PLC0415 - the other contenders do not import it
+
+    return stoker.Job(
+        model=kind.model, data=read(kind, folder), loss=kind.loss, batch=kind.batch, name=kind.name,
+        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY), until=stoker.updates(kind.updates),
+    )  # fmt: skip
+
+
 def read(kind: Kind, folder: Path) -> Arrays:
     """The kind's samples: as many as a run has, or fewer, in whole batches."""
     with np.load(folder / f"{kind.data}.npz") as arrays:

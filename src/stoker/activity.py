@@ -19,11 +19,15 @@ SHOWN_AFTER_S = 1.0
 
 @dataclass(eq=False)
 class Activity:
-    """Something done since `began_s` [s of `time.monotonic`]; `step` of `of` is under way, if it has steps."""
+    """Something done since `began_s` [s of `time.monotonic`]; `step` of `of` is under way, if it has steps.
+
+    `is_long`: it may take minutes, and cannot say in between that it moves.
+    """
 
     what: str
     of: int = 0
     step: int = 0
+    is_long: bool = False
     began_s: float = field(default_factory=time.monotonic)
 
     def in_words(self) -> str:
@@ -36,9 +40,9 @@ _UNDER_WAY: list[Activity] = []
 
 
 @contextmanager
-def doing(what: str, *, of: int = 0, step: int = 0) -> Iterator[Activity]:
+def doing(what: str, *, of: int = 0, step: int = 0, is_long: bool = False) -> Iterator[Activity]:
     """Within the block, this process is doing `what`: `step` (from 1) of `of`, if it has steps."""
-    activity = Activity(what, of, step)
+    activity = Activity(what, of, step, is_long)
     _UNDER_WAY.append(activity)
     try:
         yield activity
@@ -49,6 +53,11 @@ def doing(what: str, *, of: int = 0, step: int = 0) -> Iterator[Activity]:
 def outermost() -> Activity | None:
     """The activity that the others lie in; None if nothing is under way."""
     return next(iter(tuple(_UNDER_WAY)), None)
+
+
+def is_long() -> bool:
+    """Whether something is under way that may take minutes without a sign of life, such as compiling."""
+    return any(activity.is_long for activity in tuple(_UNDER_WAY))
 
 
 def in_words(clock: Callable[[], float] = time.monotonic) -> str | None:

@@ -13,6 +13,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.imports import collector_paused
+
 if TYPE_CHECKING:  # stoker.NAME
     from stoker import data as data
     from stoker import recipes as recipes
@@ -153,9 +155,10 @@ def load_name(name: str) -> Any:
     """
     public, further = _modules_by_name()
     module = (public | further)[name]
-    home = importlib.import_module(module)
-    if name not in vars(home):  # a module that was not imported yet
-        return importlib.import_module(f"{module}.{name}")
+    with collector_paused():
+        home = importlib.import_module(module)
+        if name not in vars(home):  # a module that was not imported yet
+            return importlib.import_module(f"{module}.{name}")
     return vars(home)[name]
 
 

@@ -18,6 +18,7 @@ from stoker.jobs.job_file import load_job
 from stoker.stepping.step import Step
 from stoker.store import RunDirectory
 from stoker.training import plan_trials
+from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
 from tests.flow.builders import Heard, assert_equal_tensors
 from tests.flow.command import stoker_process
@@ -305,3 +306,56 @@ def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(chang
         settled.last, checkpoint_every_s=30
     )
     assert not heard.of("settled")
+
+
+def test_plans_of_a_float64_model_stay_in_float64() -> None:
+    """Its gradients were compared in no other precision, and none may be settled on, reported or kept."""
+    images, labels = torch.randn(90, 1, 8, 8, dtype=torch.float64), torch.randint(3, (90,))
+    run = trained(job(lambda: Net().double(), data=(images, labels)), "double")
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert len({switch.plan for switch in schedule.switches}) > 1
+    assert {switch.plan.precision for switch in schedule.switches} == {schedule.began.precision}
+
+
+def test_another_checkpoint_interval_leaves_the_schedule_as_it_is() -> None:
+    """Beyond the newest checkpoint too: those updates were made under these plans, and trials go on from them."""
+    run = trained(job(), "interval", stop_at=20)
+    shutil.rmtree(run.directory.checkpoints)
+
+    def switches() -> list[tuple[object, ...]]:
+        schedule = run.directory.read_schedule()
+        assert schedule is not None
+        unsaved = [
+            dataclasses.replace(switch.plan, checkpoint_every_s=1.0, device_mtbf_h=None) for switch in schedule.switches
+        ]
+        return [(s.update, s.kind, s.left_out, plan) for s, plan in zip(schedule.switches, unsaved, strict=True)]
+
+    before = switches()
+    assert len(before) > 1
+    plans = PlanInForce.of(run.directory)
+    plans.save_every(stoker.seconds(7), None)
+    assert switches() == before
+    assert plans.schedule.last.checkpoint_every_s == 7
+
+
+def test_an_update_made_again_has_the_threads_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a replay of the schedule makes it: with other threads its last bits may differ."""
+    seen, threads = list[int](), list[int]()
+    original = PlanTrials.leave_out
+
+    def with_one_thread(self: PlanTrials, error: Exception, position: Any) -> Any:
+        change = original(self, error, position)
+        assert change is not None
+        seen.append(position.updates)
+        return dataclasses.replace(change, new=dataclasses.replace(change.new, threads=1))
+
+    class Counted(FailsInChannelsLast):
+        def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+            threads.append(torch.get_num_threads() if seen else 0)
+            return super().forward(x_B1HW)
+
+    monkeypatch.setattr(PlanTrials, "leave_out", with_one_thread)
+    trained(job(Counted), "threads", stop_at=30)
+    assert seen
+    assert next(number for number in threads if number) == 1

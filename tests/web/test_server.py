@@ -17,7 +17,7 @@ import pytest
 
 from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
 from stoker.records import Event, Launch, LaunchState, dumps
-from stoker.web import server
+from stoker.web import run_index, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
 from stoker.web.services import parse_metrics, quantile
@@ -316,6 +316,63 @@ def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
         other.wait()
 
 
+def test_a_run_that_cannot_be_shown_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers beyond any count, a name that is not UTF-8, a disk that fails: the table has all rows."""
+    write_run(tmp_path, "good", as_log(story.young_run()))
+    vast = Event(kind="progress", at=1.0, fields={"samples": 1e30, "total_samples": "inf", "wall_s": 1.0, "loss": 1.0})
+    write_run(tmp_path, "vast", dumps(vast, indent=None).encode() + b"\n", status="unfinished")
+    odd = write_run(tmp_path, "odd", as_log(story.young_run()))
+    odd.rename(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
+    write_run(tmp_path, "broken", as_log(story.young_run()))
+    original = run_index._read_log
+
+    def read_log(row: Any, **given: Any) -> bool:
+        if row.name == "broken":
+            raise OSError(5, "Input/output error")
+        return original(row, **given)
+
+    monkeypatch.setattr(run_index, "_read_log", read_log)
+    answer = ask(ui_of(tmp_path), "/api/runs")
+    assert answer.status == 200
+    rows = {row["id"]: row for row in answer.json()["rows"]}
+    assert set(rows) == {"good", "vast", r"r\xff", "broken"}
+    assert rows["vast"]["samples"] < 1e30
+    assert "Input/output error" in rows["broken"]["problem"]
+    assert rows["good"]["state"] == "finished"
+
+
+def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look shows the runs again; a stream that cannot go on ends, so that the page asks for another."""
+    write_run(tmp_path, "run", as_log(story.young_run()))
+    ui = ui_of(tmp_path)
+    scans, is_going_on = list[int](), threading.Event()
+    original = RunIndex.scan
+
+    def scan(self: RunIndex) -> bool:
+        scans.append(1)
+        if len(scans) == 1:
+            raise OSError(116, "Stale file handle")
+        is_going_on.set()
+        return original(self)
+
+    monkeypatch.setattr(RunIndex, "scan", scan)
+    monkeypatch.setattr(server, "_LIVE_S", 0.01)
+    monkeypatch.setattr(server, "_IDLE_SCAN_S", 0.01)
+    monkeypatch.setattr(ui.index, "changed_since", lambda _: 1 / 0)
+
+    async def work() -> None:
+        task = asyncio.create_task(ui._keep_index())
+        assert await asyncio.to_thread(is_going_on.wait, 10)
+        task.cancel()
+        pieces = [piece async for piece in ui._stream(None, "", 0, -1)]
+        assert pieces == [b"retry: 1000\n\n"]
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert not ui._num_pages
+
+
 def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:
     """They are shown again after a restart; what is no tag is refused and changes nothing."""
     write_run(tmp_path, "run", as_log(story.young_run()))
@@ -327,6 +384,11 @@ def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:
     assert (row["tags"], row["note"], row["is_archived"]) == (["paper", "v2"], "the good one", True)
     assert ask(ui, "/api/do/annotate?run=run", body=b'{"tags": ["two words"]}', **post).status == 409
     assert ui_of(tmp_path).index.rows["run"].document["tags"] == ["paper", "v2"]
+    long = json.dumps({"note": "n" * 9_000}).encode()
+    assert ask(ui, "/api/do/annotate?run=run", body=long, **post).status == 200
+    assert ask(ui, "/api/do/annotate?run=run", body=b'{"is_archived": false}', **post).status == 200
+    kept = json.loads((tmp_path / "run" / run_index.ANNOTATIONS).read_text())
+    assert (len(kept["note"]), kept["tags"], kept["is_archived"]) == (9_000, ["paper", "v2"], False)
 
 
 def test_resume_starts_what_the_user_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

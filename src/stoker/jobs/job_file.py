@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.errors import BadJob, BadSetting, StokerError, nearest
+from stoker.imports import collector_paused
 from stoker.jobs.code_digest import JOB_MODULE, executed_parts
 from stoker.jobs.job import Job
 from stoker.jobs.local_imports import FreshLoader, install_finder, is_in_folder, local_sources, require_unmixed
@@ -62,7 +63,8 @@ def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
             unknown or of the wrong type.
     """
     with contextlib.chdir("."):  # restored in case the file changes it
-        function = _import_job_function(path)
+        with collector_paused():
+            function = _import_job_function(path)
         arguments = parse_settings(function, settings, path.name)
         job = _call(path, "job(…)", lambda: function(**arguments))
     if not isinstance(job, Job):

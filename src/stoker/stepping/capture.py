@@ -167,7 +167,7 @@ class CapturedPass(BatchPass):
         leaves: list[torch.Tensor] = []
         form = _form_of(content, leaves)
         if self._repeat is None:
-            with doing("recording a forward and backward pass"), _in_capture():
+            with doing("recording a forward and backward pass", is_long=True), _in_capture():
                 self._form, self._repeat = form, self._captured(content, leaves)
                 self._check(content, update)
         if form != self._form:

@@ -54,7 +54,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     if (known := _declared(job) or _alone(job, samples)) is not None:
         return known
     began_s = time.process_time()
-    with doing("comparing samples"), threads_restored():
+    with doing("comparing samples", is_long=True), threads_restored():
         probe = working_probe(job, samples)
         notices = _require_usable(job, probe, len(samples))
         is_repeatable, probe = probe.repeated()

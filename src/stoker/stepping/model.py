@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.imports import collector_paused
 from stoker.jobs import Job
 from stoker.jobs.freezing import Freeze
 from stoker.jobs.initial_weights import Weights, load_initial_weights
@@ -148,7 +149,8 @@ def meta_model(job: Job) -> nn.Module:
 
 
 def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
+    # The function may import packages on its first call.
+    with torch.random.fork_rng(devices=[]), collector_paused():
         # Reading values fails in many ways, `.numpy()` by a TypeError; if the job is wrong, the real one fails too.
         with contextlib.suppress(Exception), torch.device("meta"):
             return adopt_model(make())

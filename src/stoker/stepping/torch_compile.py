@@ -170,7 +170,7 @@ class _Region:
 @contextlib.contextmanager
 def _first_call() -> Iterator[None]:
     """Sets `_SWITCHES`, and hides PyTorch's warning about its own access to gradients."""
-    with doing("compiling"), contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with doing("compiling", is_long=True), contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         for module, switches in _SWITCHES.items():
             config: Any = importlib.import_module(module)

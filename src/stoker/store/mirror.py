@@ -128,8 +128,8 @@ class Mirror:
         jitter = random.Random()  # the global generator is the run's: this thread may not draw from it
         while True:
             self._wake.wait(pause_s)
+            self._wake.clear()  # first: a close that comes now wakes the next round
             is_last = self._closing.is_set()
-            self._wake.clear()
             try:
                 self._send()
             except Exception as problem:  # noqa: BLE001 - whatever a store does, the run goes on

@@ -44,6 +44,15 @@ _MOST_RECORD_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 24
 
 
+def _options(url: str) -> dict[str, Any]:
+    """What the file system of a URL is opened with.
+
+    botocore draws its pauses before repeats from Python's generator, which is the run's, in the mirror's thread. So it
+    makes none: s3fs and the mirror repeat.
+    """
+    return {"config_kwargs": {"retries": {"total_max_attempts": 1}}} if url.startswith(("s3://", "s3a://")) else {}
+
+
 @dataclass(frozen=True)
 class RemoteRuns:
     """The runs below a URL.
@@ -69,7 +78,7 @@ class RemoteRuns:
         """
         try:
             fsspec = importlib.import_module("fsspec")
-            fs, root = fsspec.core.url_to_fs(url)
+            fs, root = fsspec.core.url_to_fs(url, **_options(url))
         except ImportError as error:
             raise BadJob(f"--keep {url} needs a package that is missing: {first_line(error)}",
                          remedy="pip install 'stoker[keep]'; stores other than S3 have fsspec packages of their own, "

@@ -199,6 +199,8 @@ class Loop:
             if trials is not None and not self.stop.is_ended:  # a hang ends the process
                 failure = trials.leave_out(error, position)
             failure = failure or self.recovery.judge(error, batch, position)
+        if isinstance(failure, Replanned) and self.threads is not None:
+            self.threads.follow(failure.new)
         return None if failure is None else self.recovery.repeat(failure, batch, position, progress)
 
     @property

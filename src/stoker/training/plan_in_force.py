@@ -34,7 +34,7 @@ class Replanned:
 
     `free_bytes` is the device's free memory when memory ran out, `reachable_bytes` what this process held or could
     have got [bytes]; None where memory was not the reason, or where they are unknown. `left_out` is a
-    candidate that failed there, and is tried no more.
+    candidate that failed there, and is tried no more. `is_shortage`: memory ran out.
     """
 
     old: Plan
@@ -42,6 +42,7 @@ class Replanned:
     why: str
     position: Position | None = None
     left_out: Plan | None = None
+    is_shortage: bool = False
     free_bytes: int | None = None
     reachable_bytes: int | None = None
 
@@ -165,11 +166,22 @@ class PlanInForce:
         self.take_over(now)
 
     def save_every(self, interval: Duration | None, device_mtbf_h: float | None) -> None:
-        """Take over the checkpoint interval that is asked for now."""
+        """Take over the checkpoint interval that is asked for now.
+
+        Which update runs under which plan stays, also beyond the newest checkpoint: the last switch is repeated.
+        """
         asked = saving_every(interval, device_mtbf_h, self.decision)
-        if asked != self.decision:
-            why = "another time between checkpoints is asked for"
-            self.change(Replanned(old=self.plan, new=asked.chosen.plan, why=why))
+        if asked == self.decision:
+            return
+        at = CheckpointStore(self.directory.checkpoints).newest_position()
+        last = next(reversed(self.schedule.switches), None)
+        if last is not None and last.update > at.updates:
+            at = dataclasses.replace(at, updates=last.update, samples=last.samples)
+        kind, left_out = ("changed", None) if last is None else (last.kind, last.left_out)
+        self.switch(PlanSwitch(
+            update=at.updates, samples=at.samples, plan=asked.chosen.plan, kind=kind, left_out=left_out,
+            why="another time between checkpoints is asked for",
+        ))  # fmt: skip
 
     def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:
         """Lay the plan out for `count` processes.

@@ -50,7 +50,7 @@ from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
-from stoker.stepping.step_failures import NotFinite
+from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned
@@ -194,7 +194,7 @@ class PlanTrials:
         self._lost[plan] = why
         self._turn, self._times_s, self._made = None, [], 0
         return Replanned(old=plan, new=best, why=f"{plan.in_words()} is left out: {why}", position=position,
-                         left_out=plan)  # fmt: skip
+                         left_out=plan, is_shortage=ran_out_of_memory(error))  # fmt: skip
 
     def hangs(self, position: Position) -> None:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
@@ -233,6 +233,8 @@ class PlanTrials:
             self._search.record(turn.plan, self._times_s)
             compilation = self._step.compilation
             if compilation is not None and compilation.problem is not None:
+                if turn.plan == self._search.best:
+                    self._search.best = self._safe
                 self._search.leave_out(turn.plan, compilation.problem)
             self._turn, self._times_s, self._made = None, [], 0
 
@@ -250,10 +252,12 @@ class PlanTrials:
         formats: tuple[MemoryFormat, ...] = (
             ("channels_last", "contiguous") if has_convolutions(self._step.model) else ("contiguous",)
         )
-        arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
+        # Of a safe plan that is not in fp32 (a model in float64, say) only what others compute alike takes turns.
+        is_reducible = self._safe.precision == "fp32"
+        arithmetic = [p for p in precisions(self._place.device) if is_reducible and self._is_exact(p)]
         return LiveSearch(self._safe, self._possible(
             dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
-            for precision in arithmetic for memory_format in formats
+            for precision in arithmetic or [self._safe.precision] for memory_format in formats
         ), lambda: not used_by_others(self._began))  # fmt: skip
 
     def _expand(self, left_s: float) -> bool:
@@ -306,7 +310,7 @@ class PlanTrials:
         return (plan for plan in plans if plan != self._safe and plan not in self._lost)
 
     def _is_exact(self, precision: Precision) -> bool:
-        return precision in FULL_PRECISIONS or self._errors.get(precision, 0.0) <= LARGEST_GRADIENT_ERROR
+        return precision in FULL_PRECISIONS or self._errors.get(precision, math.inf) <= LARGEST_GRADIENT_ERROR
 
     def _compare(self, batch: Batch, update: int) -> None:
         """Compare the gradients that an update in full precision has just computed with those in each reduced one."""

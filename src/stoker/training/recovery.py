@@ -193,6 +193,7 @@ class Recovery:
             new=dataclasses.replace(plan, micro_batch=sizes[0], captured=False),
             why=f"{plan.device} ran out of memory {where}",
             position=position if is_put_back else None,
+            is_shortage=True,
             free_bytes=free,
             reachable_bytes=reachable_bytes(step.device),
         )

@@ -294,7 +294,7 @@ class RunProcess:
 
     def _note_shortage(self, change: Replanned) -> None:
         """Write that memory ran out into the cache, if it did, for planning."""
-        if change.old.micro_batch == change.new.micro_batch:
+        if not change.is_shortage or change.old.micro_batch == change.new.micro_batch:
             return
         is_forecast = change.old == self._forecast_plan
         failure = OutOfMemory(

@@ -19,13 +19,12 @@ from stoker.loading.samples import Samples
 from stoker.planning.run_bottleneck import bottleneck_of
 from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
-from stoker.reporting.run_page import render_html
 from stoker.stepping.step_failures import evaluating
 from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
 from stoker.training.checkpoints import kept_weights
 from stoker.training.evaluation import evaluate, evaluation_batch
-from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, read_examples, write_examples
-from stoker.training.run_handle import WEIGHTS, Run
+from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, write_examples
+from stoker.training.run_handle import WEIGHTS, Run, write_report
 from stoker.training.session import TrainingSession
 from stoker.training.slices import SLICE_OVER
 from stoker.training.snapshots import load_weights
@@ -120,10 +119,7 @@ def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes:
     with _warn_on_error(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
         finished = Event(kind="finished", at=time.time(), fields=fields)  # in the report before it is in the log
         report = directory.read_report()
-        page = render_html(
-            dataclasses.replace(report, run=done, events=(*report.events, finished)), read_examples(directory)
-        )
-        write_atomic(directory.report_path, page, what="the report")
+        write_report(directory, dataclasses.replace(report, run=done, events=(*report.events, finished)))
     with _warn_on_error(telemetry, "how the forecast compares, for the next plan,"):
         _calibrate(session, done, peak_bytes)
     directory.write_run(done)

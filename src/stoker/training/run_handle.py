@@ -26,8 +26,6 @@ from stoker.records.codec import JSON
 from stoker.records.compression import Cut, Pruning
 from stoker.records.run import Started
 from stoker.reporting.display import run_html
-from stoker.reporting.figures import plot_report
-from stoker.reporting.run_page import render_html
 from stoker.stepping.model import build_model
 from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
@@ -230,6 +228,8 @@ class Run:
         Raises:
             BadRun: its log cannot be read.
         """
+        from stoker.reporting.figures import plot_report  # noqa: PLC0415 - Plotly: the first update would wait for it
+
         return plot_report(self.directory.read_report())
 
     def _repr_html_(self) -> str:
@@ -270,9 +270,15 @@ def report(where: str | Path) -> Path:
         BadRun: there is no such run, or it is damaged.
     """
     directory = find_run(runs_root(), str(where))
-    page = render_html(directory.read_report(), read_examples(directory))
-    write_atomic(directory.report_path, page, what="the report")
+    write_report(directory, directory.read_report())
     return directory.report_path
+
+
+def write_report(directory: RunDirectory, report: records.Report) -> None:
+    """Write `report` as the page of the run in `directory`."""
+    from stoker.reporting.run_page import render_html  # noqa: PLC0415 - Plotly: the first update would wait for it
+
+    write_atomic(directory.report_path, render_html(report, read_examples(directory)), what="the report")
 
 
 JOB_COPY = "job"

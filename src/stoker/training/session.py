@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from stoker import records
+from stoker import activity, records
 from stoker.devices import planned_devices
 from stoker.errors import BadRun
 from stoker.jobs import Job, Optimizer
@@ -186,7 +186,8 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         watchdog=Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
             dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
-            is_writing=lambda: checkpointer.is_writing, least_s=patience_s(processes=world.layout.world_size),
+            is_busy=lambda: checkpointer.is_writing or activity.is_long(),
+            least_s=patience_s(processes=world.layout.world_size),
         ),
         plans=plans if world.layout.world_size == 1 else None,
         unevaluated=None if given is None else given.unevaluated,

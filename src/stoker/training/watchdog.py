@@ -120,7 +120,8 @@ class Watchdog:
         tell: receives messages, in the watchdog's thread.
         dumps: directory for stacks; None: they are not written.
         slowest_s: forecast time of the slowest phase [s].
-        is_writing: whether a checkpoint is being written, which training may have to wait for.
+        is_busy: whether something is under way that takes long: training may wait for a checkpoint that is being
+            written, or for a compiler.
         least_s: least time without progress that counts as a hang [s]; 0: no watchdog.
         leave: ends the process.
 
@@ -137,12 +138,12 @@ class Watchdog:
         tell: Callable[[str], None],
         dumps: Path | None = None,
         slowest_s: float = 0.0,
-        is_writing: Callable[[], bool] = lambda: False,
+        is_busy: Callable[[], bool] = lambda: False,
         least_s: float | None = None,
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         self._laps, self._workers, self._stop, self._tell, self._dumps = laps, workers, stop, tell, dumps
-        self._slowest_s, self._is_writing, self._leave = slowest_s, is_writing, leave
+        self._slowest_s, self._is_busy, self._leave = slowest_s, is_busy, leave
         self._least_s = patience_s() if least_s is None else least_s
         self.hangs: Callable[[], None] = lambda: None
         self._is_over = threading.Event()
@@ -169,7 +170,7 @@ class Watchdog:
 
     def patience_s(self) -> float:
         """Longest time without a sign of life, at present [s]."""
-        is_known = self._laps.num_laps >= _LAPS_SEEN and not self._is_writing()
+        is_known = self._laps.num_laps >= _LAPS_SEEN and not self._is_busy()
         floor = self._least_s if is_known else self._least_s * UNSEEN_PATIENCE_FACTOR
         return max(floor, PATIENCE_FACTOR * max(self._laps.longest_s, self._slowest_s))
 

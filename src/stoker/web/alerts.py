@@ -10,6 +10,7 @@ import logging
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,5 +92,5 @@ def send(alert: Alert, address: str) -> None:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - likewise
             answer.read(1024)
-    except OSError as problem:
+    except (OSError, HTTPException) as problem:
         _log.warning("an alert was not delivered to %s: %s", urlsplit(address).hostname, problem)

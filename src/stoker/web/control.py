@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.errors import BadRun
@@ -22,10 +22,10 @@ from stoker.records.run import Started
 from stoker.reporting.event_text import exact_setting
 from stoker.store import cache_root, make_directories, write_atomic
 from stoker.store.locks import is_alive
-from stoker.web.run_index import ANNOTATIONS, Row, checked_tags, holder_of
+from stoker.web.run_index import ANNOTATIONS, Row, checked_tags, holder_of, read_json
 from stoker.web.run_view import record
 
-_LONGEST_NOTE = 10_000
+_LONGEST_NOTE, _MOST_BYTES = 10_000, 256 * 1024
 
 
 def stop(row: Row) -> str:
@@ -67,6 +67,11 @@ def restart(row: Row, *, is_fork: bool) -> str:
     started, spec = record(row, "started.json", Started), record(row, "spec.json", JobSpec)
     if started is None or spec is None:
         raise BadRun("the run does not say which job file it was started from", remedy="Resume it from a shell.")
+    if Path(started.job_file).resolve().is_relative_to(row.path.resolve()):
+        raise BadRun(
+            f"its job file {started.job_file} lies in the run's own directory: it may have come with it from elsewhere",
+            remedy="Read it, then resume the run from a shell.",
+        )
     if not Path(started.job_file).is_file() or not Path(started.folder).is_dir():
         raise BadRun(f"{started.job_file} is gone", remedy="Resume it from a shell.")
     settings = [word for name, value in spec.parameters.items() for word in ("--set", f"{name}={exact_setting(value)}")]
@@ -97,15 +102,22 @@ def restart(row: Row, *, is_fork: bool) -> str:
     return f"process {process.pid} {'forks' if is_fork else 'continues'} it; what it says is in {output}"
 
 
-def annotate(row: Row, *, tags: Sequence[str], note: str, is_archived: bool) -> None:
-    """Keep tags, a note and whether it is archived with the run.
+def annotate(row: Row, given: Mapping[str, JSON]) -> None:
+    """Keep tags, a note and whether it is archived with the run; what `given` does not name stays as it is.
 
     Raises:
         BadRun: a tag is none, the note is too long, or they cannot be written.
     """
-    if len(note) > _LONGEST_NOTE:
-        raise BadRun(f"a note of {len(note):,} characters; at most {_LONGEST_NOTE:,} are kept")
-    document: dict[str, JSON] = {"tags": list(checked_tags(tags)), "note": note, "is_archived": is_archived}
     if row.path.is_symlink():
         raise BadRun("that run's directory is a link")
+    document = read_json(row.root, f"{row.name}/{ANNOTATIONS}", _MOST_BYTES)
+    if "tags" in given:
+        tags = given["tags"]
+        document["tags"] = list(checked_tags([str(tag) for tag in tags] if isinstance(tags, list) else []))
+    if "note" in given:
+        document["note"] = note = str(given["note"])
+        if len(note) > _LONGEST_NOTE:
+            raise BadRun(f"a note of {len(note):,} characters; at most {_LONGEST_NOTE:,} are kept")
+    if "is_archived" in given:
+        document["is_archived"] = given["is_archived"] is True
     write_atomic(row.path / ANNOTATIONS, dumps(to_json(document)) + "\n", what="tags and note", error=BadRun)

@@ -21,9 +21,10 @@ from typing import Any
 
 import orjson
 
-from stoker.errors import BadRun, StokerError
+from stoker.errors import BadRun, StokerError, first_line
 from stoker.records import JobSpec, Run, loads
 from stoker.records.codec import JSON, printable
+from stoker.records.progress import MOST
 from stoker.reporting.history import as_number, numbers
 from stoker.reporting.wording import headline_metric
 from stoker.store.foreign_files import open_below, read_below
@@ -135,8 +136,9 @@ class RunIndex:
         for number, root in enumerate(self.roots):
             prefix = f"{number}~" if len(self.roots) > 1 else ""
             for name, stamp in self._found(root, prefix):
-                seen.add(prefix + name)
-                self._look(prefix + name, root, name, stamp)
+                run = printable(prefix + name)  # of names that are not UTF-8 too
+                seen.add(run)
+                self._look(run, root, name, stamp)
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
             self.version += 1
@@ -146,7 +148,7 @@ class RunIndex:
     def look_at_live(self) -> bool:
         """Look at the runs that train; whether anything changed."""
         before = self.version
-        for row in [row for row in self.rows.values() if row.is_live]:
+        for row in [row for row in list(self.rows.values()) if row.is_live]:
             with suppress(OSError):
                 self._look(row.id, row.root, row.name, _stamp(row.path))
         return self.version != before
@@ -154,8 +156,8 @@ class RunIndex:
     def changed_since(self, version: int) -> tuple[list[Row], list[str]]:
         """Rows that changed after `version`, and ids of those that went."""
         return (
-            [row for row in self.rows.values() if row.version > version],
-            [name for name, at in self.removed.items() if at > version and name not in self.rows],
+            [row for row in list(self.rows.values()) if row.version > version],  # a thread may be adding some
+            [name for name, at in list(self.removed.items()) if at > version and name not in self.rows],
         )
 
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -173,7 +175,7 @@ class RunIndex:
                 if entry.is_dir(follow_symlinks=False):
                     yield from self._found_in(root, entry.name, prefix)
                 elif entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                    self.plans[prefix + entry.name] = (root, entry.name)
+                    self.plans[printable(prefix + entry.name)] = (root, entry.name)
 
     def _found_in(self, root: Path, name: str, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         try:
@@ -182,9 +184,9 @@ class RunIndex:
         except OSError:
             pass
         if _is_file(root / name / "check.json"):
-            self.checks[prefix + name] = (root, name)
+            self.checks[printable(prefix + name)] = (root, name)
         if _is_file(root / name / "study.json"):
-            self.studies[prefix + name] = (root, name)
+            self.studies[printable(prefix + name)] = (root, name)
             with suppress(OSError):
                 for entry in sorted(os.scandir(root / name / "trials"), key=lambda one: one.name)[:_MOST_RUNS]:
                     with suppress(OSError):
@@ -200,6 +202,23 @@ class RunIndex:
         if row.stamp == stamp and not row.is_live:
             return
         before = row.document
+        try:
+            self._take_in(row, stamp, is_new=is_new)
+        except Exception as problem:  # noqa: BLE001 - records may hold anything, disks fail, and the others go on
+            row.stamp = stamp
+            why = f"{type(problem).__name__}: {first_line(problem)}"
+            row.document = {
+                **_named(row), "tags": [], "note": "", "status": "unreadable", "state": "unreadable",
+                "problem": short(why, 400), "values": {},
+            }  # fmt: skip
+            row.values = {"name": row.name}
+        if row.document != before:
+            self.version += 1
+            row.version = self.version
+
+    def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
+        """Read what changed of a run, and describe it anew."""
+        before = row.document
         grew = _read_log(row, is_new=is_new)
         if grew and not is_new:
             row.heard_at = self._clock()
@@ -212,9 +231,13 @@ class RunIndex:
             "state": _state(row, row.document.get("status"), row.document.get("launch"), self._clock()),
         }
         row.stamp = stamp
-        if row.document != before:
-            self.version += 1
-            row.version = self.version
+
+
+def _named(row: Row) -> dict[str, JSON]:
+    """Of a row's document what identifies it: the study that the run is a trial of, and names."""
+    where = row.name.rsplit("/trials/", 1)
+    study = printable(where[0]) if len(where) > 1 else None
+    return {"id": row.id, "name": short(row.name.rsplit("/", 1)[-1]), "study": study}
 
 
 def _is_file(path: Path) -> bool:
@@ -333,12 +356,7 @@ class _Records:
 
 def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     root, name = row.root, row.name
-    where = name.rsplit("/trials/", 1)
-    document: dict[str, JSON] = {
-        "id": row.id,
-        "name": short(name.rsplit("/", 1)[-1]),
-        "study": where[0] if len(where) > 1 else None,
-    }
+    document = _named(row)
     notes = read_json(root, f"{name}/{ANNOTATIONS}", 256 * 1024)
     tags = notes.get("tags")
     document |= {
@@ -385,9 +403,9 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
     if run is None:
         return document, known.values
     last = row.last
-    samples = max(run.samples, int(as_number(last.get("samples")) or 0)) if run.status != "finished" else run.samples
+    samples = max(run.samples, _count(last.get("samples"))) if run.status != "finished" else run.samples
     wall_s = max(run.wall_s, as_number(last.get("wall_s")) or 0.0)
-    total = run.total_samples or int(as_number(last.get("total_samples")) or 0)
+    total = run.total_samples or _count(last.get("total_samples"))
     metrics = run.metrics or {str(name): value for name, value in row.latest.items()}
     headline = headline_metric({k: v for k, v in metrics.items() if math.isfinite(v)} or metrics)
     eta = remaining_s(row.curve, samples, total, as_number(last.get("eta_s")), expected.get("total_s"), wall_s)
@@ -395,9 +413,9 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
     document |= {
         "status": run.status,
         "job": short(spec.name if spec else "", 80),
-        "samples": samples,
-        "total_samples": total,
-        "updates": run.updates,
+        "samples": min(samples, MOST),
+        "total_samples": min(total, MOST),
+        "updates": min(run.updates, MOST),
         "created_at": short(run.created_at, 40),
         "wall_s": wall_s,
         "metric": [short(headline[0], 60), _finite(headline[1])] if headline else None,
@@ -424,6 +442,12 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
 
 def _has_nan(row: Row) -> bool:
     return bool(row.curve) and not math.isfinite(row.curve[-1][2])
+
+
+def _count(value: JSON) -> int:
+    """A count that a log states; 0 where it is none, or beyond any that can be."""
+    number = as_number(value)
+    return int(number) if number is not None and 0 <= number <= MOST else 0
 
 
 def _finite(value: float | None) -> float | None:

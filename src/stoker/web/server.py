@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -56,6 +57,12 @@ _STREAM_BYTES = 512 * 1024
 """What a stream sends of a log; after more, as behind a page that slept for long, the page asks for the series anew."""
 _PING_S = 20.0
 _MOST_ROWS = 20_000
+
+
+_Queue = asyncio.Queue[bytes | None]
+"""What a stream sends next; None ends it."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -171,14 +178,20 @@ class Ui:
         scanned_at = -1e9
         while True:
             pause_s = _SCAN_S if self._num_pages else _IDLE_SCAN_S
-            async with self._index_lock:
-                if time.monotonic() - scanned_at >= pause_s or not self._is_scanned.is_set():
-                    has_changed = await asyncio.to_thread(self.index.scan)
-                    scanned_at = time.monotonic()
-                else:
-                    has_changed = self.index.look_at_live()  # a few small reads: cheaper than a thread
+            try:
+                async with self._index_lock:
+                    if time.monotonic() - scanned_at >= pause_s or not self._is_scanned.is_set():
+                        has_changed = await asyncio.to_thread(self.index.scan)
+                        scanned_at = time.monotonic()
+                    else:
+                        has_changed = self.index.look_at_live()  # a few small reads: cheaper than a thread
+                    if has_changed:
+                        self._raise_alerts()
+            except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
+                _log.exception("the folders of runs could not be looked at")
+                self.index.problems.append("The folders could not be looked at; the server's log says why.")
+                has_changed = True
             if has_changed:
-                self._raise_alerts()
                 async with self._rows_news:
                     self._rows_news.notify_all()
             self._is_scanned.set()
@@ -199,6 +212,7 @@ class Ui:
     async def _rescan(self) -> None:
         async with self._index_lock:
             await asyncio.to_thread(self.index.scan)
+            self._raise_alerts()
         async with self._rows_news:
             self._rows_news.notify_all()
 
@@ -214,7 +228,7 @@ class Ui:
             {
                 "epoch": self.epoch,
                 "version": index.version,
-                "rows": [row.document for row in index.rows.values()][:_MOST_ROWS],
+                "rows": [row.document for row in list(index.rows.values())[:_MOST_ROWS]],
                 "problems": index.problems,
                 "control": self.options.allows_changes,
                 "roots": [str(root) for root in index.roots],
@@ -227,7 +241,8 @@ class Ui:
     async def _select(self, request: Request) -> Response:
         """Ids of the runs of which all conditions hold, in the order of `sort`; or what is wrong with them."""
         where, sort = request.query_params.get("where", ""), request.query_params.get("sort") or None
-        return _json(selected_ids({row.id: row.values for row in self.index.rows.values()}, where=where, sort=sort))
+        values = {row.id: row.values for row in list(self.index.rows.values())}
+        return _json(selected_ids(values, where=where, sort=sort))
 
     def _in_thread(self, make: Callable[..., Any], *names: str) -> Callable[[Request], Any]:
         async def route(request: Request) -> Response:
@@ -351,13 +366,8 @@ class Ui:
             said = control.stop(row)
         elif what in ("resume", "fork"):
             said = await asyncio.to_thread(control.restart, row, is_fork=what == "fork")
-        elif what == "annotate" and isinstance(given, dict) and isinstance(given.get("tags"), list):
-            control.annotate(
-                row,
-                tags=[str(tag) for tag in given["tags"]],
-                note=str(given.get("note", "")),
-                is_archived=given.get("is_archived") is True,
-            )
+        elif what == "annotate" and isinstance(given, dict):
+            control.annotate(row, given)
         else:
             raise BadRun(f"there is nothing like {short(what, 40)!r} to do")
         await self._rescan()
@@ -379,22 +389,22 @@ class Ui:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _stream(self, row: Row | None, log: str, offset: int, version: int) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+        queue: _Queue = asyncio.Queue(maxsize=64)
         self._num_pages += 1
-        tasks = [asyncio.create_task(self._send_rows(queue, row, version))]
+        sent = [self._send_rows(queue, row, version), _ping(queue)]
         if row is not None:
-            tasks.append(asyncio.create_task(self._send_log(queue, row, log, offset)))
-        tasks.append(asyncio.create_task(_ping(queue)))
+            sent.append(self._send_log(queue, row, log, offset))
+        tasks = [asyncio.create_task(_sending(queue, one)) for one in sent]
         try:
             yield b"retry: 1000\n\n"
-            while True:
-                yield await queue.get()
+            while (piece := await queue.get()) is not None:
+                yield piece
         finally:
             self._num_pages -= 1
             for task in tasks:
                 task.cancel()
 
-    async def _send_rows(self, queue: asyncio.Queue[bytes], only: Row | None, version: int) -> None:
+    async def _send_rows(self, queue: _Queue, only: Row | None, version: int) -> None:
         """Put rows that changed since `version` into the queue; all of them once, where that is not known (-1)."""
         alerted = self.index.version
         while True:
@@ -416,7 +426,7 @@ class Ui:
                 while self.index.version == version:
                     await self._rows_news.wait()
 
-    async def _send_log(self, queue: asyncio.Queue[bytes], row: Row, log: str, offset: int) -> None:
+    async def _send_log(self, queue: _Queue, row: Row, log: str, offset: int) -> None:
         """Put what the log gains into the queue, from byte `offset` of the file `log` on."""
         watch = self._watches.setdefault(row.id, _Watch())
         watch.followers += 1
@@ -457,7 +467,16 @@ class Ui:
             await asyncio.sleep(_LOG_S)
 
 
-async def _ping(queue: asyncio.Queue[bytes]) -> None:
+async def _sending(queue: _Queue, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work that fills the queue; where it fails the stream ends, and the page asks for another."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - records may hold anything, and disks fail
+        _log.exception("a stream of events ends")
+        await queue.put(None)
+
+
+async def _ping(queue: _Queue) -> None:
     """Put a comment into the queue now and then, so that a broken line is noticed."""
     while True:
         await asyncio.sleep(_PING_S)

@@ -13,8 +13,8 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Iterable, Mapping
+from http.client import HTTPException
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from stoker.errors import BadJob
@@ -85,7 +85,7 @@ class Service:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadJob(
                 f"--service {address}: wanted the address of a service's admin port",
-                remedy="Such as http://127.0.0.1:8001.",
+                remedy="Such as http://127.0.0.1:8002.",
             )
         self.address = f"{parts.scheme}://{parts.netloc}"
         self.problem = "not asked yet"
@@ -96,7 +96,7 @@ class Service:
         try:
             with _OPENER.open(f"{self.address}/metrics", timeout=_TIMEOUT_S) as answer:
                 content = answer.read(_MOST_BYTES)
-        except (URLError, OSError, ValueError) as problem:
+        except (OSError, ValueError, HTTPException) as problem:  # URLError is an OSError
             self.problem = f"does not answer: {getattr(problem, 'reason', problem)}"[:200]
             return
         self.problem = ""

@@ -17,6 +17,9 @@ const PAGES = [
 const INNER = [["/run/", "/", () => import("./run.js")], ["/study/", "/studies", () => import("./studies.js")],
   ["/plan/", "/plans", () => import("./plans.js")], ["/data/", "/data", () => import("./data_checks.js")]];
 
+/* Pages of what no stream tells of: asked for again whenever they are opened. */
+const LISTS = ["/studies", "/plans", "/data"];
+
 /* What all pages know: rows of runs by id, and where the stream of rows goes on. */
 export const known = { rows: new Map(), since: "", info: null, listeners: new Set() };
 
@@ -104,7 +107,7 @@ const show = async () => {
   current = null;
   stream?.close();
   try {
-    const [page] = await Promise.all([load(), known.info ? null : loadRuns()]);
+    const [page] = await Promise.all([load(), known.info && !LISTS.includes(path) ? null : loadRuns()]);
     if (mine !== generation) return;
     const made = await page.open(main, inner ? decodeURIComponent(path.slice(inner[0].length)) : "", new URLSearchParams(location.search));
     if (mine !== generation) made?.close?.();

@@ -22,7 +22,7 @@ export const open = async (main, _, query) => {
     return {};
   }
   main.className = "wide";
-  let over = "samples", isClosed = false, found = new Map(), states = new Map();
+  let over = "samples", isClosed = false, asked = 0, found = new Map(), states = new Map();
   const colourOf = (id) => COLOURS[ids.indexOf(id) % COLOURS.length];
   const charts = new Map(), figures = h("div", { class: "figures live" }), outcomes = h("div"), differences = h("div");
   let zooming = null;
@@ -32,9 +32,10 @@ export const open = async (main, _, query) => {
 
   const load = async (range) => {
     const bounds = range ? { from: range[0] - (range[1] - range[0]), to: range[1] + (range[1] - range[0]) } : {};
-    const parts = await Promise.all(ids.map((id) => get("series", { run: id, over, px: range ? 1500 : 500, ...bounds }).catch(() => null)));
-    if (isClosed) return;
-    found = new Map(ids.map((id, index) => [id, parts[index]]));
+    const mine = ++asked, of = over === "cost" ? ids.filter((id) => known.rows.get(id)?.price_per_h) : ids;
+    const parts = await Promise.all(of.map((id) => get("series", { run: id, over, px: range ? 1500 : 500, ...bounds }).catch(() => null)));
+    if (isClosed || mine !== asked) return; // another axis or range was asked for meanwhile
+    found = new Map(of.map((id, index) => [id, parts[index]]));
     if (!range) axis.whole = [0, Math.max(1e-9, ...parts.map((part) => part?.progress.x[part.progress.x.length - 1] ?? 0))];
     draw();
   };

@@ -152,8 +152,7 @@ export const open = async (main, _, query) => {
     for (const button of [annotate, archive]) if (button) button.disabled = !picked.size;
   };
   const change = async (id, body_) => {
-    const row = known.rows.get(id);
-    await post("do/annotate", { run: id }, { tags: row.tags, note: row.note, is_archived: row.is_archived, ...body_ });
+    await post("do/annotate", { run: id }, body_);
   };
   const editTags = async (ids) => {
     const dialog = h("dialog", { "aria-label": "Tags" });
