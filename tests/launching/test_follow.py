@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +348,51 @@ def test_a_line_longer_than_an_answer_does_not_hold_up_the_log(run: Elsewhere, m
     monkeypatch.setattr("stoker.launching.follow.MOST_LINE_BYTES", 2**20)
     with pytest.raises(PlaceFailed, match=r"a line of the run's log there has more than 1.00 MiB"):
         stream.pull()
+
+
+def test_a_run_that_always_has_more_to_say_is_still_asked_for_its_state(run: Elsewhere) -> None:
+    """Each request takes as long as the run needs for its next event: money and state are looked at all the same."""
+    run.launcher.answers = [RUNNING, FINISHED]
+    original, calls = run.launcher.events, list[int]()
+
+    def events(handle: Any, offset: int) -> bytes:
+        calls.append(offset)
+        assert len(calls) < 50, "the state is never asked for"
+        if len(run.launcher.answers) > 1:
+            run.clock.advance(1.0)
+            run.log("progress", len(calls), samples=len(calls))
+        content: bytes = original(handle, offset)
+        return content
+
+    run.launcher.events = events
+    assert run.follower().run().state.phase == "finished"
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
+
+
+def test_a_follower_that_slept_does_not_overwrite_a_later_launch(run: Elsewhere) -> None:
+    """Else the job that another command started would be lost to attach and stop, and go on costing."""
+    follower = run.follower()
+    launch = run.here.read_launch()
+    assert launch is not None
+    later = dataclasses.replace(launch, submitted_at="2026-11-25T11:00:00+00:00", handle={"job": "2"})
+    run.here.write_launch(later)
+    run.launcher.answers = [STOPPED]
+    followed = follower.run()
+    assert followed.is_detached
+    assert run.here.read_launch() == later
+    assert any("started anew" in message for message in run.messages())
+
+
+def test_a_run_that_waits_in_a_queue_is_not_said_to_be_stalled(run: Elsewhere) -> None:
+    """After a kill without a last word it is silent because nothing of it runs."""
+    run.log("progress", 1, samples=50)
+    queued = LaunchState(phase="requeued", why="preempted", at="2026-11-25T10:00:20+00:00")
+    run.launcher.answers = [queued]
+
+    def wait() -> None:
+        if run.clock.now_s > 4000:
+            run.launcher.answers = [STOPPED]
+
+    run.launcher.meanwhile = wait
+    run.follower().run()
+    assert not any("stalled" in message for message in run.messages())

@@ -83,3 +83,13 @@ def test_a_price_comes_from_the_offer_or_from_the_user() -> None:
     for bad in ("-1", "nan", "two"):
         with pytest.raises(BadJob, match=f"price={bad}"):
             price_there(target, Request(target=target, options={"price": bad}), place)
+
+
+def test_a_long_log_is_counted_by_a_mark_a_minute() -> None:
+    """A week of progress costs no more to add up each second than an hour's."""
+    meter = Meter(price_per_h=1.0)
+    for number in range(20_000):
+        meter.heard(Event(kind="progress", at=1000.0 + 0.5 * number, fields={}))
+    meter.heard(Event(kind="stopped", at=11_000.0, fields={}))
+    assert meter.held_s == 10_000.0
+    assert len(meter._held) < 400

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.errors import PlaceFailed
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.launching.lines import LocalLine
@@ -66,3 +67,14 @@ def test_linked_data_that_were_changed_are_not_used(home: Path) -> None:
     assert (folder / "a.csv").read_bytes() == b"1,2\n"
     assert (home / "sets" / "digits" / "a.csv").read_text() == "9,9\n"
     assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
+
+
+@pytest.mark.parametrize(("name", "content"), [("launch/order.json", '{"record": "Other"}'), ("run.json", "{torn")])
+def test_a_record_there_that_cannot_be_used_is_refused_in_words(home: Path, name: str, content: str) -> None:
+    """Damaged, or another version's: not a ValueError, and not overwritten."""
+    path = home / ".stoker" / "runs" / "blobs" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(PlaceFailed, match=r"cannot be used|of that name"):
+        shipped(home, SET)
+    assert path.read_text() == content

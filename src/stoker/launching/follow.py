@@ -19,7 +19,7 @@ from typing import Literal
 
 from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import Launcher, seen_now, utc_now
-from stoker.launching.meter import Meter
+from stoker.launching.meter import HOLDS_DEVICES, Meter
 from stoker.launching.place_history import remember_run
 from stoker.records import ENDED, Event, Launch, LaunchState, from_json
 from stoker.records.plan import Forecast
@@ -137,6 +137,10 @@ def set_log_aside(path: Path) -> None:
     number = next(n for n in range(1, 10_000) if not path.with_name(f"events-{n}.jsonl").exists())
     with disk_errors(path, "the run's events", error=BadRun):
         disk().rename(path, path.with_name(f"events-{number}.jsonl"))
+
+
+class _StartedAnew(Exception):
+    """Another command has started the run since this one began to follow it."""
 
 
 @dataclass
@@ -266,9 +270,12 @@ class Follower:
             try:
                 return self._follow()
             except KeyboardInterrupt:
-                if self._is_stopping or self.ask() == "detach":
+                if self._is_stopping or self._state.phase in ENDED or self.ask() == "detach":
                     return self._detached()
                 self.stop("asked to stop: the run saves and leaves")
+            except _StartedAnew:
+                self._tell("warned", f"{self.directory.name} was started anew by another command; follow that one")
+                return Followed(directory=self.directory, state=self._state, is_detached=True)
 
     def stop(self, why: str) -> None:
         """Ask the run to save and leave; following goes on until it has."""
@@ -297,15 +304,24 @@ class Follower:
             self._pause_s = POLL_S if is_answered else min(LONGEST_PAUSE_S, 2 * self._pause_s)
             self.sleep(self._pause_s)
             waited_s = self.clock() - began
-            if is_answered and (sentence := self.pulse.waited(waited_s)) is not None:
+            is_at_work = is_answered and self._state.phase in HOLDS_DEVICES
+            if is_at_work and (sentence := self.pulse.waited(waited_s)) is not None:
                 self._tell("warned", sentence)
             self.meter.waited(waited_s)
 
     def _pull(self) -> bool:
-        """Bring and show what is new; False if the place does not answer."""
+        """Bring and show what is new; False if the place does not answer.
+
+        Where a request takes as long as the run takes to say something, more is always there: the rest waits for the
+        next call, so that the state is asked for and the money watched. An ended run's log is read to its end.
+        """
+        began = self.clock()
         try:
             while self._stream.pull():
                 self._show_new()
+                is_all_wanted = self._state.phase in ENDED or not self.is_watching
+                if self.clock() - began >= POLL_S and not is_all_wanted:
+                    break
         except PlaceUnreachable as problem:
             self._show_new()
             self._unknown(problem.message)
@@ -354,13 +370,20 @@ class Follower:
         state = state if state.at else replace(state, at=utc_now())
         before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
-            self.launch = replace(self.launch, states=(*self.launch.states, state))
-            self.directory.write_launch(self.launch)
+            self._record(replace(self.launch, states=(*self.launch.states, state)))
         self.meter.saw(state)
         words = describe_state(state, self.launch.place)
         if words != self._shown_phase:
             self._shown_phase = words
             self._tell("warned" if state.phase in ("failed", "lost") else "noted", words, state)
+
+    def _record(self, launch: Launch) -> None:
+        """Keep the run's record, unless another command has started the run anew: that one's record counts."""
+        there = self.directory.read_launch()
+        if there is None or there.submitted_at != self.launch.submitted_at:
+            raise _StartedAnew
+        self.launch = launch
+        self.directory.write_launch(launch)
 
     def _unknown(self, evidence: str) -> None:
         """Say once that the place does not answer; the last known phase stays in the record."""
@@ -377,8 +400,7 @@ class Follower:
 
     def _ended(self) -> Followed:
         self._release(is_last=True)
-        self.launch = replace(self.launch, spent=self.meter.spent)
-        self.directory.write_launch(self.launch)
+        self._record(replace(self.launch, spent=self.meter.spent))
         for number in range(MOST_TRIES):
             try:
                 bring_home(self.directory, self.launcher, self.launch)
@@ -395,6 +417,8 @@ class Follower:
 
     def _detached(self) -> Followed:
         self._release(is_last=True)
+        if self._state.phase in ENDED:
+            return Followed(directory=self.directory, state=self._state, problem="interrupted")
         return Followed(directory=self.directory, state=self._state, is_detached=True)
 
     def _tell(self, kind: Literal["noted", "warned"], message: str, state: LaunchState | None = None) -> None:

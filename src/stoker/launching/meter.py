@@ -24,8 +24,10 @@ from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.units import format_money, format_seconds
 
-_HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
+HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
 _GIVEN_BACK: frozenset[LaunchPhase] = ENDED.union(("queued", "preempted", "requeued"))
+
+_MARKS_APART_S = 60.0
 
 _ANOTHER_DAY_S = 600.0
 """A process that starts so long after the last event of the one before was started by another launch [s]."""
@@ -82,6 +84,7 @@ class Meter:
     _since_newest_s: float = 0.0
     _newest_s: float = -math.inf
     _newest_event_s: float = math.inf
+    _last_two_s: tuple[float, float] = (-math.inf, -math.inf)
 
     @classmethod
     def of(cls, launch: Launch) -> Meter:
@@ -93,8 +96,8 @@ class Meter:
 
     def saw(self, state: LaunchState) -> None:
         """Take in a state."""
-        if state.at_s is not None and state.phase in _HOLDS_DEVICES | _GIVEN_BACK:
-            self._mark(state.at_s, is_held=state.phase in _HOLDS_DEVICES)
+        if state.at_s is not None and state.phase in HOLDS_DEVICES | _GIVEN_BACK:
+            self._mark(state.at_s, is_held=state.phase in HOLDS_DEVICES)
 
     def heard(self, event: Event) -> None:
         """Take in an event of the run, which holds its devices then, until it has stopped or is finished."""
@@ -149,6 +152,14 @@ class Meter:
             self._newest_s, self._since_newest_s = at, 0.0
         # Of a state and an event of one moment, the state knows better whether devices were given back.
         self._held[at] = is_held and self._held.get(at, True)
+        before, last = self._last_two_s
+        if at > last:  # of a stretch in which devices are held a mark a minute is enough: logs have millions of events
+            is_one_stretch = all(self._held.get(one) for one in (before, last, at))
+            if is_one_stretch and at - before < _MARKS_APART_S:
+                del self._held[last]
+                self._last_two_s = (before, at)
+            else:
+                self._last_two_s = (last, at)
 
 
 def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from stoker.errors import PlaceFailed
+from stoker.errors import PlaceFailed, first_line
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle, require_sendable, sending_text
 from stoker.launching.environment_lock import EnvironmentLock, base_python_script
@@ -18,6 +19,8 @@ from stoker.launching.launcher import Submission
 from stoker.launching.lines import Line
 from stoker.records.codec import dumps, loads
 from stoker.units import format_bytes
+
+Read = TypeVar("Read")
 
 INSTALL_TIMEOUT_S = 3600.0
 
@@ -99,18 +102,32 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
     """Refuse a run of that name which belongs to somebody else, or is finished and not known here any more."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
-        other = loads(text, LaunchOrder).owner
+        other = _record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)
         if other != owner:
             raise PlaceFailed(
                 f"{line.name} has a run of that name already, in {directory}, sent from {other}",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
     run = line.read(f"{directory}/run.json")
-    if run and (not text or json.loads(run).get("status") == "finished"):
+    is_finished = bool(run) and _record_there(
+        line, f"{directory}/run.json", lambda: json.loads(run)["status"] == "finished"
+    )
+    if run and (not text or is_finished):
         raise PlaceFailed(
             f"{line.name} has a {'finished ' if text else ''}run of that name already, in {directory}",
             remedy="Give this one another name: --run-dir runs/NAME.",
         )
+
+
+def _record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
+    """What `read` takes from a record at the place, which may be damaged or another version's."""
+    try:
+        return read()
+    except (ValueError, KeyError, TypeError) as problem:
+        raise PlaceFailed(
+            f"{line.name} has {path}, which cannot be used: {first_line(problem)}",
+            remedy="It is damaged, or of another version of Stoker: give this run another name, --run-dir runs/NAME.",
+        ) from problem
 
 
 def _require_expected(line: Line, paths: Sequence[str]) -> None:
