@@ -114,7 +114,7 @@ def test_a_scale_that_cannot_be_meant_is_refused(cluster: Any, scale: str) -> No
 
 
 def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
-    """The same call again keeps Deployment and key, and changes the bounds; one delete takes all."""
+    """The same call again keeps Deployment and key, and changes the bounds, or what scales; one delete takes all."""
 
     def go(scale: str) -> None:
         deploy(["models/digits"], on="k8s:team", image="python:3.11", scale=scale)
@@ -126,6 +126,12 @@ def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
     assert cluster.objects["deployments", "digits"]["metadata"]["uid"] == uid
     assert base64.b64decode(cluster.objects["secrets", "digits"]["data"]["token"]) == token
     assert cluster.objects["horizontalpodautoscalers", "digits"]["spec"]["maxReplicas"] == 6
+    go("0..4")
+    assert {"horizontalpodautoscalers/digits", "httpscaledobjects/digits"} & cluster.names() == {
+        "httpscaledobjects/digits"}  # fmt: skip
+    go("3")
+    assert "httpscaledobjects/digits" not in cluster.names(), "it would go on to scale"
+    assert cluster.objects["deployments", "digits"]["spec"]["replicas"] == 3
     cluster.answer("DELETE", "/apis/apps/v1/namespaces/team/deployments/digits", {}, None)
     assert cluster.names() == set()
 

@@ -6,7 +6,7 @@
 order.json        LaunchOrder: what to run
 host-0.json       HostState of host 0: its process, phase with reason and evidence, last sign of life; one for each host
 output-0.log      standard error of its ranks: what the job prints, and errors
-stop              there once the run was asked to stop: nothing is restarted after that
+stop              there once the run was asked to stop, or its limit is over: nothing is restarted after that
 ```
 
 `python -m stoker.launching.at_place COMMAND DIR`:

@@ -35,6 +35,7 @@ GRACE_S, ENDPOINTS_S = 25, 5
 
 KEDA, KEDA_HTTP, MONITORING = "keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1"
 CUSTOM_METRICS = "custom.metrics.k8s.io/"
+_AUTOSCALERS = {"HorizontalPodAutoscaler": "autoscaling/v2", "ScaledObject": KEDA, "HTTPScaledObject": KEDA_HTTP}
 _OPTIONS = ("name", "claim", "prometheus", "cpus", "memory", "account", "pull-secret", "host")
 
 
@@ -112,15 +113,29 @@ def deploy(
     objects = service_objects(deployment, target, api.groups)
     there = [api.find(thing["kind"], name, api=thing["apiVersion"]) for thing in objects]
     for ours, thing in zip(objects, there, strict=True):
-        if thing and (thing["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") != MANAGER:
+        if thing and not _is_ours(thing):
             raise PlaceFailed(
                 f"{ours['kind']} {name} is in namespace {api.namespace} already, and not made by Stoker.",
                 remedy="Choose another name: --place-option name=NAME.",
             )
     if not dry_run:
+        _remove_autoscalers(api, name, besides={thing["kind"] for thing in objects})
         _apply(api, objects, is_new=there[0] is None)
     return [{**thing, "stringData": dict.fromkeys(thing["stringData"], "(a key)")} if "stringData" in thing else thing
             for thing in objects]  # fmt: skip
+
+
+def _is_ours(thing: Object) -> bool:
+    return (thing["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == MANAGER
+
+
+def _remove_autoscalers(api: ClusterApi, name: str, *, besides: set[str]) -> None:
+    """Delete what scaled the service in another way before: it would go on, and set replicas against what is asked."""
+    for kind, version in _AUTOSCALERS.items():
+        if kind not in besides and version in api.groups:
+            before = api.find(kind, name, api=version)
+            if before is not None and _is_ours(before):
+                api.delete(kind, name, api=version)
 
 
 def _apply(api: ClusterApi, objects: Sequence[Object], *, is_new: bool) -> None:

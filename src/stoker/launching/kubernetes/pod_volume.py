@@ -71,12 +71,11 @@ class RunVolume:
         Of data it may also be in the folder `data` of the container.
         """
         pod, folder = self._visit(), f"{MOUNT}/{bundle.folder}"
+        words, stdin = ["has", folder], tuple[bytes, ...]()
         if bundle.kind == "data":
             files = {file.path: file.digest for file in bundle.files}
-            wanted = json.dumps({"name": bundle.name, "files": files}).encode()
-            words, stdin = ["link", folder, data, str(len(wanted))], (wanted,)
-        else:
-            words, stdin = ["has", folder], ()
+            stdin = (json.dumps({"name": bundle.name, "files": files}).encode(),)
+            words = ["link", folder, data, str(len(stdin[0]))]
         if self._run(pod, *words, stdin=stdin, timeout_s=_HASH_TIMEOUT_S).stdout.strip() == b"1":
             return False
         self._run(pod, "unpack", folder, stdin=_tar_stream(bundle), timeout_s=600.0)
