@@ -66,10 +66,11 @@ def test_an_attached_gpu_is_found_by_its_drivers_name():
 
 def test_an_attached_device_nobody_described():
     """All that is known is what the device itself tells."""
-    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=7, memory_bytes=2**34, fast_dtypes=("fp32",))
+    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=7, memory_bytes=2**34, fast_dtypes=("fp32",),
+                  compute_capability="8.9")  # fmt: skip
     hardware = hardware_of(here, KNOWN)
     assert (hardware.dense_flops, hardware.bandwidth_bytes_per_s, hardware.power_w) == ({}, None, None)
-    assert hardware.multiprocessors == 7
+    assert (hardware.multiprocessors, hardware.compute_capability) == (7, "8.9")
 
 
 def test_some_cores_of_a_cpu_have_their_share():

@@ -56,6 +56,25 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
     assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]
 
 
+@pytest.mark.parametrize("capability", ["8.9", "7.0", ""])
+def test_a_gpu_that_the_catalogue_lacks_is_planned_by_trials(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be forecast for it, whatever its driver tells; its plans are tried, and the reason is said."""
+    tried: list[Plan] = []
+
+    def trial(_job: object, plan: Plan, *_: object, **__: object) -> None:
+        tried.append(plan)
+        raise DoesNotFit("a made-up reason")
+
+    monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
+    gpu = dataclasses.replace(attached_cpu(), name="cuda:0", kind="cuda", model="NVIDIA X", compute_capability=capability,
+                              memory_bytes=12 * 2**30)  # fmt: skip
+    [place] = planned_devices("cuda:0", (gpu,))
+    search, problem = planner.Planner(resolve_job(blobs_job())).confirmed(place)
+    assert tried[0].device == "cuda:0"
+    assert len(search.rejected) == len(tried)
+    assert "NVIDIA X" in problem or "capability" in problem
+
+
 def test_machines_that_are_taken_away_fail_with_all_their_devices() -> None:
     """A spot machine of eight taken away each hour: one device fails in 8 h by that; what is here is not taken away."""
     spot = planner.Planner(resolve_job(blobs_job()), preempted_s=3600.0)

@@ -42,7 +42,10 @@ def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None)
     if entry is not None:
         return _figures(device, entry)
     counted = device.cores if device.kind == "cuda" and device.cores else None
-    return Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted)
+    return Hardware(
+        device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted,
+        compute_capability=device.compute_capability or None,
+    )  # fmt: skip
 
 
 def device_of(entry: CatalogueEntry) -> Device:

@@ -238,7 +238,8 @@ def decide(
         return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
     else:
         if planner.is_too_large_here is not None:
-            planner.ranked(place)  # says what it needs
+            with contextlib.suppress(NoDevice):  # of a device that the catalogue lacks trials alone can tell
+                planner.ranked(place)  # says what it needs
         decision = _confirmed(planner, place, only)
     decision = dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
     return decision, planner.coupling if kept is None else kept[1]
@@ -424,7 +425,7 @@ def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
                 f"none of the {len(unfit)} devices is large enough. The largest, {largest.name}: {too_small.message}"
             )
         return DoesNotFit(problems, remedy=remedy)
-    except BadJob as problem:  # it cannot be traced: its memory elsewhere is unknown
+    except (BadJob, NoDevice) as problem:  # it cannot be traced: its memory elsewhere is unknown
         return DoesNotFit(problems, remedy=f"{more}What it would need elsewhere is unknown: {problem.message}.")
 
 

@@ -16,7 +16,7 @@ from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest
 from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.hardware import mtbf_h
 from stoker.devices.malloc import give_back, resident_bytes
-from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
@@ -240,7 +240,7 @@ class Planner:
         try:
             if forecasts.probability_it_fits(plan) >= SURE_ENOUGH:
                 return None
-        except BadJob:  # it cannot be traced: the trial decides
+        except (BadJob, NoDevice):  # it cannot be traced: the trial decides
             return None
         needed, allowed = forecasts.needed_bytes(plan), place.device.memory_bytes
         return f"it is forecast to need {format_bytes(needed)} of memory, and may take {format_bytes(allowed)}"
@@ -300,7 +300,7 @@ class Planner:
             return untraced_candidates(facts, place.device, name=place.name, plans=(only,)), ""
         try:
             ranked = self.ranked(place)
-        except BadJob as error:
+        except (BadJob, NoDevice) as error:  # it cannot be traced, or the device is not in the catalogue
             plans = untraced_candidates(facts, place.device, name=place.name)
             return not_ruled_out(plans, self.failures(place)) or plans, error.message
         others = untraced_candidates(facts, place.device, name=place.name, after=ranked)

@@ -19,7 +19,8 @@ class Device:
     """An attached device.
 
     `fast_dtypes` are the dtypes that its matrix units multiply natively, without "unknown" ones; `memory_bytes` is the
-    memory that a process may use (for a CPU: the smaller of physical memory and the container's limit).
+    memory that a process may use (for a CPU: the smaller of physical memory and the container's limit);
+    `compute_capability` is an NVIDIA GPU's, such as `8.9`, by its driver, empty if unknown.
     """
 
     schema: ClassVar[int] = 1
@@ -31,6 +32,7 @@ class Device:
     memory_bytes: int
     fast_dtypes: tuple[str, ...]
     driver: str = "unknown"
+    compute_capability: str = field(default="", metadata=codec.OMIT_DEFAULT)
 
     @property
     def torch_name(self) -> str:
