@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,13 @@ from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
-from stoker.planning.model.search_space import execution_settings, layouts_of, saving_memory, trace_settings
+from stoker.planning.model.search_space import (
+    execution_settings,
+    layouts_of,
+    precisions,
+    saving_memory,
+    trace_settings,
+)
 from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
 from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
@@ -210,7 +217,8 @@ class LayoutCandidates:
         is_cuda = self.place.device.kind == "cuda"
         if not found.candidates or (is_cuda and self.place.count > self.place.cluster.domain_devices):
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
-            favourite = self._favourite if found.candidates else None
+            sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
+            favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
             for layout in self._promising(products, found):
                 if len(found.candidates) >= most:
                     break
@@ -288,7 +296,7 @@ class LayoutCandidates:
         """Why a layout is not worth planning beside those found, by estimate; None if it may be."""
         if not found.candidates or self.place.device.kind != "cuda" or self._lacks(layout) is not None:
             return None
-        best = min(found.candidates, key=lambda one: one.forecast.seconds_per_sample)
+        best = min(found.candidates, key=_seconds_per_sample)
         # The estimates leave out launches and other time that all layouts take, which the forecast has.
         longer_s = self._estimate_s(layout) - self._estimate_s(best.plan.layout)
         ratio = 1 + longer_s / best.forecast.step_s.value
@@ -352,8 +360,11 @@ class LayoutCandidates:
         if (problem := self._lacks(layout)) is not None:
             raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
         device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
-        if (favourite := self._favourite) is not None:  # settings that lost under the first layout are not tried again
-            dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
+        if (favourite := self._favourite) is not None:
+            # Slower precisions lost under the first layout, and fp32 is what remains. Faster ones did not fit there.
+            faster = itertools.takewhile(lambda one: one != favourite.precision, precisions(device))
+            kept = {*faster, favourite.precision, "fp32"}
+            dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in kept)
             device = dataclasses.replace(device, fast_dtypes=dtypes)
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
@@ -369,7 +380,7 @@ class LayoutCandidates:
             )
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
-        best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)
+        best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
@@ -426,7 +437,11 @@ def _in_order(candidates: list[Candidate]) -> tuple[Candidate, ...]:
     for candidate in candidates[1:]:
         if candidate.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
             best = candidate
-    return (best, *sorted((c for c in candidates if c is not best), key=lambda c: c.forecast.seconds_per_sample))
+    return (best, *sorted((c for c in candidates if c is not best), key=_seconds_per_sample))
+
+
+def _seconds_per_sample(candidate: Candidate) -> float:
+    return candidate.forecast.seconds_per_sample
 
 
 def without_layout(plan: Plan) -> Plan:
