@@ -12,7 +12,7 @@ from stoker.devices.hardware import MTBF_H
 from stoker.errors import DoesNotFit
 from stoker.planning import planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Plan
+from stoker.records import Device, Plan
 from tests.flow.builders import blobs_job
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -66,8 +66,8 @@ def test_a_gpu_that_the_catalogue_lacks_is_planned_by_trials(capability: str, mo
         raise DoesNotFit("a made-up reason")
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
-    gpu = dataclasses.replace(attached_cpu(), name="cuda:0", kind="cuda", model="NVIDIA X", compute_capability=capability,
-                              memory_bytes=12 * 2**30)  # fmt: skip
+    gpu = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=0, memory_bytes=12 * 2**30,
+                 fast_dtypes=("fp32", "bf16"), compute_capability=capability)  # fmt: skip
     [place] = planned_devices("cuda:0", (gpu,))
     search, problem = planner.Planner(resolve_job(blobs_job())).confirmed(place)
     assert tried[0].device == "cuda:0"

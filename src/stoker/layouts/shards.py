@@ -46,9 +46,9 @@ class Shards(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: parameters gathered, and gradients summed and scattered, in each pass.
 
-        Gradients are summed in the dtype of the masters; frozen parameters are gathered, and have none. Without `reshard` parameters stay gathered until the end of a
-        pass, and gradients whole until the last pass of an update. Parameters outside of blocks are gathered once a
-        pass, since they are used at both ends of it.
+        Gradients are summed in the dtype of the masters; frozen parameters are gathered, and have none. Without
+        `reshard` parameters stay gathered until the end of a pass, and gradients whole until the last pass of an
+        update. Parameters outside of blocks are gathered once a pass, since they are used at both ends of it.
         """
         layout, parts, passes = update.layout, update.held, update.passes
         root, *blocks = sharding_groups(parts, layout)
