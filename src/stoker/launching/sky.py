@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.devices import catalogue
+from stoker.devices.hardware import PREEMPTED_S
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, nearest
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -53,8 +54,8 @@ STARTING_S = 300.0
 """Time from the request of a machine to the first update [s]: a judgement; a place's own history replaces it."""
 PREEMPTED_PER_H = 0.05
 """Preemptions of a spot machine an hour: an assumption, since no cloud states it; a twentieth, so one in 20 hours."""
-LOST_S = 900.0
-"""Loss by a preemption [s]: another machine, and what was learned since the last kept checkpoint; a judgement."""
+LOST_S = PREEMPTED_S
+"""Loss by a preemption [s]: another machine, and what was learned since the last kept checkpoint."""
 _MOST_ALTERNATIVES = 8
 _TIMEOUT_S, _LAUNCH_TIMEOUT_S = 120.0, 1800.0
 

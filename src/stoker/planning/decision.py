@@ -316,7 +316,9 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     else:
         ranked = planner.ranked(place)
     why = "by forecast" if only is None else "as asked"
-    chosen = dataclasses.replace(with_costs(place, ranked[0], planner.forecasts(place)), why=why)
+    chosen = dataclasses.replace(
+        with_costs(place, ranked[0], planner.forecasts(place), planner.price_at(place)), why=why
+    )
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     if planner.forecasts(place).is_fallback(chosen.plan):
         lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
@@ -339,7 +341,7 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
     if others:
         best = dataclasses.replace(best, forecast=widen_for_load(best.forecast, others))
-    chosen = with_costs(place, best, planner.forecasts(place))
+    chosen = with_costs(place, best, planner.forecasts(place), planner.price_at(place))
     lines = explain(
         chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected,
         is_given=only is not None,

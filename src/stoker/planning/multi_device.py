@@ -23,7 +23,7 @@ from stoker.devices import (
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.cluster import catalogue_links, unmeasured_links
+from stoker.devices.cluster import NODE_DEVICES, catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
@@ -66,7 +66,8 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
     """
     started, layouts = time.perf_counter(), LayoutCandidates(planner, place)
     ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
-    chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout)) for c in ranked)
+    price = planner.price_at(place)
+    chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout), price) for c in ranked)
     slower, lost = [], []
     for other in others:
         ratio = other.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample
@@ -109,11 +110,15 @@ _MOST_REJECTED = 24
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRules:
-    """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device."""
+    """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device.
+
+    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links.
+    """
 
     job: Job
     model: nn.Module
     profile: Profile
+    tensor_devices: int = NODE_DEVICES
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
@@ -123,7 +128,7 @@ class LayoutRules:
     def _traits(self) -> JobTraits:
         profile = self.profile
         return traits_of(self.job, self.model, closure_optimizer=self._with_closure, coupling=profile.coupling,
-                         batch=min(profile.batch, profile.num_train))  # fmt: skip
+                         batch=min(profile.batch, profile.num_train), tensor_devices=self.tensor_devices)  # fmt: skip
 
     @functools.cached_property
     def _with_closure(self) -> str | None:
@@ -156,7 +161,9 @@ class LayoutCandidates:
     def rules(self) -> LayoutRules:
         """The rules that layouts of the job must keep."""
         prepared = self.planner.prepared
-        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile)
+        cluster = self.place.cluster
+        most = max(cluster.node_devices, cluster.domain_devices)
+        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile, tensor_devices=most)
 
     @property
     def profile(self) -> Profile:

@@ -82,7 +82,9 @@ class Environment:
 class Price:
     """Price of one device for one hour [USD], with its host; `seen_on` is an ISO date, None if the source has none.
 
-    `device` is a name of the catalogue. `is_stale` marks prices too old, or of a source without a date.
+    `device` is a name of the catalogue. `most_devices` are rented together at most, since the provider's machines have
+    no network to train over, or belong to different people (None: no limit is known). `is_stale` marks prices too old,
+    or of a source without a date.
     """
 
     schema: ClassVar[int] = 1
@@ -95,3 +97,4 @@ class Price:
     region: str = ""
     note: str = ""
     is_stale: bool = False
+    most_devices: int | None = field(default=None, metadata=codec.OMIT_DEFAULT)
