@@ -5,8 +5,8 @@ published ones for one device with its share of the host, without taxes, storage
 and by zone; old ones are marked as stale.
 
 A user's file is JSON or CSV; its bad rows are left out and reported. A row has `device`, `provider` and `usd_per_hour`,
-and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source`, `note` and `most_devices` (the most
-that train together there): columns of a CSV with a header, or a JSON list of objects, or an object with `prices` and
+and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source`, `note`, `most_devices` (which
+train together there at most): columns of a CSV with a header, or a JSON list of objects, or an object with `prices` and
 with `sources` that rows name by key.
 
 Carbon intensity and power usage effectiveness are in `grid.json`, each with its source. Emissions cover the life cycle
