@@ -7,7 +7,7 @@ import pytest
 from stoker.devices import planned_devices
 from stoker.errors import DoesNotFit
 from stoker.planning.model.search_space import precisions
-from stoker.planning.multi_device import LayoutCandidates
+from stoker.planning.multi_device import LayoutCandidates, on_many
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Device, Layout, Plan, Precision
@@ -52,6 +52,21 @@ def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
     with pytest.raises(DoesNotFit, match="made-up"):
         eight.best(Layout(shards=8))
     assert set(precisions(devices[0])) == searched
+
+
+def test_several_gpus_that_the_catalogue_lacks_are_planned_by_the_most_similar_one() -> None:
+    """Nothing is tried on several, so that their layouts need figures; the plan says whose they are."""
+    gpus = [
+        Device(name=f"cuda:{index}", kind="cuda", index=index, model="NVIDIA X", cores=0, memory_bytes=12 * 2**30,
+               fast_dtypes=("fp32", "tf32", "bf16"), compute_capability="8.9")
+        for index in range(2)
+    ]  # fmt: skip
+    (place,) = planned_devices("2xcuda", gpus)
+    decision = on_many(Planner(resolve_job(blobs_job())), place)
+    assert decision.chosen.plan.layout.world_size == 2
+    assert "NVIDIA X is not in the catalogue: planned by the figures of NVIDIA GeForce RTX 4070" in " ".join(
+        decision.explanation
+    )
 
 
 def test_a_slow_network_puts_groups_within_a_machine_first() -> None:

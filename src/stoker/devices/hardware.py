@@ -48,6 +48,21 @@ def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None)
     )  # fmt: skip
 
 
+def with_similar_figures(hardware: Hardware, known: Catalogue | None = None) -> tuple[Hardware, CatalogueEntry] | None:
+    """The figures of the GPU most like an attached one that the catalogue lacks: of its compute capability, in memory.
+
+    The device stays itself, with its own memory. None if no GPU has its capability, or the catalogue has the device.
+    """
+    device, entries = hardware.device, (catalogue() if known is None else known).entries
+    alike = [
+        one for one in entries if device.compute_capability and one.compute_capability == device.compute_capability
+    ]
+    if hardware.dense_flops or not alike:
+        return None
+    nearest = min(alike, key=lambda one: abs(math.log(one.usable_memory_bytes / max(1, device.memory_bytes))))
+    return _figures(device, nearest), nearest
+
+
 def device_of(entry: CatalogueEntry) -> Device:
     """The device to plan for if an entry's model is not attached; its memory is `usable_memory_bytes`.
 

@@ -24,6 +24,7 @@ from stoker.devices import (
     sample_cpu,
 )
 from stoker.devices.cluster import NODE_DEVICES, catalogue_links, unmeasured_links
+from stoker.devices.hardware import with_similar_figures
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
@@ -64,6 +65,11 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
         BadJob: the job cannot use several devices, or `only` does not suit it.
         DoesNotFit: it fits under no layout.
     """
+    notes: tuple[str, ...] = ()
+    if place.device.kind == "cuda" and (similar := with_similar_figures(place.hardware)) is not None:
+        hardware, entry = similar
+        place = dataclasses.replace(place, hardware=hardware)
+        notes = (f"{place.device.model} is not in the catalogue: planned by the figures of {entry.title}",)
     started, layouts = time.perf_counter(), LayoutCandidates(planner, place)
     ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
     price = planner.price_at(place)
@@ -83,6 +89,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
         rejected=(*lost, *rejected),
         explanation=(
             *planner.prepared.notes,
+            *notes,
             *explain(chosen, layouts.profile, device, (), ()),
             *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
