@@ -88,7 +88,7 @@ def test_failures_are_part_of_a_run_where_they_matter() -> None:
 
 def test_what_a_failure_costs_depends_on_the_machines() -> None:
     """Four devices share a disk where machines have four; a machine that was taken away takes longest to replace."""
-    often = dataclasses.replace(H100S, device_mtbf_h=100.0, checkpoint_every_s=1e4)
+    often = dataclasses.replace(H100S, device_mtbf_h=12.0)
 
     def lost(size: float = 0.0, **changes: float | None) -> float:
         found = saving(often, size, training_s=1e6, unsaved_s=1e6, evaluations=0, **changes)
@@ -96,8 +96,8 @@ def test_what_a_failure_costs_depends_on_the_machines() -> None:
         return found.lost_s
 
     alone, several, taken = lost(), lost(machine_devices=4), lost(restart_s=900.0)
-    failures = 1e6 * 8 / (100 * 3600)
-    assert several - alone == pytest.approx(failures * 240, rel=0.02)
-    assert taken - alone == pytest.approx(failures * 840, rel=0.03)
+    failures = 1e6 * 8 / (12 * 3600)  # more of them during restarts
+    assert failures * 240 < several - alone < 1.1 * failures * 240
+    assert failures * 840 < taken - alone < 1.2 * failures * 840
     disk_s = 12e9 / DISK_BYTES_PER_S["cuda"]
     assert lost(12e9) - lost(12e9, machine_devices=4, restart_s=60.0) > failures * 4 * disk_s

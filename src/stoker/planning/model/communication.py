@@ -72,7 +72,7 @@ def message_times(
     free_s: dict[str, list[float]] = {}  # what is left of each block's arithmetic in a pass
     for beside, pass_s in (("forward blocks", forward_s / passes), ("backward blocks", backward_s / passes)):
         blocks = max((len(one.sizes) for one in traffic if one.beside == beside), default=0)
-        free_s[beside] = [pass_s / blocks] * blocks
+        free_s[beside] = [pass_s / max(1, blocks)] * blocks
     return tuple(
         _message_time(one, links_of(*layout.group(one.axis)), free_s.get(one.beside, []), backward_s / passes)
         for one in traffic
