@@ -228,8 +228,9 @@ class LayoutCandidates:
                 products.append(layout)
             else:
                 self._consider(layout, found)
-        is_cuda = self.place.device.kind == "cuda"
-        if not found.candidates or (is_cuda and self.place.count > self.place.cluster.domain_devices):
+        is_cuda, cluster = self.place.device.kind == "cuda", self.place.cluster
+        machine = max(cluster.node_devices, cluster.domain_devices)
+        if not found.candidates or (is_cuda and self.place.count > cluster.domain_devices):
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
             sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
             favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
@@ -240,7 +241,8 @@ class LayoutCandidates:
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if candidates:
-            return _in_order(candidates), tuple(rejected[:_MOST_REJECTED])
+            ordered = _in_order(candidates, is_over_machines=is_cuda and self.place.count > machine)
+            return ordered, tuple(rejected[:_MOST_REJECTED])
         if unfit:
             raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
@@ -445,11 +447,20 @@ def _hardware_each(place: Place, threads: int | None) -> Hardware:
     return dataclasses.replace(hardware, device=device)
 
 
-def _in_order(candidates: list[Candidate]) -> tuple[Candidate, ...]:
-    """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial."""
+def _in_order(candidates: list[Candidate], *, is_over_machines: bool = False) -> tuple[Candidate, ...]:
+    """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial.
+
+    Over several machines also unless another is no slower and surer: it depends less on a network that is hardly known,
+    as shards within machines do.
+    """
     best = candidates[0]
     for candidate in candidates[1:]:
-        if candidate.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
+        is_faster = _seconds_per_sample(candidate) < (1 - LEAST_GAIN) * _seconds_per_sample(best)
+        is_surer = (
+            _seconds_per_sample(candidate) <= _seconds_per_sample(best)
+            and candidate.forecast.samples_per_s.low > best.forecast.samples_per_s.low
+        )
+        if is_faster or (is_over_machines and is_surer):
             best = candidate
     return (best, *sorted((c for c in candidates if c is not best), key=_seconds_per_sample))
 
