@@ -270,7 +270,8 @@ def ring_costs(wires: tuple[Wire, ...], size: int) -> tuple[LinkCost, ...]:
 def _wires(entry: CatalogueEntry | None, size: int, stride: int, cluster: Cluster) -> tuple[Wire, ...]:
     """The levels that a group's messages pass, the closest first."""
     domain, machine = cluster.domain_devices, max(cluster.node_devices, cluster.domain_devices)
-    wires, inner = [], 1  # `inner`: members of the group that the levels so far join
+    wires: list[Wire] = []
+    inner = 1  # `inner`: members of the group that the levels so far join
     for level in dict.fromkeys((domain, machine)):
         together = size if (size - 1) * stride < level else max(1, level // stride)
         if together > inner or size == 1 > len(wires):
