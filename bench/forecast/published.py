@@ -34,6 +34,7 @@ from stoker.devices import attached_devices, planned_devices
 from stoker.errors import StokerError
 from stoker.jobs import load_job
 from stoker.planning.multi_device import LayoutCandidates, without_layout
+from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Layout, Plan
@@ -82,12 +83,16 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
 
 
 def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median and mean absolute error [fractions], how many lie inside their interval, and how many are said to fit."""
+    """Median and mean absolute error [fractions], how many lie inside their interval, and how many are said to fit.
+
+    A plan is used only where it fits with the planner's probability (`would_be_planned`).
+    """
     errors = [case["error"] for case in cases]
     return {
         "cases": len(cases), "median_error": statistics.median(errors),
         "mean_absolute_error": statistics.fmean(map(abs, errors)), "inside": sum(case["inside"] for case in cases),
         "said_to_fit": sum(case["fits"] >= 0.5 for case in cases),
+        "would_be_planned": sum(case["fits"] >= SURE_ENOUGH for case in cases),
     }  # fmt: skip
 
 

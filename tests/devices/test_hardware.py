@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from stoker.devices import device_of, hardware_of
 from stoker.devices.catalogue import builtin_catalogue
+from stoker.devices.hardware import with_similar_figures
 from stoker.errors import NoDevice
 from stoker.records import Device
 
@@ -66,10 +69,22 @@ def test_an_attached_gpu_is_found_by_its_drivers_name():
 
 def test_an_attached_device_nobody_described():
     """All that is known is what the device itself tells."""
-    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=7, memory_bytes=2**34, fast_dtypes=("fp32",))
+    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=7, memory_bytes=2**34, fast_dtypes=("fp32",),
+                  compute_capability="8.9")  # fmt: skip
     hardware = hardware_of(here, KNOWN)
     assert (hardware.dense_flops, hardware.bandwidth_bytes_per_s, hardware.power_w) == ({}, None, None)
-    assert hardware.multiprocessors == 7
+    assert (hardware.multiprocessors, hardware.compute_capability) == (7, "8.9")
+
+
+def test_an_unknown_gpu_is_most_like_one_of_its_capability_and_memory():
+    """Of the Hopper GPUs the one with 141 GB; it stays itself. A known one, or one of no known capability, has none."""
+    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=0, memory_bytes=141 * 10**9,
+                  fast_dtypes=("fp32", "bf16"), compute_capability="9.0")  # fmt: skip
+    figures, like = with_similar_figures(hardware_of(here, KNOWN), KNOWN)
+    assert (figures.device, like.name) == (here, "h200")
+    assert figures.dense_flops == like.dense_flops
+    assert with_similar_figures(hardware_of(entry("h100")), KNOWN) is None
+    assert with_similar_figures(hardware_of(dataclasses.replace(here, compute_capability=""), KNOWN), KNOWN) is None
 
 
 def test_some_cores_of_a_cpu_have_their_share():

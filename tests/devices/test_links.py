@@ -12,10 +12,11 @@ KNOWN = builtin_catalogue()
 
 
 def test_a_ring_moves_what_its_formulas_say() -> None:
-    """Of 8 GB among 4 over 1 GB/s: three quarters gathered, twice that summed; hops add up."""
+    """Of 8 GB among 4 over 1 GB/s: three quarters gathered or sent to all, twice that summed; hops add up."""
     costs = {one.collective: one for one in ring_costs((Wire("a wire", 1e9, 1e-6, 1.0),), 4)}
     assert costs["all-gather"].beta_s_per_byte * 8e9 == pytest.approx(6.0)
     assert costs["all-reduce"].beta_s_per_byte * 8e9 == pytest.approx(12.0)
+    assert costs["all-to-all"].beta_s_per_byte * 8e9 == pytest.approx(6.0)
     assert costs["point-to-point"].beta_s_per_byte * 8e9 == pytest.approx(8.0)
     assert costs["all-reduce"].alpha_s - costs["all-gather"].alpha_s == pytest.approx(3e-6)
 
@@ -112,13 +113,58 @@ def test_a_network_that_cannot_be_is_refused_with_what_could(words: str, why: st
     assert caught.value.remedy
 
 
-def test_a_bridge_joins_two_and_no_more() -> None:
-    """Four A40 meet over PCI Express, and the note says that this is assumed."""
-    (a40,) = KNOWN.find("a40")
-    assert catalogue_links(a40, 2).name == "NVLink bridge"
-    four = catalogue_links(a40, 4)
+@pytest.mark.parametrize("name", ["a40", "h100-nvl", "rtx-3090"])
+def test_a_bridge_joins_two_and_no_more(name: str) -> None:
+    """Four meet over PCI Express; that a pair has a bridge is assumed, and said, until it is denied."""
+    (entry,) = KNOWN.find(name)
+    pair, four = catalogue_links(entry, 2), catalogue_links(entry, 4)
+    assert "NVLink bridge" in pair.name
+    assert (pair.basis, "taken to have a bridge" in pair.note) == ("unknown", True)
     assert four.name == "PCI Express"
-    assert "32 GB/s each way" in four.note
+    pcie = entry.value("pcie_gb_per_s") * 1e9 * 0.5
+    assert four.cost("all-gather").beta_s_per_byte == pytest.approx(3 / 4 / pcie)
+    without = catalogue_links(entry, 2, cluster=parse_network("domain=1", Cluster.of(entry)))
+    assert without.name == "PCI Express"
+    assert without.seconds("all-reduce", 1e9) > 1.5 * pair.seconds("all-reduce", 1e9)
+
+
+def test_islands_of_a_machine_meet_over_pci_express() -> None:
+    """Of eight A100 in two islands of four, four have NVLink and eight are as slow as PCI Express between them."""
+    (a100,) = KNOWN.find("a100-80")
+    islands = parse_network("8x200gbit,domain=4", Cluster.of(a100))
+    assert catalogue_links(a100, 4, cluster=islands) == catalogue_links(a100, 4)
+    eight, across = catalogue_links(a100, 8, cluster=islands), catalogue_links(a100, 2, stride=4, cluster=islands)
+    assert (eight.name, across.name) == ("PCI Express", "PCI Express")
+    assert "islands of 4" in eight.note
+    assert eight.cost("all-gather").beta_s_per_byte == pytest.approx(7 / 8 / (31.51e9 * 0.5))
+    assert catalogue_links(a100, 16, cluster=islands).name == "network"
+
+
+@pytest.mark.parametrize(("node", "domain"), [(4, 2), (2, 2), (1, 1)])
+def test_islands_stay_as_large_in_smaller_machines(node: int, domain: int) -> None:
+    """Pairs with a bridge, in machines of four, two and one."""
+    (a40,) = KNOWN.find("a40")
+    cluster = Cluster.of(a40).with_nodes(node)
+    assert (cluster.node_devices, cluster.domain_devices) == (node, domain)
+
+
+def test_a_network_that_nobody_stated_is_one_card_for_all_of_a_machine() -> None:
+    """Machines of eight L4 are rented with 100 Gbit/s for all eight, so that each has an eighth of it."""
+    (l4,) = KNOWN.find("l4")
+    cluster = Cluster.of(l4)
+    assert cluster.device_bytes_per_s == 100 / 8 * 1e9 / 8
+    assert cluster.in_words() == "1 card of 100 Gbit/s for 8 devices"
+    assert cluster.with_nodes(1).device_bytes_per_s == 100 / 8 * 1e9
+    spread = catalogue_links(l4, 2, stride=8)
+    assert spread.cost("all-gather").beta_s_per_byte == pytest.approx(0.5 / (100 / 8 * 1e9 / 8 * 0.8))
+
+
+def test_each_gh200_is_a_machine_of_its_own() -> None:
+    """Its 900 GB/s lead to its own CPU; the next one is a network away."""
+    (gh200,) = KNOWN.find("gh200")
+    links = catalogue_links(gh200, 2)
+    assert links.name == "network"
+    assert links.cost("all-gather").beta_s_per_byte == pytest.approx(0.5 / (400 / 8 * 1e9 * 0.8))
 
 
 def test_a_model_that_nobody_knows_has_slow_links() -> None:

@@ -27,13 +27,14 @@ def test_recorded_table_gives_devices():
     assert first.cores == 132
     assert first.fast_dtypes == ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
     assert first.driver == "580.95.05"
+    assert first.compute_capability == "9.0"
 
 
 def test_what_is_not_known_is_not_invented():
     """Multiprocessors and memory that nobody tells are 0, and without a capability only fp32 is fast."""
     assert describe_gpus(MIXED)[1].cores == 0
     silent = describe_gpus("0, GPU-1, NVIDIA GB10, [N/A], [N/A], 580.95.05\n")[0]
-    assert (silent.memory_bytes, silent.fast_dtypes) == (0, ("fp32",))
+    assert (silent.memory_bytes, silent.fast_dtypes, silent.compute_capability) == (0, ("fp32",), "")
 
 
 @pytest.mark.parametrize(

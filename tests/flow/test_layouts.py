@@ -147,6 +147,23 @@ def test_in_a_run_of_a_stated_time_the_layout_that_trains_on_more_samples_is_fir
     assert _in_order([slow, fast]) == (fast, slow)
 
 
+def test_over_machines_the_surer_of_two_layouts_is_first_if_it_is_no_slower() -> None:
+    """Shards within machines depend less on the network; within one machine the simpler layout stays."""
+    plan = Plan(device="cuda:0", micro_batch=4)
+    forecast = forecast_of(plan)
+    rates = [
+        dataclasses.replace(forecast.samples_per_s, low=share * forecast.samples_per_s.value) for share in (0.7, 0.8)
+    ]
+    flat, hybrid = (
+        Candidate(device="16xh100", plan=dataclasses.replace(plan, layout=layout), memory_bytes=2**34,
+                  forecast=dataclasses.replace(forecast, samples_per_s=rate))
+        for layout, rate in zip((Layout(shards=16), Layout(replicas=2, shards=8)), rates, strict=True)
+    )  # fmt: skip
+    assert _in_order([flat, hybrid]) == (flat, hybrid)
+    assert _in_order([flat, hybrid], is_over_machines=True) == (hybrid, flat)
+    assert _in_order([hybrid, flat], is_over_machines=True) == (hybrid, flat)
+
+
 def test_links_of_what_is_not_here_cannot_be_measured() -> None:
     """One device has no links, and those elsewhere are out of reach."""
     assert links_between("here") == ()

@@ -8,9 +8,14 @@ from stoker.layouts import shards, tensor
 from stoker.layouts.replicas import with_buckets
 from stoker.layouts.stages import boundary_bytes, of_blocks
 from stoker.layouts.tensor import tensor_sums
+from stoker.layouts.trace_division import PRODUCTS
 from stoker.planning.model.memory import live_peak, timeline_of
+from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout, Trace, TraceSettings
+from stoker.stepping.layouts import divided_parts
+from stoker.zoo import GPT
 from tests.planning.spreading import PARTS, trace
+from tests.profiling.tracing.jobs import TOKENS, VOCAB, traced
 
 WHOLE = PARTS.trained_bytes
 
@@ -74,6 +79,26 @@ def test_a_tensor_group_divides_the_products_of_its_layers() -> None:
 def test_a_tensor_group_sums_outputs_forward_and_inputs_gradients_backward() -> None:
     """One of each for a block: [4, 8] both."""
     assert tensor_sums(trace(), PARTS) == ((128, 128), (128, 128))
+
+
+def test_a_checkpointed_block_sums_again_what_it_computes_again() -> None:
+    """Of both sums of a block, attention's outputs come twice: recomputation ends before the last product."""
+    model = GPT(3, 32, 4, TOKENS, VOCAB)
+    parts = divided_parts(model_parts(model), model, Layout(tensor=2))
+    plain, saving = (traced("gpt", "cuda", precision="bf16", checkpointed_blocks=blocks) for blocks in (0, 3))
+    once, twice = (tensor_sums(one, parts) for one in (plain, saving))
+    assert len(twice[0]) == len(once[0]) + len(parts.blocks)
+    assert once[1] == twice[1]
+    divided = tensor.AXIS.trace_of(saving, parts, Layout(tensor=2), 0)
+    again = [
+        (saving.operations[before.operation], divided.operations[after.operation])
+        for before, after in zip(saving.occurrences, divided.occurrences, strict=True)
+        if before.phase == "backward" and saving.modules[before.module].endswith("attention.out")
+        and (before.module, before.operation) in tensor._forward_operations(saving)
+        and saving.operations[before.operation].name in PRODUCTS
+    ]  # fmt: skip
+    assert len(again) == len(parts.blocks)
+    assert all(after.outputs == before.outputs and after.flops == before.flops // 2 for before, after in again)
 
 
 def test_stages_share_the_operations_and_their_memory() -> None:

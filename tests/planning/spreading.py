@@ -37,9 +37,9 @@ PARTS = ModelParts(
 )
 
 
-def messages(layout: Layout, passes: int = 1) -> tuple[Traffic, ...]:
-    """Of an update of PARTS over the processes of a layout, those of the loss left out."""
-    update = DividedUpdate(layout=layout, parts=PARTS, held=held_parts(PARTS, layout, 0), passes=passes, trace=trace)
+def messages(layout: Layout, passes: int = 1, parts: ModelParts = PARTS) -> tuple[Traffic, ...]:
+    """Of an update of a model over the processes of a layout, those of the loss left out."""
+    update = DividedUpdate(layout=layout, parts=parts, held=held_parts(parts, layout, 0), passes=passes, trace=trace)
     return tuple(one for axis in axes_of(layout) for one in axis.traffic(update))
 
 

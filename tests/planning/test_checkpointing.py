@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.devices.hardware import MACHINES_RESTART_S
 from stoker.planning.model.checkpoint_cost import (
     DISK_BYTES_PER_S,
     LEAST_LOST_SHARE,
     LINK_SHARE,
     ONCE_S,
-    RESTART_S,
     WRITING_ONCE_S,
     Saving,
     saving,
@@ -79,8 +79,25 @@ def test_failures_are_part_of_a_run_where_they_matter() -> None:
     found = saving(many, 12e9, training_s=1e6, unsaved_s=1e6, evaluations=0, link_bytes_per_s=64e9)
     mtbf_s = 50_700 * 3600 / 16_384
     assert found.lost_s is not None
-    expected = 1e6 / mtbf_s * (found.every_s / 2 + RESTART_S + 8 * 12e9 / DISK_BYTES_PER_S["cuda"])
+    expected = 1e6 / mtbf_s * (found.every_s / 2 + MACHINES_RESTART_S + 8 * 12e9 / DISK_BYTES_PER_S["cuda"])
     assert expected < found.lost_s < 1.02 * expected  # failures during work that is done again cost more
     assert found.lost_s >= LEAST_LOST_SHARE * 1e6
     assert found.total_s == pytest.approx(found.number * found.one.value + found.lost_s)
     assert saving(H100S, 12e9, training_s=1e6, unsaved_s=1e6, evaluations=0).lost_s is None
+
+
+def test_what_a_failure_costs_depends_on_the_machines() -> None:
+    """Four devices share a disk where machines have four; a machine that was taken away takes longest to replace."""
+    often = dataclasses.replace(H100S, device_mtbf_h=12.0)
+
+    def lost(size: float = 0.0, **changes: float | None) -> float:
+        found = saving(often, size, training_s=1e6, unsaved_s=1e6, evaluations=0, **changes)
+        assert found.lost_s is not None
+        return found.lost_s
+
+    alone, several, taken = lost(), lost(machine_devices=4), lost(restart_s=900.0)
+    failures = 1e6 * 8 / (12 * 3600)  # more of them during restarts
+    assert failures * 240 < several - alone < 1.1 * failures * 240
+    assert failures * 840 < taken - alone < 1.2 * failures * 840
+    disk_s = 12e9 / DISK_BYTES_PER_S["cuda"]
+    assert lost(12e9) - lost(12e9, machine_devices=4, restart_s=60.0) > failures * 4 * disk_s

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from stoker.layouts.base import BUCKET_BYTES, FIRST_BUCKET_BYTES, Traffic, gradient_buckets
 from stoker.layouts.replicas import replicated_traffic, summed_after
-from stoker.layouts.shards import sharding_groups
-from stoker.planning.model.communication import loss_traffic, message_time, num_meetings, waited_for
+from stoker.layouts.shards import AXIS, sharding_groups
+from stoker.planning.model.communication import loss_traffic, message_times, num_meetings, waited_for
 from stoker.records import Layout
 from tests.planning.spreading import PARTS, links, messages, parameter
 
@@ -16,11 +18,11 @@ def seconds(
     traffic: Traffic, *, overlap: float = 0.0, forward_s: float = 0.0, backward_s: float = 0.0
 ) -> tuple[float, float]:
     """In all, and of that what shows [s]."""
-    found = message_time(
-        traffic, Layout(replicas=2), lambda size, _: links(size, overlap=overlap), forward_s=forward_s,
+    found = message_times(
+        (traffic,), Layout(replicas=2), lambda size, _: links(size, overlap=overlap), forward_s=forward_s,
         backward_s=backward_s, passes=1,
     )  # fmt: skip
-    return found.seconds, found.exposed_s
+    return found[0].seconds, found[0].exposed_s
 
 
 def test_buckets_are_filled_in_the_order_of_registration_and_summed_in_the_opposite_one() -> None:
@@ -57,6 +59,21 @@ def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None
     assert [one.num_bytes for one in kept[:2]] == [3 * sum(sizes), sum(sizes)]
 
 
+def test_frozen_parameters_are_gathered_and_have_no_gradients_to_sum() -> None:
+    """Only the second block's down is trained: its bytes alone are scattered, and over replicas its part of them."""
+    trained = "blocks.1.down.weight"
+    parameters = tuple(dataclasses.replace(one, is_trained=one.name == trained) for one in PARTS.parameters)
+    parts = dataclasses.replace(PARTS, parameters=parameters)
+    sizes = sharding_groups(parts, Layout(shards=2))
+    gathered, again, scattered, _ = messages(Layout(shards=2), 3, parts)
+    assert (gathered.num_bytes, again.num_bytes) == (3 * sum(sizes), 3 * sum(sizes[1:]))
+    assert (scattered.sizes, scattered.num_bytes) == ((4 * 128,), 3 * 4 * 128)
+    *_, summed = messages(Layout(replicas=2, shards=2), 1, parts)
+    assert summed.sizes == (4 * 64,)
+    less = [AXIS.message_bytes(one, Layout(shards=2), is_on_cpu=False) for one in (PARTS, parts)]
+    assert less[0] - less[1] == 2 * (sizes[1] - 4 * 128)
+
+
 def test_hybrid_shards_sum_their_parts_over_replicas() -> None:
     """A shard's part of the gradients, once an update."""
     *_, summed = messages(Layout(replicas=2, shards=2), 1)
@@ -87,9 +104,25 @@ def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
 
 def test_messages_of_blocks_hide_behind_the_block_before() -> None:
     """The first gather shows, the others as far as a block takes less than they do."""
-    traffic = Traffic(what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4, beside="blocks")
+    traffic = Traffic(what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4,
+                      beside="forward blocks")  # fmt: skip
     assert seconds(traffic, forward_s=40.0, overlap=1.0) == pytest.approx((4.0, 1.0))
     assert seconds(traffic, forward_s=2.0, overlap=1.0) == pytest.approx((4.0, 1.0 + 3 * 0.5))
+
+
+def test_what_passes_beside_the_same_blocks_shares_them() -> None:
+    """Of a second gathered and a second summed beside each block, one of 1.5 s hides 1.5 s, not twice one."""
+    kinds = [
+        Traffic(what=collective, collective=collective, axis="replicas", sizes=(10**9,) * 4, times=2,
+                beside="backward blocks")
+        for collective in ("all-gather", "reduce-scatter")
+    ]  # fmt: skip
+    gathered, summed = message_times(
+        kinds, Layout(replicas=2), lambda size, _: links(size, overlap=1.0), forward_s=1e9, backward_s=12.0, passes=2
+    )
+    assert (gathered.seconds, summed.seconds) == (8.0, 8.0)
+    assert gathered.exposed_s == pytest.approx(2 * 1.0)
+    assert summed.exposed_s == pytest.approx(2 * (1.0 + 3 * 0.5))
 
 
 def test_what_nothing_can_stand_beside_shows() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stoker.devices import planned_devices
-from stoker.planning.multi_device import LayoutCandidates
+from stoker.errors import DoesNotFit
+from stoker.planning.model.search_space import precisions
+from stoker.planning.multi_device import LayoutCandidates, on_many
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Layout
+from stoker.records import Device, Layout, Plan, Precision
 from tests.flow.builders import blobs_job
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -28,6 +30,43 @@ def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
     assert reason is not None
     assert "of each device" in reason
     assert "NVIDIA H100" in reason
+
+
+@pytest.mark.parametrize(
+    ("favourite", "searched"),
+    [("bf16", {"bf16", "fp32"}), ("tf32", {"bf16", "tf32", "fp32"}), ("fp32", {"bf16", "tf32", "fp32"})],
+)
+def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
+    favourite: Precision, searched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of bf16 hold casts beside their weights, shards do not; what is slower than the first plan has lost."""
+    devices: list[Device] = []
+
+    def rank(_local: object, device: Device, *_: object, **__: object) -> None:
+        devices.append(device)
+        raise DoesNotFit("a made-up reason")
+
+    monkeypatch.setattr("stoker.planning.multi_device.rank", rank)
+    eight = candidates("8xh100")
+    eight._favourite = Plan(device="cuda:0", micro_batch=1, precision=favourite)
+    with pytest.raises(DoesNotFit, match="made-up"):
+        eight.best(Layout(shards=8))
+    assert set(precisions(devices[0])) == searched
+
+
+def test_several_gpus_that_the_catalogue_lacks_are_planned_by_the_most_similar_one() -> None:
+    """Nothing is tried on several, so that their layouts need figures; the plan says whose they are."""
+    gpus = [
+        Device(name=f"cuda:{index}", kind="cuda", index=index, model="NVIDIA X", cores=0, memory_bytes=12 * 2**30,
+               fast_dtypes=("fp32", "tf32", "bf16"), compute_capability="8.9")
+        for index in range(2)
+    ]  # fmt: skip
+    (place,) = planned_devices("2xcuda", gpus)
+    decision = on_many(Planner(resolve_job(blobs_job())), place)
+    assert decision.chosen.plan.layout.world_size == 2
+    assert "NVIDIA X is not in the catalogue: planned by the figures of NVIDIA GeForce RTX 4070" in " ".join(
+        decision.explanation
+    )
 
 
 def test_a_slow_network_puts_groups_within_a_machine_first() -> None:

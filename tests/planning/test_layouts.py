@@ -65,6 +65,13 @@ def test_what_does_not_divide_is_said_with_its_numbers(changes: dict[str, object
     assert says in problem
 
 
+def test_tensor_groups_are_as_large_as_the_links_reach() -> None:
+    """Eight of a usual machine, four of one of four, and 16 of a rack's domain."""
+    few, rack = (dataclasses.replace(rules(), tensor_devices=count) for count in (4, 72))
+    assert "more than the 4 devices" in (few.problem_with(Layout(tensor=8)) or "")
+    assert "devices of a node" not in (rack.problem_with(Layout(tensor=16)) or "")
+
+
 def test_what_divides_is_legal() -> None:
     """Also parts of coupled groups, and a whole group on stages."""
     assert rules().problem_with(Layout(replicas=3)) is None

@@ -74,7 +74,8 @@ def test_a_building_that_gives_energy_back(pue):
 def test_assumptions_in_words():
     """Price with place and day, building, grid with its year; what is stale is said."""
     said = cost_assumptions(H100, pue=1.54, grid=grid_of("fr"))
-    assert said.startswith("money: $3.00/h on demand at Us there, seen 2026-11-01 · energy: the device × 1.54")
+    assert said.startswith("money: $3.00/h on demand at Us there, seen 2026-11-01 · energy: the device × 1.5 for its ")
+    assert "machine × 1.54 for its building" in said
     assert said.endswith("carbon: France, 56 g/kWh (2023)")
     stale = Price(device="h100", provider="Us", usd_per_hour=3, market="spot", source="s", seen_on=None, is_stale=True)
     assert "spot at Us, without a date, stale" in cost_assumptions(stale)

@@ -24,15 +24,25 @@ from stoker.zoo import GPT
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 MODEL = functools.partial(GPT, layers=2, width=8, heads=2, context=4, vocab=10)
+
+
+def adapted() -> GPT:
+    """The model with all but its feed-forward layers frozen."""
+    model = MODEL()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("mlp." in name)
+    return model
+
+
 BATCH, PASSES = 8, 2
 CALLS = {"all-gather": "all_gather_single", "reduce-scatter": "reduce_scatter_single"}
 
 
-def collectives(world: World, plan: Plan) -> list[tuple[str, int]]:
+def collectives(world: World, plan: Plan, make: Callable[[], GPT]) -> list[tuple[str, int]]:
     """Each gather and scatter of an update, with the bytes of its larger tensor, in the order they come."""
     tokens = torch.randint(10, (BATCH, 5), generator=torch.Generator().manual_seed(0))
     job = stoker.Job(
-        model=MODEL, data=(tokens[:, :-1], tokens[:, 1:]), loss="token_cross_entropy", optimizer=stoker.SGD(lr=0.1),
+        model=make, data=(tokens[:, :-1], tokens[:, 1:]), loss="token_cross_entropy", optimizer=stoker.SGD(lr=0.1),
         batch=BATCH, until=stoker.updates(3),
     )  # fmt: skip
     data = datasets_of(job)
@@ -61,13 +71,17 @@ def _untraced() -> Trace:
     raise AssertionError("shards need no trace")
 
 
+@pytest.mark.parametrize("make", [MODEL, adapted])
 @pytest.mark.parametrize("reshard", [True, False])
-def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool) -> None:
-    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not."""
+def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool, make: Callable[[], GPT]) -> None:
+    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not.
+
+    Of frozen parameters there are no gradients to scatter.
+    """
     layout = Layout(shards=2, reshard=reshard)
     plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout)
-    made, _ = on_ranks(layout, collectives, plan)
-    parts = model_parts(MODEL())
+    made, _ = on_ranks(layout, collectives, plan, make)
+    parts = model_parts(make())
     update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced)
     traffic = AXIS.traffic(update)
     expected = [(one.collective, size) for one in traffic if one.axis == "shards"

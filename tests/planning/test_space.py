@@ -82,6 +82,8 @@ def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
     assert [(way.checkpointed_blocks, way.loss_chunks) for way in ways] == [
         (0, 1), (0, 8), (3, 8), (6, 8), (9, 8), (12, 8),
     ]  # fmt: skip
+    many = saving_memory(on_gpu, profile(num_blocks=32, loss_chunks=8))
+    assert [(way.checkpointed_blocks, way.loss_chunks) for way in many] == [(0, 1), (0, 8), (32, 8)]
     assert {way.loss_chunks for way in saving_memory(on_gpu, profile(num_blocks=12))} == {1}
     assert trace_settings(ways[1], profile(), "8.0").loss_chunks == 8
 

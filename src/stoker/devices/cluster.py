@@ -46,9 +46,11 @@ _HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 1e-6, 3e-6, 5e-6
 _USUAL_PCIE = 15.75
 """Default rate of PCI Express, one way [GB/s]: 3.0 x16."""
 _USUAL_GBIT = 100.0
-"""Default rate between machines for each device [Gbit/s], a quarter of the best clusters'."""
+"""Default rate of a machine's network [Gbit/s], for all of its devices: what AWS's machines of eight A10G
+(g5.48xlarge), L4 (g6.48xlarge) or T4 (g4dn.metal) have. Source: Amazon EC2 User Guide, "Accelerated computing
+instances". Those of eight L40S (g6e.48xlarge) have 400; what the vendor's servers have is in the catalogue."""
 _BRIDGED = 2
-"""Number of devices joined by a bridge."""
+"""Number of devices joined by a bridge, where the pair has one."""
 _PCIE_SPREAD = 2.0
 _GIVEN_SPREAD, _PRINTED_SPREAD, _ASSUMED_SPREAD = 1.3, 1.6, 3.0
 """Uncertainty of the time between machines (a factor): of a network that was stated, of the vendor's machine (clouds
@@ -59,6 +61,9 @@ _MOST_DEVICES, _MOST_CARDS, _MOST_GBIT = 4096, 64, 10_000.0
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Machines of `node_devices` devices, `domain_devices` of which are joined by the devices' own links.
+
+    A domain may be a part of a machine (islands, such as pairs with a bridge; PCI Express joins them), a machine, or
+    several.
 
     Each machine has `cards` network cards of `gbit` [Gbit/s, one way]; None: not known. Groups over more than
     `leaf_nodes` machines share an `oversubscription` times smaller network above the first switches (1: none).
@@ -83,10 +88,13 @@ class Cluster:
             None if (value := entry.value(name)) is None else int(value)
             for name in ("node_devices", "domain_devices", "network_cards")
         )
-        cell = entry.cells.get("network_gbit")
+        cell, link = entry.cells.get("network_gbit"), entry.cells.get("link_gb_per_s")
+        node = node or (1 if entry.kind == "cpu" else NODE_DEVICES)
+        if domain is None:
+            domain = min(node, _BRIDGED) if link is not None and "bridge" in link.note.lower() else node
         return cls(
-            node_devices=node or NODE_DEVICES, domain_devices=domain or node or NODE_DEVICES, cards=cards,
-            gbit=None if cell is None else cell.value, source="" if cell is None else cell.note or cell.source.title,
+            node_devices=node, domain_devices=domain, cards=cards, gbit=None if cell is None else cell.value,
+            source="" if cell is None else cell.note or cell.source.title,
         )  # fmt: skip
 
     def with_nodes(self, node_devices: int) -> Cluster:
@@ -96,21 +104,21 @@ class Cluster:
         cards = self.cards
         if cards is not None and not self.is_given:
             cards = max(1, cards * node_devices // self.node_devices)
-        domain = self.domain_devices if self.domain_devices > self.node_devices else node_devices
+        domain = self.domain_devices
+        if domain <= self.node_devices:  # all of a machine, or islands within it
+            domain = node_devices if domain == self.node_devices else min(domain, node_devices)
         return dataclasses.replace(self, node_devices=node_devices, domain_devices=domain, cards=cards)
 
     @property
     def device_bytes_per_s(self) -> float:
         """Rate of a device's share of its machine's cards, one way [bytes/s], as printed."""
-        if self.cards is None or self.gbit is None:
-            return _USUAL_GBIT / 8 * 1e9
-        return self.cards * self.gbit / 8 * 1e9 / self.node_devices
+        gbit = _USUAL_GBIT if self.cards is None or self.gbit is None else self.cards * self.gbit
+        return gbit / 8 * 1e9 / self.node_devices
 
     def in_words(self) -> str:
         """`8 cards of 400 Gbit/s for 8 devices`."""
-        if self.cards is None or self.gbit is None:
-            return f"{_USUAL_GBIT / 8:g} GB/s each way for each device"
-        cards = f"{self.cards} card{'' if self.cards == 1 else 's'} of {self.gbit:g} Gbit/s"
+        num_cards = self.cards if self.cards is not None and self.gbit is not None else 1
+        cards = f"{num_cards} card{'' if num_cards == 1 else 's'} of {self.gbit or _USUAL_GBIT:g} Gbit/s"
         devices = f" for {self.node_devices} device{'' if self.node_devices == 1 else 's'}"
         over = f", 1/{self.oversubscription:g} of it beyond {self.leaf_nodes}" if self.oversubscription > 1 else ""
         return cards + devices + over
@@ -126,8 +134,9 @@ _EXAMPLE = "8x400gbit, or 8x400gbit,oversubscription=2,leaf=16, or a TOML file w
 def parse_network(text: str, cluster: Cluster) -> Cluster:
     """`cluster` with the network of `text`: words such as `8x400gbit,oversubscription=2,leaf=16,domain=72`, or a file.
 
-    `leaf` is the number of machines under one first switch, `domain` that of devices joined by links such as NVLink.
-    A file is TOML with the keys network, oversubscription, leaf and domain.
+    `leaf` is the number of machines under one first switch, `domain` that of devices joined by links such as NVLink,
+    which may be a part of a machine, or several. What is left out stays the cluster's. A file is TOML with the keys
+    network, oversubscription, leaf and domain.
 
     Raises:
         BadJob: a key is unknown, or a number cannot be; the text says which and what could be.
@@ -147,15 +156,10 @@ def parse_network(text: str, cluster: Cluster) -> Cluster:
     for key in given:
         if key not in _KEYS:
             raise BadJob(f"--network: there is no key {key!r}", remedy=nearest(key, _KEYS) or f"Try {_EXAMPLE}.")
-    words = str(given.get("network", "")).strip().lower()
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)\s*(gbit|gb)(?:/?s)?", words)
-    if match is None:
-        raise BadJob(f"--network {words!r}: wanted cards of a machine times their rate", remedy=f"Try {_EXAMPLE}.")
-    count, rate, unit = match.groups()
-    cards, gbit = int(count or 1), float(rate) * (8 if unit == "gb" else 1)
-    if not (1 <= cards <= _MOST_CARDS and 0 < gbit <= _MOST_GBIT):
-        raise BadJob(f"--network {words!r}: {cards} cards of {gbit:g} Gbit/s in a machine",
-                     remedy=f"Give 1 to {_MOST_CARDS} cards of up to {_MOST_GBIT:g} Gbit/s each.")  # fmt: skip
+    cards, gbit, is_given = cluster.cards, cluster.gbit, cluster.is_given
+    if "network" in given:
+        cards, gbit = _cards(str(given["network"]).strip().lower())
+        is_given = True
     oversubscription = _number(given, "oversubscription", 1.0, 1.0, 1000.0)
     leaf = int(_number(given, "leaf", 1, 1, 1e6))
     domain = int(_number(given, "domain", cluster.domain_devices, 1, _MOST_DEVICES))
@@ -165,8 +169,21 @@ def parse_network(text: str, cluster: Cluster) -> Cluster:
                      remedy=f"Give domain={node}, or a multiple or divisor of it.")  # fmt: skip
     return dataclasses.replace(
         cluster, cards=cards, gbit=gbit, oversubscription=oversubscription, leaf_nodes=leaf, domain_devices=domain,
-        is_given=True, source="as stated",
+        is_given=is_given, source="as stated" if is_given else cluster.source,
     )  # fmt: skip
+
+
+def _cards(words: str) -> tuple[int, float]:
+    """`8x400gbit` as (8, 400.0): cards of a machine, and the rate of each [Gbit/s]."""
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)\s*(gbit|gb)(?:/?s)?", words)
+    if match is None:
+        raise BadJob(f"--network {words!r}: wanted cards of a machine times their rate", remedy=f"Try {_EXAMPLE}.")
+    count, rate, unit = match.groups()
+    cards, gbit = int(count or 1), float(rate) * (8 if unit == "gb" else 1)
+    if not (1 <= cards <= _MOST_CARDS and 0 < gbit <= _MOST_GBIT):
+        raise BadJob(f"--network {words!r}: {cards} cards of {gbit:g} Gbit/s in a machine",
+                     remedy=f"Give 1 to {_MOST_CARDS} cards of up to {_MOST_GBIT:g} Gbit/s each.")  # fmt: skip
+    return cards, gbit
 
 
 def _number(given: Mapping[str, object], key: str, default: float, low: float, high: float) -> float:
@@ -238,7 +255,7 @@ def ring_costs(wires: tuple[Wire, ...], size: int) -> tuple[LinkCost, ...]:
         ring_s += (groups - groups / members) * wire.hop_s
         tree_s += (math.log2(members) if wire.is_network else members - 1) * wire.hop_s
         # Of what a device sends to all, each level carries what goes to its other members.
-        sent_s = max(sent_s, (1 - 1 / members) * groups / size * members / wire.bytes_per_s)
+        sent_s = max(sent_s, (members - 1) / groups / wire.bytes_per_s)
         groups /= members
     start_s, sum_s = _START_S + ring_s, 2 * min(ring_s, tree_s)
     return (
@@ -252,25 +269,34 @@ def ring_costs(wires: tuple[Wire, ...], size: int) -> tuple[LinkCost, ...]:
 
 def _wires(entry: CatalogueEntry | None, size: int, stride: int, cluster: Cluster) -> tuple[Wire, ...]:
     """The levels that a group's messages pass, the closest first."""
-    if entry is not None and entry.kind == "cpu":
-        return (_network(1, size, cluster),)
-    domain = max(cluster.node_devices, cluster.domain_devices)
-    together = max(1, min(size, domain // stride))
-    if (size - 1) * stride < domain:
-        return (_within(entry, size, stride),)
-    network = _network(together, -(-size // together), cluster)
-    return (network,) if together == 1 else (_within(entry, together, stride), network)
+    domain, machine = cluster.domain_devices, max(cluster.node_devices, cluster.domain_devices)
+    wires: list[Wire] = []
+    inner = 1  # `inner`: members of the group that the levels so far join
+    for level in dict.fromkeys((domain, machine)):
+        together = size if (size - 1) * stride < level else max(1, level // stride)
+        if together > inner or size == 1 > len(wires):
+            wires.append(_within(entry, -(-together // inner), cluster, is_domain=level == domain))
+            inner = together
+    if inner < size:
+        wires.append(_network(inner, -(-size // inner), cluster))
+    return tuple(wires)
 
 
-def _within(entry: CatalogueEntry | None, together: int, stride: int) -> Wire:
-    """Links within a machine."""
+def _within(entry: CatalogueEntry | None, members: int, cluster: Cluster, *, is_domain: bool) -> Wire:
+    """Links within a domain, and between the domains of a machine."""
     cell = None if entry is None else entry.cells.get("link_gb_per_s")
-    if cell is not None and ("bridge" not in cell.note.lower() or together * stride <= _BRIDGED):
+    if cell is not None and is_domain:
+        spread, note = 1.25, ""
+        if "bridge" in cell.note.lower():
+            spread = _PCIE_SPREAD
+            note = f"pairs are taken to have a bridge, {cell.value / 2:g} GB/s each way (--network domain=1: none)"
         # The column has both directions.
-        return Wire(cell.note or "links", cell.value / 2 * 1e9 * _REACHED, _HOP_S, 1.25, members=together)
-    pcie = None if entry is None else entry.value("pcie_gb_per_s")
-    said = f"no faster link is known of it: PCI Express is assumed, {pcie or _USUAL_PCIE:.0f} GB/s each way"
-    return Wire("PCI Express", (pcie or _USUAL_PCIE) * 1e9 * 0.5, _PCIE_HOP_S, _PCIE_SPREAD, said, members=together)
+        return Wire(cell.note or "links", cell.value / 2 * 1e9 * _REACHED, _HOP_S, spread, note, members=members)
+    pcie = (None if entry is None else entry.value("pcie_gb_per_s")) or _USUAL_PCIE
+    note = f"PCI Express joins the islands of {cluster.domain_devices} in a machine, {pcie:.0f} GB/s each way"
+    if cell is None:
+        note = f"no faster link is known of it: PCI Express is assumed, {pcie:.0f} GB/s each way"
+    return Wire("PCI Express", pcie * 1e9 * 0.5, _PCIE_HOP_S, _PCIE_SPREAD, note, members=members)
 
 
 def _network(together: int, machines: int, cluster: Cluster) -> Wire:

@@ -177,11 +177,14 @@ def fast_dtypes_of_capability(capability: str) -> tuple[str, ...]:
     >>> fast_dtypes_of_capability("7.5")
     ('fp32', 'fp16', 'int8')
     """
+    has = _capability_numbers(capability)
+    return ("fp32", *(dtype for needs, dtype in _DTYPES_FROM_CAPABILITY if has and has >= needs))
+
+
+def _capability_numbers(capability: str) -> tuple[int, int] | None:
+    """`8.9` as (8, 9); None for a text such as `[N/A]`."""
     major, _, minor = capability.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        return ("fp32",)
-    has = (int(major), int(minor))
-    return ("fp32", *(dtype for needs, dtype in _DTYPES_FROM_CAPABILITY if has >= needs))
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def _describe_gpu(row: list[str], known: Catalogue) -> tuple[str, Device]:
@@ -196,6 +199,7 @@ def _describe_gpu(row: list[str], known: Catalogue) -> tuple[str, Device]:
         memory_bytes=int(memory_mib) * MIB if memory_mib.isdigit() else 0,
         fast_dtypes=fast_dtypes_of_capability(capability),
         driver=driver,
+        compute_capability=capability if _capability_numbers(capability) else "",
     )
     entry = known.describing(device)
     return uuid, device if entry is None else replace(device, cores=entry.multiprocessors or 0)

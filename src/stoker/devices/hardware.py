@@ -42,7 +42,25 @@ def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None)
     if entry is not None:
         return _figures(device, entry)
     counted = device.cores if device.kind == "cuda" and device.cores else None
-    return Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted)
+    return Hardware(
+        device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted,
+        compute_capability=device.compute_capability or None,
+    )  # fmt: skip
+
+
+def with_similar_figures(hardware: Hardware, known: Catalogue | None = None) -> tuple[Hardware, CatalogueEntry] | None:
+    """The figures of the GPU most like an attached one that the catalogue lacks: of its compute capability, in memory.
+
+    The device stays itself, with its own memory. None if no GPU has its capability, or the catalogue has the device.
+    """
+    device, entries = hardware.device, (catalogue() if known is None else known).entries
+    alike = [
+        one for one in entries if device.compute_capability and one.compute_capability == device.compute_capability
+    ]
+    if hardware.dense_flops or not alike:
+        return None
+    nearest = min(alike, key=lambda one: abs(math.log(one.usable_memory_bytes / max(1, device.memory_bytes))))
+    return _figures(device, nearest), nearest
 
 
 def device_of(entry: CatalogueEntry) -> Device:
@@ -110,6 +128,12 @@ days on 16,384 of them, of any cause. CPUs, often a personal machine: one a day 
 LEAST_INTERVAL_S = 30.0
 """Shortest interval between checkpoints [s]."""
 
+RESTART_S, MACHINES_RESTART_S, PREEMPTED_S = 60.0, 300.0, 900.0
+"""Time from a failure until training goes on [s], without reading the state back: processes of one machine; of several,
+where the failure is noticed, the machine replaced or left out, and all processes meet again; and after a machine was
+taken away, until another is found and started. Judgements: Z. Jiang et al., "MegaScale", NSDI 2024, section 6.3, notice
+and diagnose failures of large runs in less than 10 minutes, automatically; links time out after 10 minutes in NCCL."""
+
 _HOPELESS = 50.0
 """Mean times between failures in one interval from which a run is taken never to end."""
 
@@ -125,6 +149,15 @@ def mtbf_h(kind: str, given_h: float | None = None) -> float:
     (50700.0, 24.0, 100.0)
     """
     return MTBF_H[kind] if given_h is None else given_h
+
+
+def restart_s(devices: int, machine_devices: int) -> float:
+    """Time until `devices` go on after one of them failed [s], by whether they stand in one machine.
+
+    >>> restart_s(8, 8), restart_s(16, 8)
+    (60.0, 300.0)
+    """
+    return RESTART_S if devices <= machine_devices else MACHINES_RESTART_S
 
 
 def daly_interval_s(blocked_s: float, mtbf_s: float) -> float:

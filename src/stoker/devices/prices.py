@@ -5,8 +5,9 @@ published ones for one device with its share of the host, without taxes, storage
 and by zone; old ones are marked as stale.
 
 A user's file is JSON or CSV; its bad rows are left out and reported. A row has `device`, `provider` and `usd_per_hour`,
-and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source` and `note`: columns of a CSV with a
-header, or a JSON list of objects, or an object with `prices` and with `sources` that rows name by key.
+and may have `market` (on demand, spot), `region`, `seen_on` (an ISO date), `source`, `note`, `most_devices` (which
+train together there at most): columns of a CSV with a header, or a JSON list of objects, or an object with `prices` and
+with `sources` that rows name by key.
 
 Carbon intensity and power usage effectiveness are in `grid.json`, each with its source. Emissions cover the life cycle
 of the plants, averaged over a country and a year; they differ by hour and by contract.
@@ -31,7 +32,7 @@ from stoker.records import Price
 
 Market = Literal["on demand", "spot"]
 
-COLUMNS = ("device", "provider", "usd_per_hour", "market", "region", "seen_on", "source", "note")
+COLUMNS = ("device", "provider", "usd_per_hour", "market", "region", "seen_on", "source", "note", "most_devices")
 _NEEDED = COLUMNS[:3]
 
 Prices = tuple[tuple[Price, ...], tuple[str, ...]]
@@ -122,7 +123,14 @@ def _price(row: object, where: str, sources: Mapping[str, str], known: Catalogue
         seen_on=_day(words["seen_on"], where),
         region=words["region"],
         note=words["note"],
+        most_devices=_count(words["most_devices"], where),
     )
+
+
+def _count(word: str, where: str) -> int | None:
+    if word and not (word.isdigit() and int(word) > 0):
+        raise ValueError(f"{where}, column 'most_devices': wanted a number of devices, found {word!r}")
+    return int(word) if word else None
 
 
 def _market(word: str, where: str) -> Market:
@@ -165,9 +173,9 @@ class PriceList:
         chosen = (p for p in self.prices if device in (None, p.device) and market in (None, p.market))
         return tuple(sorted(chosen, key=lambda price: (price.device, price.usd_per_hour, price.provider)))
 
-    def cheapest(self, device: str, market: Market = "on demand") -> Price | None:
-        """The lowest price that is not stale, else the lowest stale one; None if there are none."""
-        offers = self.of(device, market)
+    def cheapest(self, device: str, market: Market = "on demand", count: int = 1) -> Price | None:
+        """The lowest price of one of `count` devices that is not stale, else the lowest stale one; None without any."""
+        offers = [one for one in self.of(device, market) if one.most_devices is None or one.most_devices >= count]
         return next((price for price in offers if not price.is_stale), offers[0] if offers else None)
 
 
@@ -189,9 +197,9 @@ def price_list(today: date, known: Catalogue | None = None) -> PriceList:
     return PriceList(marked((*kept, *own.prices), today), own.problems)
 
 
-def cheapest(device: str, market: Market = "on demand", *, today: date | None = None) -> Price | None:
+def cheapest(device: str, market: Market = "on demand", *, count: int = 1, today: date | None = None) -> Price | None:
     """The lowest price of a device, as in `PriceList.cheapest`, on a day; default today."""
-    return _price_list(today or date.today()).cheapest(device, market)  # noqa: DTZ011 - the user's day
+    return _price_list(today or date.today()).cheapest(device, market, count)  # noqa: DTZ011 - the user's day
 
 
 _price_list = functools.cache(price_list)
@@ -223,6 +231,14 @@ PUE_DATA_CENTRE = 1.54
 
 Source: Uptime Institute, Global Data Center Survey 2025 (weighted average; 1.56 in 2024). The largest operators report
 about 1.1 for their newest sites.
+"""
+
+HOST_SHARE = 1.5
+"""Power of a machine over that of its devices: processors, memory, network and fans draw the rest [1].
+
+Source: I. Latif et al., "Empirical Measurements of AI Training Power Demand on a GPU-Accelerated Node", 2024,
+arXiv:2412.08602: at most 8.4 kW of a machine of eight H100 of 700 W (10.2 kW as printed, which would be 1.8). Machines
+of other devices are taken to be alike; of one that is here, the device alone is counted.
 """
 
 PUE_HERE = 1.0

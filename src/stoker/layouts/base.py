@@ -29,8 +29,8 @@ class Traffic:
 
     They are between the processes of an axis of the layout, or (`data`) all that take parts of a batch. `beside` is the
     arithmetic that they overlap with: the backward pass, whose first results are sent first (`backward`), that of each
-    block, for the next one (`blocks`), or none. `stops` is the share of messages without overlap that stop arithmetic:
-    not those right after other messages, nor those sent before they are needed.
+    block in a pass, for the next one (`forward blocks`, `backward blocks`), or none. `stops` is the share of messages
+    without overlap that stop arithmetic: not those right after other messages, nor those sent before they are needed.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Traffic:
     axis: str
     sizes: tuple[int, ...]
     times: float = 1
-    beside: Literal["backward", "blocks", "nothing"] = "nothing"
+    beside: Literal["backward", "forward blocks", "backward blocks", "nothing"] = "nothing"
     stops: float = 1
 
     @property

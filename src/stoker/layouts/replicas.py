@@ -29,7 +29,8 @@ class Replicas(LayoutAxis):
         """As `LayoutAxis.traffic`; of shards, which were summed already, each process's part."""
         layout, parts = update.layout, update.held
         if layout.shards > 1:
-            shares = tuple(size // layout.shards for size in sharding_groups(parts, layout)[::-1])
+            sums = sharding_groups(parts, layout, of_gradients=True)[::-1]
+            shares = tuple(size // layout.shards for size in sums if size)
             return (Traffic(what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares,
                             beside="backward"),)  # fmt: skip
         return (replicated_traffic if layout.is_replicated else summed_after)(parts.parameters)

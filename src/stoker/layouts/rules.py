@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stoker.devices.cluster import NODE_DEVICES
 from stoker.layouts import axes_of
 from stoker.records import Coupling, Layout
 
@@ -19,6 +20,8 @@ class JobTraits:
     `is_synced`: sites make updates of their own (`Job(sync=…)`). `model_measures` are names of losses and metrics of
     the form (model, batch), `stateful_metrics` of metrics that see all outputs. `averages_statistics`: averaged weights
     need running statistics of their own. `selects_samples`: an update takes the samples with the highest losses.
+    `tensor_devices` are the most of a tensor group, which passes messages within each layer: those of a machine, or
+    that share its links (None: no limit, as where a run has its devices).
     """
 
     batch: int | None = None
@@ -33,6 +36,7 @@ class JobTraits:
     stateful_metrics: tuple[str, ...] = ()
     averages_statistics: bool = False
     selects_samples: bool = False
+    tensor_devices: int | None = NODE_DEVICES
 
 
 def layout_problem(layout: Layout, job: JobTraits) -> str | None:

@@ -46,25 +46,25 @@ class Shards(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: parameters gathered, and gradients summed and scattered, in each pass.
 
-        Gradients are summed in the dtype of the masters. Without `reshard` parameters stay gathered until the end of a
-        pass, and gradients whole until the last pass of an update. Parameters outside of blocks are gathered once a
-        pass, since they are used at both ends of it.
+        Gradients are summed in the dtype of the masters; frozen parameters are gathered, and have none. Without
+        `reshard` parameters stay gathered until the end of a pass, and gradients whole until the last pass of an
+        update. Parameters outside of blocks are gathered once a pass, since they are used at both ends of it.
         """
         layout, parts, passes = update.layout, update.held, update.passes
         root, *blocks = sharding_groups(parts, layout)
-        groups = root, *blocks
-        gathered = [round(size * update.gathered_share) for size in groups]
+        gathered = [round(size * update.gathered_share) for size in (root, *blocks)]
+        gradients = tuple(size for size in sharding_groups(parts, layout, of_gradients=True) if size)
         used = 8 * sum(one.is_trained for one in parts.parameters)
         traffic = [
             Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=tuple(gathered),
-                    times=passes, beside="blocks"),
+                    times=passes, beside="forward blocks"),
             Traffic(what="gradients summed and scattered", collective="reduce-scatter", axis="shards",
-                    sizes=groups[::-1], times=passes if layout.reshard else 1, beside="blocks"),
+                    sizes=gradients[::-1], times=passes if layout.reshard else 1, beside="backward blocks"),
             Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
         ]  # fmt: skip
         if layout.reshard and blocks:
             traffic.insert(1, Traffic(what="parameters gathered again", collective="all-gather", axis="shards",
-                                    sizes=tuple(gathered[:0:-1]), times=passes, beside="blocks"))  # fmt: skip
+                                    sizes=tuple(gathered[:0:-1]), times=passes, beside="backward blocks"))  # fmt: skip
         return tuple(traffic)
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
@@ -134,18 +134,27 @@ class Shards(LayoutAxis):
             return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * (root + sum(blocks)))
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
-        return round(gathered_share * gathered + (gathered_share + 1) * max(root, largest))
+        largest_sum = max(sharding_groups(parts, layout, of_gradients=True))
+        return round(gathered_share * gathered + (gathered_share + 1) * largest_sum)
 
 
 AXIS = Shards()
 
 
-def sharding_groups(parts: ModelParts, layout: Layout) -> tuple[int, ...]:
+def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = False) -> tuple[int, ...]:
     """Bytes that each call gathers under `fully_shard`: the root, then each block.
 
     Every parameter is padded so that its first dimension divides, after the division by tensor parallel.
+
+    Args:
+        parts: the model's.
+        layout: of the processes.
+        of_gradients: the bytes of gradients that each call sums, in the dtype of the masters: frozen parameters have
+            none.
     """
     sizes = [0] * (1 + len(parts.blocks))
     for one in parts.parameters:
+        if of_gradients and not one.is_trained:
+            continue
         sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * layout.shards
     return tuple(sizes)

@@ -14,7 +14,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from stoker.devices.cluster import NODE_DEVICES
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
@@ -41,8 +40,8 @@ class TensorGroup(LayoutAxis):
     def problem_with(self, layout: Layout, job: JobTraits) -> str | None:
         """As `LayoutAxis.problem_with`."""
         name = layout.in_words()
-        if layout.tensor > NODE_DEVICES:
-            return f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
+        if job.tensor_devices is not None and layout.tensor > job.tensor_devices:
+            return f"{layout.tensor} tensor processes are more than the {job.tensor_devices} devices of a node"
         if layout.stages > 1:
             return f"a layout has a tensor group or stages, not both, as {name}"
         if job.has_penalty:
@@ -103,21 +102,28 @@ AXIS = TensorGroup()
 def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes of the tensors that a tensor group sums for one micro-batch [bytes]: forward outputs, backward gradients.
 
-    Forward the outputs of layers divided by rows or by vocabulary, backward the input gradient of layers divided by
-    columns: once for the layers of one parent, such as queries, keys and values, since they share their input.
+    Forward the outputs of layers divided by rows or by vocabulary, once more where a checkpointed block computes them
+    again; backward the input gradient of layers divided by columns: once for the layers of one parent, such as queries,
+    keys and values, since they share their input.
     """
     forward: list[int] = []
     backward: dict[str, int] = {}
+    executed = _forward_operations(trace)
     for one in trace.occurrences:
         name = trace.modules[one.module]
         division, operation = parts.divided.get(name), trace.operations[one.operation]
-        if division is None or one.phase != "forward" or one.part != 0:
+        if division is None or one.part != 0 or (one.module, one.operation) not in executed:
             continue
         if division == "columns" and operation.name in PRODUCTS:
             backward[name.rpartition(".")[0]] = bytes_of(operation.inputs[-2])
         elif division == "vocabulary" or operation.name in PRODUCTS:
             forward.append(bytes_of(operation.outputs[0]))
     return tuple(forward), tuple(backward.values())
+
+
+def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:
+    """Module and operation of what forward passes execute: in a backward pass, that is a block computed again."""
+    return frozenset((one.module, one.operation) for one in trace.occurrences if one.phase == "forward")
 
 
 class _DividedLayers:
@@ -128,7 +134,7 @@ class _DividedLayers:
     """
 
     def __init__(self, trace: Trace, parts: ModelParts, tensor: int, *, sequence: bool = False) -> None:
-        self._trace, self._share = trace, 1 / tensor
+        self._trace, self._share, self._forward = trace, 1 / tensor, _forward_operations(trace)
         lengths = Counter(
             shape.shape[1]
             for one in trace.occurrences if sequence and one.phase == "forward"
@@ -154,7 +160,8 @@ class _DividedLayers:
         name = self._trace.modules[one.module]
         division = self._divided.get(name)
         if division is not None and operation.name in PRODUCTS:
-            return self._product(operation, division, self._weights.get(name, ()), is_forward=one.phase == "forward")
+            is_forward = (one.module, one.operation) in self._forward
+            return self._product(operation, division, self._weights.get(name, ()), is_forward=is_forward)
         if name in self._between or division == "columns":
 
             def narrowed(shape: TensorShape) -> TensorShape:

@@ -238,7 +238,8 @@ def decide(
         return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
     else:
         if planner.is_too_large_here is not None:
-            planner.ranked(place)  # says what it needs
+            with contextlib.suppress(NoDevice):  # of a device that the catalogue lacks trials alone can tell
+                planner.ranked(place)  # says what it needs
         decision = _confirmed(planner, place, only)
     decision = dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
     return decision, planner.coupling if kept is None else kept[1]
@@ -315,7 +316,9 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     else:
         ranked = planner.ranked(place)
     why = "by forecast" if only is None else "as asked"
-    chosen = dataclasses.replace(with_costs(place, ranked[0], planner.forecasts(place)), why=why)
+    chosen = dataclasses.replace(
+        with_costs(place, ranked[0], planner.forecasts(place), planner.price_at(place)), why=why
+    )
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     if planner.forecasts(place).is_fallback(chosen.plan):
         lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
@@ -338,7 +341,7 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
     if others:
         best = dataclasses.replace(best, forecast=widen_for_load(best.forecast, others))
-    chosen = with_costs(place, best, planner.forecasts(place))
+    chosen = with_costs(place, best, planner.forecasts(place), planner.price_at(place))
     lines = explain(
         chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected,
         is_given=only is not None,
@@ -424,7 +427,7 @@ def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
                 f"none of the {len(unfit)} devices is large enough. The largest, {largest.name}: {too_small.message}"
             )
         return DoesNotFit(problems, remedy=remedy)
-    except BadJob as problem:  # it cannot be traced: its memory elsewhere is unknown
+    except (BadJob, NoDevice) as problem:  # it cannot be traced: its memory elsewhere is unknown
         return DoesNotFit(problems, remedy=f"{more}What it would need elsewhere is unknown: {problem.message}.")
 
 

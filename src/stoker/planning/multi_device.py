@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from stoker.devices import (
     planned_devices,
     sample_cpu,
 )
-from stoker.devices.cluster import catalogue_links, unmeasured_links
+from stoker.devices.cluster import NODE_DEVICES, catalogue_links, unmeasured_links
+from stoker.devices.hardware import with_similar_figures
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
@@ -32,7 +34,13 @@ from stoker.layouts.rules import JobTraits, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
-from stoker.planning.model.search_space import execution_settings, layouts_of, saving_memory, trace_settings
+from stoker.planning.model.search_space import (
+    execution_settings,
+    layouts_of,
+    precisions,
+    saving_memory,
+    trace_settings,
+)
 from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
 from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
@@ -57,9 +65,15 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
         BadJob: the job cannot use several devices, or `only` does not suit it.
         DoesNotFit: it fits under no layout.
     """
+    notes: tuple[str, ...] = ()
+    if place.device.kind == "cuda" and (similar := with_similar_figures(place.hardware)) is not None:
+        hardware, entry = similar
+        place = dataclasses.replace(place, hardware=hardware)
+        notes = (f"{place.device.model} is not in the catalogue: planned by the figures of {entry.title}",)
     started, layouts = time.perf_counter(), LayoutCandidates(planner, place)
     ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
-    chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout)) for c in ranked)
+    price = planner.price_at(place)
+    chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout), price) for c in ranked)
     slower, lost = [], []
     for other in others:
         ratio = other.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample
@@ -75,6 +89,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
         rejected=(*lost, *rejected),
         explanation=(
             *planner.prepared.notes,
+            *notes,
             *explain(chosen, layouts.profile, device, (), ()),
             *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
@@ -102,11 +117,15 @@ _MOST_REJECTED = 24
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRules:
-    """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device."""
+    """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device.
+
+    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links.
+    """
 
     job: Job
     model: nn.Module
     profile: Profile
+    tensor_devices: int = NODE_DEVICES
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
@@ -116,7 +135,7 @@ class LayoutRules:
     def _traits(self) -> JobTraits:
         profile = self.profile
         return traits_of(self.job, self.model, closure_optimizer=self._with_closure, coupling=profile.coupling,
-                         batch=min(profile.batch, profile.num_train))  # fmt: skip
+                         batch=min(profile.batch, profile.num_train), tensor_devices=self.tensor_devices)  # fmt: skip
 
     @functools.cached_property
     def _with_closure(self) -> str | None:
@@ -149,7 +168,9 @@ class LayoutCandidates:
     def rules(self) -> LayoutRules:
         """The rules that layouts of the job must keep."""
         prepared = self.planner.prepared
-        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile)
+        cluster = self.place.cluster
+        most = max(cluster.node_devices, cluster.domain_devices)
+        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile, tensor_devices=most)
 
     @property
     def profile(self) -> Profile:
@@ -207,10 +228,12 @@ class LayoutCandidates:
                 products.append(layout)
             else:
                 self._consider(layout, found)
-        is_cuda = self.place.device.kind == "cuda"
-        if not found.candidates or (is_cuda and self.place.count > self.place.cluster.domain_devices):
+        is_cuda, cluster = self.place.device.kind == "cuda", self.place.cluster
+        machine = max(cluster.node_devices, cluster.domain_devices)
+        if not found.candidates or (is_cuda and self.place.count > cluster.domain_devices):
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
-            favourite = self._favourite if found.candidates else None
+            sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
+            favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
             for layout in self._promising(products, found):
                 if len(found.candidates) >= most:
                     break
@@ -218,7 +241,8 @@ class LayoutCandidates:
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if candidates:
-            return _in_order(candidates), tuple(rejected[:_MOST_REJECTED])
+            ordered = _in_order(candidates, is_over_machines=is_cuda and self.place.count > machine)
+            return ordered, tuple(rejected[:_MOST_REJECTED])
         if unfit:
             raise DoesNotFit(f"on {self.place.name} under any layout: {unfit[0].message}", remedy=unfit[0].remedy)
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
@@ -288,7 +312,7 @@ class LayoutCandidates:
         """Why a layout is not worth planning beside those found, by estimate; None if it may be."""
         if not found.candidates or self.place.device.kind != "cuda" or self._lacks(layout) is not None:
             return None
-        best = min(found.candidates, key=lambda one: one.forecast.seconds_per_sample)
+        best = min(found.candidates, key=_seconds_per_sample)
         # The estimates leave out launches and other time that all layouts take, which the forecast has.
         longer_s = self._estimate_s(layout) - self._estimate_s(best.plan.layout)
         ratio = 1 + longer_s / best.forecast.step_s.value
@@ -352,8 +376,11 @@ class LayoutCandidates:
         if (problem := self._lacks(layout)) is not None:
             raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
         device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
-        if (favourite := self._favourite) is not None:  # settings that lost under the first layout are not tried again
-            dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
+        if (favourite := self._favourite) is not None:
+            # Slower precisions lost under the first layout, and fp32 is what remains. Faster ones did not fit there.
+            faster = itertools.takewhile(lambda one: one != favourite.precision, precisions(device))
+            kept = {*faster, favourite.precision, "fp32"}
+            dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in kept)
             device = dataclasses.replace(device, fast_dtypes=dtypes)
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
@@ -369,7 +396,7 @@ class LayoutCandidates:
             )
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
-        best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)
+        best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
@@ -420,13 +447,26 @@ def _hardware_each(place: Place, threads: int | None) -> Hardware:
     return dataclasses.replace(hardware, device=device)
 
 
-def _in_order(candidates: list[Candidate]) -> tuple[Candidate, ...]:
-    """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial."""
+def _in_order(candidates: list[Candidate], *, is_over_machines: bool = False) -> tuple[Candidate, ...]:
+    """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial.
+
+    Over several machines also unless another is no slower and surer: it depends less on a network that is hardly known,
+    as shards within machines do.
+    """
     best = candidates[0]
     for candidate in candidates[1:]:
-        if candidate.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
+        is_faster = _seconds_per_sample(candidate) < (1 - LEAST_GAIN) * _seconds_per_sample(best)
+        is_surer = (
+            _seconds_per_sample(candidate) <= _seconds_per_sample(best)
+            and candidate.forecast.samples_per_s.low > best.forecast.samples_per_s.low
+        )
+        if is_faster or (is_over_machines and is_surer):
             best = candidate
-    return (best, *sorted((c for c in candidates if c is not best), key=lambda c: c.forecast.seconds_per_sample))
+    return (best, *sorted((c for c in candidates if c is not best), key=_seconds_per_sample))
+
+
+def _seconds_per_sample(candidate: Candidate) -> float:
+    return candidate.forecast.seconds_per_sample
 
 
 def without_layout(plan: Plan) -> Plan:

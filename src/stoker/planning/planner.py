@@ -12,11 +12,20 @@ from datetime import UTC, datetime
 import torch
 
 from stoker.activity import doing
-from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest, installed_torch, sample_cpu
+from stoker.devices import (
+    HOST_SHARE,
+    PUE_DATA_CENTRE,
+    PUE_HERE,
+    Place,
+    cache_key,
+    cheapest,
+    installed_torch,
+    sample_cpu,
+)
 from stoker.devices.cpu import attached_cpu, free_cores
-from stoker.devices.hardware import mtbf_h
+from stoker.devices.hardware import PREEMPTED_S, mtbf_h, restart_s
 from stoker.devices.malloc import give_back, resident_bytes
-from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
@@ -45,6 +54,7 @@ from stoker.records import (
     MicroBenchmark,
     Pace,
     Plan,
+    Price,
     Profile,
     Rejection,
 )
@@ -128,12 +138,24 @@ class Planner:
 
     def profile_at(self, place: Place) -> Profile:
         """The job's facts at a place: machines that are taken away fail more often, with all their devices at once."""
-        profile = self.profile(place.device.kind)
+        machine = place.cluster.node_devices
+        profile = dataclasses.replace(self.profile(place.device.kind), machine_devices=machine)
         if self._preempted_s is None or place.is_here:
             return profile
-        machine = min(place.count, place.cluster.node_devices)
-        failures_per_h = 1 / mtbf_h(place.device.kind, self.device_mtbf_h) + 3600 / (self._preempted_s * machine)
-        return dataclasses.replace(profile, device_mtbf_h=1 / failures_per_h)
+        own_per_h = 1 / mtbf_h(place.device.kind, self.device_mtbf_h)
+        taken_per_h = 3600 / (self._preempted_s * min(place.count, machine))
+        per_h = own_per_h + taken_per_h
+        lost_s = (own_per_h * restart_s(place.count, machine) + taken_per_h * PREEMPTED_S) / per_h
+        return dataclasses.replace(profile, device_mtbf_h=1 / per_h, restart_s=lost_s)
+
+    def price_at(self, place: Place) -> Price | None:
+        """The lowest price of an hour of all devices of a place elsewhere; a spot price for machines taken away."""
+        if place.is_here:
+            return None
+        name = place.entry.name if place.entry else place.name
+        each = cheapest(name, "spot", count=place.count) if self._preempted_s is not None else None
+        each = each or cheapest(name, count=place.count)
+        return None if each is None else dataclasses.replace(each, usd_per_hour=each.usd_per_hour * place.count)
 
     def extents(self, samples_per_s: float) -> Extents:
         """How much there is to do; a budget of seconds is turned into samples by the rate."""
@@ -240,7 +262,7 @@ class Planner:
         try:
             if forecasts.probability_it_fits(plan) >= SURE_ENOUGH:
                 return None
-        except BadJob:  # it cannot be traced: the trial decides
+        except (BadJob, NoDevice):  # it cannot be traced: the trial decides
             return None
         needed, allowed = forecasts.needed_bytes(plan), place.device.memory_bytes
         return f"it is forecast to need {format_bytes(needed)} of memory, and may take {format_bytes(allowed)}"
@@ -300,7 +322,7 @@ class Planner:
             return untraced_candidates(facts, place.device, name=place.name, plans=(only,)), ""
         try:
             ranked = self.ranked(place)
-        except BadJob as error:
+        except (BadJob, NoDevice) as error:  # it cannot be traced, or the device is not in the catalogue
             plans = untraced_candidates(facts, place.device, name=place.name)
             return not_ruled_out(plans, self.failures(place)) or plans, error.message
         others = untraced_candidates(facts, place.device, name=place.name, after=ranked)
@@ -354,12 +376,11 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
     return hardware if benchmark is None else dataclasses.replace(hardware, pace=pace_now(benchmark))
 
 
-def with_costs(place: Place, candidate: Candidate, forecasts: TracedForecasts) -> Candidate:
+def with_costs(place: Place, candidate: Candidate, forecasts: TracedForecasts, price: Price | None) -> Candidate:
     """The candidate with the cost, energy and carbon dioxide of all its devices, as far as they are known."""
-    forecast, price, energy = candidate.forecast, None, None
-    if not place.is_here and (each := cheapest(place.entry.name if place.entry else place.name)) is not None:
-        price = dataclasses.replace(each, usd_per_hour=each.usd_per_hour * place.count)
-    plan, pue = dataclasses.replace(candidate.plan, layout=Layout()), PUE_HERE if place.is_here else PUE_DATA_CENTRE
+    forecast, energy = candidate.forecast, None
+    plan = dataclasses.replace(candidate.plan, layout=Layout())
+    pue = PUE_HERE if place.is_here else HOST_SHARE * PUE_DATA_CENTRE
     with contextlib.suppress(BadJob):  # it cannot be traced, and is planned by trials alone
         energy = forecasts.energy_kwh(plan, forecast, pue=pue)
     if energy is not None and not place.is_shared:

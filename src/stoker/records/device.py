@@ -19,7 +19,8 @@ class Device:
     """An attached device.
 
     `fast_dtypes` are the dtypes that its matrix units multiply natively, without "unknown" ones; `memory_bytes` is the
-    memory that a process may use (for a CPU: the smaller of physical memory and the container's limit).
+    memory that a process may use (for a CPU: the smaller of physical memory and the container's limit);
+    `compute_capability` is an NVIDIA GPU's, such as `8.9`, by its driver, empty if unknown.
     """
 
     schema: ClassVar[int] = 1
@@ -31,6 +32,7 @@ class Device:
     memory_bytes: int
     fast_dtypes: tuple[str, ...]
     driver: str = "unknown"
+    compute_capability: str = field(default="", metadata=codec.OMIT_DEFAULT)
 
     @property
     def torch_name(self) -> str:
@@ -80,7 +82,9 @@ class Environment:
 class Price:
     """Price of one device for one hour [USD], with its host; `seen_on` is an ISO date, None if the source has none.
 
-    `device` is a name of the catalogue. `is_stale` marks prices too old, or of a source without a date.
+    `device` is a name of the catalogue. `most_devices` are rented together at most, since the provider's machines have
+    no network to train over, or belong to different people (None: no limit is known). `is_stale` marks prices too old,
+    or of a source without a date.
     """
 
     schema: ClassVar[int] = 1
@@ -93,3 +97,4 @@ class Price:
     region: str = ""
     note: str = ""
     is_stale: bool = False
+    most_devices: int | None = field(default=None, metadata=codec.OMIT_DEFAULT)

@@ -73,7 +73,8 @@ class Profile:
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
     as far as is known. `relative_cost` is the mean time of an update over the run, as a share of one of a whole batch
     of whole images (progressive resizing, selective backprop). `device_mtbf_h` is how long one device works between two
-    failures [h], if it was given. `is_double`: all weights are in float64.
+    failures [h], if it was given; `machine_devices` are those of one machine, which share its disk, and `restart_s` is
+    the time to go on after a failure [s] (None: by the number of machines). `is_double`: all weights are in float64.
     """
 
     schema: ClassVar[int] = 2
@@ -96,6 +97,8 @@ class Profile:
     has_one_shape: bool = True
     relative_cost: float = 1.0
     device_mtbf_h: float | None = None
+    machine_devices: int = 8
+    restart_s: float | None = None
     is_double: bool = False
 
 

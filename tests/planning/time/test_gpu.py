@@ -83,7 +83,7 @@ def test_what_a_datasheet_lacks_is_named() -> None:
     """Without bandwidth and multiprocessors there is no forecast, and the message names both."""
     with pytest.raises(NoDevice, match="memory bandwidth and number of multiprocessors") as caught:
         GpuTimes.of(gpu(bandwidth_bytes_per_s=None, multiprocessors=None))
-    assert "'a100'" in str(caught.value)
+    assert "on a100 (A100)" in str(caught.value)
 
 
 def test_the_whole_follows_from_its_parts() -> None:

@@ -66,6 +66,18 @@ def test_a_causal_mask_saves_up_to_half_of_attention() -> None:
     assert seconds(attention(128, is_causal=True)) == seconds(attention(128))
 
 
+@pytest.mark.parametrize(("newer", "like"), [("10.3", "10.0"), ("12.0", "8.9")])
+def test_fused_attention_reaches_as_much_as_on_the_chip_whose_kernels_it_runs(newer: str, like: str) -> None:
+    """Of what products reach there, whose share is each chip's own; and as many rows of a norm are in flight."""
+    ratios, norms = [], []
+    for capability in (newer, like):
+        changes = {"compute_capability": capability, "power_w": None}
+        ratios.append(seconds(attention(8192), **changes) / seconds(product(8192, 8192, 8192, "bf16"), **changes))
+        norms.append(seconds(layer_norm(65536, 4096), **changes))
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.02)
+    assert norms[0] == norms[1]
+
+
 def test_time_steps_follow_each_other() -> None:
     """A small layer takes as long as its steps wait for each other, not its FLOPs: twice as many, twice as long."""
     small = recurrent(steps=256, batch=4, width=32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from stoker.devices import hardware
 from stoker.devices.cluster import NODE_DEVICES
 from stoker.devices.hardware import checkpoint_interval_s, lost_s, mtbf_h
 from stoker.records import Decision, Estimate, Plan
@@ -34,9 +35,6 @@ WRITING_ONCE_S = 20e-3
 
 DISK_BYTES_PER_S = {"cpu": 500e6, "cuda": 2e9}
 """Write rate of a machine's disk [bytes/s], by kind of device: an SATA drive, and one NVMe drive; assumptions."""
-
-RESTART_S = 60.0
-"""Time to restart processes after a failure [s], without reading the state back: a judgement."""
 
 _HOPELESS = 1000.0
 """Failures that cost more than so many times the run are forecast as that: it would not end."""
@@ -72,6 +70,8 @@ def saving(
     unsaved_s: float,
     evaluations: int,
     link_bytes_per_s: float | None = None,
+    machine_devices: int = NODE_DEVICES,
+    restart_s: float | None = None,
 ) -> Saving:
     """Cost of checkpoints and failures in a run under `plan`.
 
@@ -82,11 +82,13 @@ def saving(
         unsaved_s: all but checkpoints [s].
         evaluations: number of evaluations; each may be followed by a checkpoint.
         link_bytes_per_s: of a GPU to its host, one way; None if unknown.
+        machine_devices: devices of one machine, which share its disk.
+        restart_s: time to go on after a failure; None: by the number of machines.
     """
     kind = "cpu" if plan.device == "cpu" else "cuda"
     devices = plan.layout.world_size
     copying_s = ONCE_S + saved_bytes / copy_bytes_per_s(kind, link_bytes_per_s)
-    moved_s = min(devices, NODE_DEVICES) * saved_bytes / DISK_BYTES_PER_S[kind]  # devices of a machine share its disk
+    moved_s = min(devices, machine_devices) * saved_bytes / DISK_BYTES_PER_S[kind]
     writing_s, mtbf_s = WRITING_ONCE_S + moved_s, 3600 * mtbf_h(kind, plan.device_mtbf_h) / devices
     every_s = plan.checkpoint_every_s
     if plan.device_mtbf_h is not None:
@@ -97,7 +99,8 @@ def saving(
     one = Estimate(
         value=copying_s + waiting_s, low=copying_s / 3, high=3 * copying_s + writing_s, unit="s", basis="roofline"
     )
-    lost = min(lost_s(unsaved_s, every_s, RESTART_S + moved_s, mtbf_s), _HOPELESS * unsaved_s)
+    restart_s = hardware.restart_s(devices, machine_devices) if restart_s is None else restart_s
+    lost = min(lost_s(unsaved_s, every_s, restart_s + moved_s, mtbf_s), _HOPELESS * unsaved_s)
     matters = lost >= LEAST_LOST_SHARE * unsaved_s
     return Saving(every_s=every_s, number=number, one=one, lost_s=lost if matters else None)
 

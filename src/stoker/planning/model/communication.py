@@ -38,7 +38,9 @@ def waited_for(traffic: Sequence[Traffic]) -> tuple[Traffic, ...]:
     `fully_shard` starts its collectives without `async_op` and relies on the device's streams to overlap them; a CPU
     has none. DistributedDataParallel's run in threads.
     """
-    return tuple(dataclasses.replace(one, beside="nothing") if one.beside == "blocks" else one for one in traffic)
+    return tuple(
+        dataclasses.replace(one, beside="nothing") if one.beside.endswith("blocks") else one for one in traffic
+    )
 
 
 def num_meetings(traffic: Sequence[Traffic]) -> float:
@@ -50,10 +52,13 @@ def num_meetings(traffic: Sequence[Traffic]) -> float:
     return during + 1 if traffic else 0
 
 
-def message_time(
-    traffic: Traffic, layout: Layout, links_of: LinksOf, *, forward_s: float, backward_s: float, passes: int
-) -> MessageTime:
+def message_times(
+    traffic: Sequence[Traffic], layout: Layout, links_of: LinksOf, *, forward_s: float, backward_s: float, passes: int
+) -> tuple[MessageTime, ...]:
     """The time of messages in an update, and the part of it that is not hidden.
+
+    Messages beside the same blocks, as gathers and sums of shards in a backward pass, share their links and the
+    arithmetic that hides them: the earlier kind takes of it first.
 
     Args:
         traffic: the messages.
@@ -63,22 +68,37 @@ def message_time(
         backward_s: arithmetic of all backward passes [s].
         passes: number of forward passes, and of backward passes.
     """
-    links = links_of(*layout.group(traffic.axis))
+    passes = max(1, passes)
+    free_s: dict[str, list[float]] = {}  # what is left of each block's arithmetic in a pass
+    for beside, pass_s in (("forward blocks", forward_s / passes), ("backward blocks", backward_s / passes)):
+        blocks = max((len(one.sizes) for one in traffic if one.beside == beside), default=0)
+        free_s[beside] = [pass_s / max(1, blocks)] * blocks
+    return tuple(
+        _message_time(one, links_of(*layout.group(one.axis)), free_s.get(one.beside, []), backward_s / passes)
+        for one in traffic
+    )
+
+
+def _message_time(traffic: Traffic, links: Links, free_s: list[float], backward_s: float) -> MessageTime:
+    """The time of messages of one kind; what they overlap with is taken from `free_s`, by block of a pass."""
     each = [links.seconds(traffic.collective, size) for size in traffic.sizes]
     whole = sum(each) * traffic.times
-    if traffic.beside == "nothing" or links.overlap == 0:
+    if traffic.beside == "nothing" or links.overlap == 0 or not each:
         return MessageTime(traffic=traffic, seconds=whole, exposed_s=whole)
     if traffic.beside == "backward":
         # Messages follow each other and go out as their gradients are done, which come evenly by their bytes.
-        pass_s, total_bytes = backward_s / max(1, passes), max(1, sum(traffic.sizes))
+        total_bytes = max(1, sum(traffic.sizes))
         end_s, sent_bytes = 0.0, 0
         for seconds, size in zip(each, traffic.sizes, strict=True):
             sent_bytes += size
-            end_s = max(end_s, pass_s * sent_bytes / total_bytes) + seconds
-        least = max(0.0, end_s - pass_s)
+            end_s = max(end_s, backward_s * sent_bytes / total_bytes) + seconds
+        least = max(0.0, end_s - backward_s)
     else:
         # Each message but the first overlaps with the arithmetic of the block before.
-        first, *others = each
-        block_s = (forward_s if traffic.collective == "all-gather" else backward_s) / max(1, passes) / max(1, len(each))
-        least = (first + sum(max(0.0, seconds - block_s) for seconds in others)) * traffic.times
+        least = each[0]
+        for block, seconds in enumerate(each[1:]):
+            hidden = min(seconds, free_s[block])
+            free_s[block] -= hidden
+            least += seconds - hidden
+        least *= traffic.times
     return MessageTime(traffic=traffic, seconds=whole, exposed_s=whole - links.overlap * (whole - min(least, whole)))

@@ -249,7 +249,9 @@ def product_seconds(sizes: Floats, element_bytes: float, shape: TileShape, rates
     return best
 
 
-_RESIDENT_THREADS = {"6.0": 2048, "6.1": 2048, "7.0": 2048, "7.5": 1024, "8.0": 2048, "9.0": 2048, "10.0": 2048}
+_RESIDENT_THREADS = {
+    "6.0": 2048, "6.1": 2048, "7.0": 2048, "7.5": 1024, "8.0": 2048, "9.0": 2048, "10.0": 2048, "10.3": 2048,
+}  # fmt: skip
 _OTHER_RESIDENT_THREADS = 1536
 """Resident threads of a multiprocessor. Source: CUDA programming guide, table "Technical Specifications"."""
 _L2_BEGINS_TO_MISS, _L2_ALWAYS_MISSES = 0.2, 0.6

@@ -49,9 +49,10 @@ Floats = NDArray[np.float64]
 Kind = Literal["product", "batched product", "convolution", "attention", "recurrent", "row", "stream"]
 
 _BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
-_FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40}
+_FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40, "10.3": 0.40, "12.0": 0.80}
 """Rate of flash attention's forward pass over that of products of its dtype. Source: Dao, FlashAttention-2
-(2023): 225 TFLOP/s on an A100, 335 to 400 on an H100, of 271 and 795 for products; 8.6 and 8.9 are taken from 8.0."""
+(2023): 225 TFLOP/s on an A100, 335 to 400 on an H100, of 271 and 795 for products; 8.6, 8.9 and 12.0, which run its
+kernels, are taken from 8.0, and 10.3 is taken from 10.0."""
 _OTHER_FUSED_SHARE = 0.6
 _BACKWARD_SHARE = 0.85
 """The backward pass relative to the forward pass. Source: as above, 63 % of the peak against 73 %."""

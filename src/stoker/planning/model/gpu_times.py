@@ -103,9 +103,11 @@ class GpuTimes:
             if not value
         ]
         if missing:
+            device, are = hardware.device, "is" if len(missing) == 1 else "are"
             raise NoDevice(
-                f"The time on {hardware.device.name!r} cannot be forecast: its {' and '.join(missing)} is not known. "
-                "Add it to the catalogue's row, or choose another device.",
+                f"The time on {device.name} ({device.model}) cannot be forecast: its {' and '.join(missing)} {are} not "
+                "known.",
+                remedy="Add it to a catalogue of your own (STOKER_CATALOGUE), or choose another device.",
             )
         known = {
             name: value for name, value in (("shares", shares), ("product", product), ("batched", batched)) if value

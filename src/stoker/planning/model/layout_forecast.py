@@ -24,7 +24,7 @@ from stoker.planning.model.communication import (
     LinksOf,
     MessageTime,
     loss_traffic,
-    message_time,
+    message_times,
     num_meetings,
     waited_for,
 )
@@ -286,10 +286,9 @@ class LayoutForecasts(TracedForecasts):
         turn_s = (slowest.forward_s + slowest.backward_s) / passes
         bubble_s = turn_s * self._num_idle_turns
         traffic = self.traffic(plan)
-        messages = tuple(
-            message_time(one, self.layout, self._links_of, forward_s=slowest.forward_s, backward_s=slowest.backward_s,
-                    passes=passes)
-            for one in traffic
+        messages = message_times(
+            traffic, self.layout, self._links_of, forward_s=slowest.forward_s, backward_s=slowest.backward_s,
+            passes=passes,
         )  # fmt: skip
         host_s = norms_s = 0.0
         if self._is_on_cpu:  # on a GPU it is hidden

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.devices import PUE_DATA_CENTRE, Grid, grid_of
+from stoker.devices import HOST_SHARE, PUE_DATA_CENTRE, Grid, grid_of
 from stoker.errors import BadJob, DoesNotFit
 from stoker.records import Basis, Candidate, Estimate, Price, Rejection
 from stoker.units import format_money, format_seconds
@@ -85,7 +85,7 @@ def energy_kwh(power_w: Estimate, total_s: Estimate, *, pue: float = PUE_DATA_CE
     Args:
         power_w: the device's mean draw while the job runs [W].
         total_s: how long it runs [s].
-        pue: power of the building over that of the device [1], at least 1.
+        pue: power of the building over that of the device, with its share of the machine [1], at least 1.
 
     Raises:
         ValueError: `pue` is below 1.
@@ -111,7 +111,7 @@ def cost_assumptions(price: Price | None, *, pue: float = PUE_DATA_CENTRE, grid:
     """The assumptions behind money, energy and carbon of a forecast, on one line.
 
     >>> cost_assumptions(None, pue=1.54)
-    'energy: the device × 1.54 for its building · carbon: world average, 481 g/kWh (2023)'
+    'energy: the device × 1.5 for its machine × 1.54 for its building · carbon: world average, 481 g/kWh (2023)'
     """
     parts, grid = [], grid or grid_of()
     if price is not None:
@@ -119,7 +119,9 @@ def cost_assumptions(price: Price | None, *, pue: float = PUE_DATA_CENTRE, grid:
         where = f"{price.provider} {price.region}".strip()
         old = ", stale" if price.is_stale else ""
         parts.append(f"money: {format_money(price.usd_per_hour)}/h {price.market} at {where}, {seen}{old}")
-    building = f"the device × {pue:g} for its building" if pue > 1 else "the device alone"
+    building = "the device alone"
+    if pue > 1:
+        building = f"the device × {HOST_SHARE:g} for its machine × {pue:g} for its building"
     name = grid.name[0].lower() + grid.name[1:] if grid.code == "world" else grid.name
     parts += [f"energy: {building}", f"carbon: {name}, {grid.g_co2_per_kwh:g} g/kWh ({grid.year})"]
     return " · ".join(parts)

@@ -189,7 +189,8 @@ class TracedForecasts:
         saved = saving(
             dataclasses.replace(plan, layout=self.layout, captured=False), self._saved_bytes(plan),
             training_s=training.value, unsaved_s=unsaved, evaluations=extents.evaluations,
-            link_bytes_per_s=self._hardware.host_link_bytes_per_s,
+            link_bytes_per_s=self._hardware.host_link_bytes_per_s, machine_devices=profile.machine_devices,
+            restart_s=profile.restart_s,
         )  # fmt: skip
         total = unsaved + saved.total_s
         total_s, compile_s = training.scaled(total / training.value), None

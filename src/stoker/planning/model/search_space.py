@@ -74,10 +74,8 @@ def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     num_blocks = profile.num_blocks
     quarters = (1, 2, 3) if num_blocks <= MOST_BLOCKS_CUT else ()
     counts = dict.fromkeys((0, *(num_blocks * quarter // 4 for quarter in quarters), num_blocks))
-    # A loss in chunks computes nothing twice: it comes before checkpointing, and stays. Models of many blocks, whose
-    # traces take seconds each, have both or neither.
-    chunked = [(count, profile.loss_chunks) for count in counts if count or num_blocks <= MOST_BLOCKS_CUT]
-    ways = dict.fromkeys(((0, 1), *chunked))
+    # A loss in chunks computes nothing twice: it comes before checkpointing, and stays.
+    ways = dict.fromkeys(((0, 1), *((count, profile.loss_chunks) for count in counts)))
     for count, chunks in ways:
         for malloc in _MALLOCS if plan.device == "cpu" else ("default",):
             yield dataclasses.replace(plan, checkpointed_blocks=count, loss_chunks=chunks, malloc=malloc)

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from stoker.errors import NoDevice
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import TraceSettings
 from stoker.stepping.torch_compile import without_compiler
@@ -116,8 +117,14 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
     """Within the block tensors are fake, on the target of `settings`; afterwards the process is restored.
 
     So are random generators. Autograd runs in the calling thread, so that the mode sees its operations.
+
+    Raises:
+        NoDevice: the target is a GPU of unknown compute capability, which decides its kernels.
     """
     wants_cuda = settings.target == "cuda"
+    if wants_cuda and not settings.capability:
+        raise NoDevice("The model cannot be traced for a GPU whose compute capability is not known.",
+                       remedy="Add it to a catalogue of your own (STOKER_CATALOGUE).")  # fmt: skip
     is_cuda = wants_cuda and can_pretend_cuda()
     if is_cuda:
         importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced

@@ -78,7 +78,7 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
     Raises:
         BadJob: the plan and the job do not go together.
     """
-    _require_allowed(plan.layout, traits_of(job))
+    _require_allowed(plan.layout, traits_of(job, tensor_devices=None))
     layout = plan.layout if job.sync is None else ONE_PROCESS  # independent sites are each like one process
     if layout.world_size > 1 and plan.compile:
         raise BadJob(
