@@ -16,7 +16,7 @@ from stoker.layouts.shards import AXIS
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.job_profile import model_parts
-from stoker.records import Coupling, Layout, Plan, Position, Trace
+from stoker.records import Coupling, Layout, Plan, Position, Precision, Trace
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
@@ -61,14 +61,18 @@ def _untraced() -> Trace:
     raise AssertionError("shards need no trace")
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool) -> None:
-    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not."""
+@pytest.mark.parametrize(("reshard", "precision"), [(True, "fp32"), (False, "fp32"), (True, "bf16")])
+def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(reshard: bool, precision: Precision) -> None:
+    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not.
+
+    In bf16 gathers are half as large, and sums of gradients are not.
+    """
     layout = Layout(shards=2, reshard=reshard)
-    plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout)
+    plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout, precision=precision)
     made, _ = on_ranks(layout, collectives, plan)
     parts = model_parts(MODEL())
-    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced)
+    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced,
+                           gathered_share=0.5 if precision == "bf16" else 1.0)  # fmt: skip
     traffic = AXIS.traffic(update)
     expected = [(one.collective, size) for one in traffic if one.axis == "shards"
                 for size in one.sizes for _ in range(round(one.times))]  # fmt: skip

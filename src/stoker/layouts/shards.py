@@ -131,7 +131,8 @@ class Shards(LayoutAxis):
         """
         root, *blocks = sharding_groups(parts, layout)
         if is_on_cpu:
-            return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * (root + sum(blocks)))
+            copies = _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
+            return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))  # half of them are of gradients
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         return round(gathered_share * gathered + (gathered_share + 1) * max(root, largest))

@@ -3,7 +3,8 @@
 The repeated blocks of a model, found here, are also the unit of compilation, sharding and pipeline stages.
 
 What: the first `count` of a model's repeated blocks go through `torch.utils.checkpoint` (not reentrant). Random draws
-are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics.
+are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics. Autocast
+keeps no casts of these blocks' weights.
 Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
 Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
 change a large buffer in place after their first pass; each is refused when it happens.
@@ -195,7 +196,22 @@ class Checkpointed:
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
         # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
         kept = _as_it_is_now((args, kwargs))
-        return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+        with _without_cached_casts():
+            return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+
+
+@contextlib.contextmanager
+def _without_cached_casts() -> Iterator[None]:
+    """Within the context autocast casts weights each time: kept casts would outlive the activations that are not.
+
+    PyTorch passes the second time with the same setting.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class _Passes:

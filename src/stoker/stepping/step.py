@@ -8,6 +8,7 @@ count, check finite, clip the global norm once, step, average.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -159,7 +160,9 @@ class Step:
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
-        self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
+        # A given dtype takes the place of the plan's precision.
+        computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
+        self._strategy = parallelize(computed, self.model, world, job, is_apart=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
         self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
@@ -274,6 +277,8 @@ class Step:
         if all(getattr(plan, name) == getattr(old, name) for name in composed):
             return
         looks_at_norm = self.clipping.looks_at_norm
+        if plan.precision != old.precision and self.dtype is None:
+            self._strategy.set_precision(plan.precision)
         if plan.memory_format != old.memory_format:
             formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
             self.model.to(memory_format=formats[plan.memory_format])  # type: ignore[call-overload]  # missing from the stubs

@@ -110,7 +110,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         plan: of one process.
         profile: of its part of the job.
         capability: the compute capability of a CUDA device, empty for a CPU.
-        layout: of all processes. On GPUs, bf16 under shards is gathered in bf16.
+        layout: of all processes, which says what parameters are gathered in.
     """
     is_cuda = plan.device.startswith("cuda")
     return TraceSettings(
@@ -123,7 +123,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,
         loss_chunks=plan.loss_chunks,
-        gathered_in="bf16" if is_cuda and plan.precision == "bf16" and layout.shards > 1 else None,
+        gathered_in=layout.gathered_in(plan.precision),
     )
 
 
