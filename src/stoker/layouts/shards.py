@@ -31,6 +31,7 @@ class Shards(LayoutAxis):
     name = "shards"
     explanation = "processes hold parts of parameters, gradients and optimiser state, and take parts of every batch"
     complexity = 1
+    compiles = True
 
     def variants(self, layout: Layout) -> Iterator[Layout]:
         """As `LayoutAxis.variants`: gathered parameters are freed after the forward pass, or kept."""

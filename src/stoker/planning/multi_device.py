@@ -28,7 +28,7 @@ from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.layouts import axes_of
 from stoker.layouts.local_state import OptimizerFootprint
-from stoker.layouts.rules import JobTraits, layout_problem
+from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
@@ -405,11 +405,23 @@ class LayoutCandidates:
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=lambda c: c.forecast.seconds_per_sample)
+        if self._may_compile(layout):
+            plan = dataclasses.replace(best.plan, compile=True)
+            compiled = dataclasses.replace(best, plan=plan, forecast=forecasts.forecast(plan))
+            if compiled.forecast.total_s.value < best.forecast.total_s.value:
+                best = compiled
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
             best, plan=plan, is_here=place.is_here, memory_bytes=device.memory_bytes, why="by forecast"
         )
+
+    def _may_compile(self, layout: Layout) -> bool:
+        """Whether compiled plans of a layout are considered: on GPUs, by forecast."""
+        place, job = self.place, self.planner.prepared.job
+        if place.device.kind != "cuda" or not compiles(layout) or job.step is not None:
+            return False
+        return not place.is_here or self.planner.cannot_compile(place) is None
 
     def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
         """A line on the cost of lockstep over these links, and what `Job(sync=…)` saves; none if it costs little."""

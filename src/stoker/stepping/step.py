@@ -174,7 +174,7 @@ class Step:
         require_no_closure(self.optimizer, plan.layout)
         sharing = world.data if outer is None and plan.layout.data_size > 1 else None
         self._norms = couple_batch_norms(self.model, coupling, plan.micro_batch, sharing)
-        self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
+        self.compilation = compile_in_place(self.model, self.device, self._strategy.apart) if plan.compile else None
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         self._compose()
         self._saved: SavedWeights = ModelWeights(self.model)
@@ -288,7 +288,7 @@ class Step:
             is_ours = isinstance(self.job.optimizer, Optimizer)
             use_implementation(self.optimizer, plan.optimizer_implementation, is_ours=is_ours)
         if plan.compile and not old.compile:
-            self.compilation = compile_in_place(self.model, self.device)
+            self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
         elif self.compilation is not None and not plan.compile:
             self.compilation.undo()
             self.compilation = None

@@ -39,6 +39,8 @@ class Strategy(abc.ABC):
     """
 
     model: Callable[..., Any]
+    apart: Sequence[nn.Module] = ()
+    """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
 
     @abc.abstractmethod
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
