@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
+
 CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
 NOT_COMPARED = "assumed: samples have not been compared yet"
@@ -73,7 +75,7 @@ class Profile:
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
     as far as is known. `relative_cost` is the mean time of an update over the run, as a share of one of a whole batch
     of whole images (progressive resizing, selective backprop). `device_mtbf_h` is how long one device works between two
-    failures [h], if it was given. `is_double`: all weights are in float64.
+    failures [h], if it was given. `is_double`: all weights are in float64. `numerics` are the job's.
     """
 
     schema: ClassVar[int] = 2
@@ -97,6 +99,7 @@ class Profile:
     relative_cost: float = 1.0
     device_mtbf_h: float | None = None
     is_double: bool = False
+    numerics: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 Division = Literal["columns", "rows", "vocabulary"]

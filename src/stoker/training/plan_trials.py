@@ -127,8 +127,10 @@ class PlanTrials:
         self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
         changed = [switch.plan for switch in plans.schedule.switches if switch.kind == "changed"]  # as for memory
         self._safe, self._is_updating = [plans.schedule.at(0), *changed][-1], False
-        is_reducible = self._safe.precision == "fp32"
-        self._reduced = [p for p in precisions(place.device) if is_reducible and p not in FULL_PRECISIONS]
+        is_reducible, self._numerics = self._safe.precision == "fp32", tuple(prepared.job.numerics)
+        self._reduced = [
+            p for p in precisions(place.device, self._numerics) if is_reducible and p not in FULL_PRECISIONS
+        ]
         # An optimiser with a closure takes a different number of passes in each update, which says little of a plan.
         is_hopeless = total_updates < FEWEST_UPDATES or needs_closure(step.optimizer)
         self.is_over = plans.schedule.is_settled or is_hopeless
@@ -250,7 +252,7 @@ class PlanTrials:
         formats: tuple[MemoryFormat, ...] = (
             ("channels_last", "contiguous") if has_convolutions(self._step.model) else ("contiguous",)
         )
-        arithmetic = [p for p in precisions(self._place.device) if self._is_exact(p)]
+        arithmetic = [p for p in precisions(self._place.device, self._numerics) if self._is_exact(p)]
         return LiveSearch(self._safe, self._possible(
             dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
             for precision in arithmetic for memory_format in formats

@@ -85,6 +85,11 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
             f"compiled plans are for one process, replicas and shards so far, and this one is for {layout.in_words()}",
             remedy="Use the plan without compile.",
         )
+    if plan.precision == "fp16" and "fp16" not in job.numerics:
+        raise BadJob(
+            "the plan's precision is fp16, whose range is smaller than fp32's, and the job does not allow it",
+            remedy='Allow it, `Job(numerics=["fp16"])`, or use a plan of precision fp32.',
+        )
     if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch_size, layout):
         raise BadJob(f"this plan would change what is learned: {problem}")
 
