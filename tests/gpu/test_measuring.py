@@ -15,6 +15,7 @@ from stoker.profiling.links import measure_links
 from stoker.profiling.plan_trial import try_plan
 from stoker.records import Plan
 from stoker.stepping.step_failures import free_bytes, reachable_bytes
+from stoker.testing.simulated_gpu import is_simulated
 from stoker.training.rank_times import StreamTimestamps
 from tests.flow.builders import blobs_job
 from tests.training.builders import SEPARABLE, datasets_of
@@ -33,7 +34,7 @@ def test_rates_of_products_and_copies() -> None:
     assert found.host_to_device_bytes_per_s > 0
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2 or is_simulated(), reason="needs two GPUs, of a GPU's speed")
 def test_links_of_two_gpus() -> None:
     """By a process on each."""
     found = measure_links(attached_devices()[0], 2)

@@ -111,10 +111,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_run_is_planned_on_the_gpu_that_is_here(tmp_path: Path) -> None:
-    """Plans are traced, tried and measured there; the report has its memory."""
+    """Plans are traced, tried and measured there, and the run takes its memory."""
+    torch.cuda.reset_peak_memory_stats(0)
+    before = torch.cuda.max_memory_allocated(0)
     run = stoker.train(gpt_job(), on="cuda:0", run_dir=tmp_path / "run", sink=lambda _event: None)
-    assert run.plan.device == "cuda:0"
     assert run.status == "finished"
+    assert torch.cuda.max_memory_allocated(0) > before
 
 
 @pytest.mark.skipif(not is_simulated(), reason="takes memory away from a GPU")

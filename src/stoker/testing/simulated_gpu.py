@@ -233,6 +233,8 @@ def _replace_torch_cuda(extension: Any) -> None:  # noqa: C901 - a list of repla
                 setattr(module, name, value)
     torch.cuda.nvtx.range_push = ranges.append
     torch.cuda.nvtx.range_pop = ranges.pop
+    history: Any = torch.cuda.memory  # of allocations, which there is none of
+    history._record_memory_history = history._dump_snapshot = None
     private: Any = torch._C
     private._host_emptyCache = no_work
     torch.version.cuda = "13.0"
