@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from stoker.records import Layout, Plan
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
-from tests.stepping.layouts.conformance import Learned, largest_loss_difference, learned
+from stoker.testing.simulated_gpu import is_simulated
+from tests.stepping.layouts.conformance import JOBS, Learned, largest_loss_difference, learned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,13 +35,16 @@ def learned_there(world: World, name: str) -> Learned:
     """What a process learns of a case on its GPU."""
     job, settings, _ = CASES[name]
     plan = Plan(device=f"cuda:{world.rank}", **{"micro_batch": 4, **settings})
-    return learned(world, job, plan, None, updates=6)
+    # Weights stay on the GPU, which the process that compares may not have.
+    return dataclasses.replace(learned(world, job, plan, None, updates=6), weights={}, averages={})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_gpus_learn_what_one_cpu_does(name: str) -> None:
     """Losses of six updates, and every process the same."""
+    if is_simulated() and ("replicas" in name or name == "tensor"):
+        pytest.skip("needs a timer of CUDA's, or an optimiser over single tensors: not simulated")
     job, _, limit = CASES[name]
-    alone = learned(ALONE, job, Plan(device="cpu", micro_batch=16), None, updates=6)
+    alone = learned(ALONE, job, Plan(device="cpu", micro_batch=JOBS[job][0]().batch), None, updates=6)
     for one in on_ranks(CASES[name][1]["layout"], learned_there, name, kind="cuda"):
         assert largest_loss_difference(one, alone) < limit

@@ -221,6 +221,8 @@ class _Passes:
         self._block = block
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
         self._versions: list[int] = []
+        self._device = next((p.device.type for p in block.block.parameters()), "cpu")
+        self._is_autocast = True
         self._before: dict[str, torch.Tensor] = {}
 
     def __call__(self, kept: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -236,12 +238,14 @@ class _Passes:
                 remedy=f"{_REMEDY} Or take the operation that is not in place (`x = x + y` for `x += y`).",
             )
         args, kwargs = kept
-        with self._block.conditions(), _buffers_untouched(self._block, self._before):
+        autocast = contextlib.nullcontext() if self._is_autocast else torch.autocast(self._device, enabled=False)
+        with self._block.conditions(), autocast, _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
 
     def _first_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first pass; keeps copies of the buffers that it changes, since the second one must begin with those."""
         block = self._block
+        self._is_autocast = torch.is_autocast_enabled(self._device)
         of_norms = _buffers_of_norms(block.block)
         held = {name: buffer for name, buffer in block.block.named_buffers() if name not in of_norms}
         copies = {name: buffer.clone() for name, buffer in held.items() if block.must_keep(name, buffer)}

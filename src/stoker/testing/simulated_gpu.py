@@ -273,6 +273,8 @@ def _replace_nccl(extension: Any) -> None:
         def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Any:
             return extension.collectives(distributed_c10d.ProcessGroupGloo(store, rank, size, options._timeout))
 
+    backend: Any = torch._C._distributed_c10d.Backend
+    backend._set_default_timeout = lambda _backend, _timeout: None  # gloo keeps the one that it was made with
     replaced: Any = distributed_c10d
     replaced.ProcessGroupNCCL, replaced._NCCL_AVAILABLE = ProcessGroupNCCL, True
 
