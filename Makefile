@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,6 +32,12 @@ test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs,
 
 test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
 	$(BIN)/python -m pytest -q -n 0 -m places tests/places
+
+test-simulated-gpu: $(INSTALLED) ## What is for GPUs, on two simulated ones (compiled with g++); prints how much of it was executed
+	rm -f build/cuda.coverage*; mkdir -p build
+	STOKER_SIMULATED_GPU=2 $(BIN)/python -m coverage run --rcfile=tests/gpu/coverage.ini -m pytest -q -n 0 -m gpu tests
+	$(BIN)/python -m coverage combine --rcfile=tests/gpu/coverage.ini
+	$(BIN)/python -m tests.gpu.cuda_lines build/cuda.coverage --least 0.74
 
 test-ui: $(INSTALLED) ## The live page in Chromium, which has to be installed, and axe-core's findings on every page (3 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -r tests/web/requirements.txt

@@ -49,6 +49,11 @@ os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+if os.environ.get("STOKER_SIMULATED_GPU"):  # `make test-simulated-gpu`: what is marked `gpu` runs on simulated ones
+    from stoker.testing.simulated_gpu import simulate_gpus
+
+    simulate_gpus(int(os.environ["STOKER_SIMULATED_GPU"]))
+
 import pytest  # noqa: E402 - the environment comes first
 from _pytest.doctest import DoctestModule  # noqa: E402 - likewise
 from hypothesis import settings  # noqa: E402 - likewise

@@ -42,7 +42,7 @@ def test_without_a_micro_batch_each_process_takes_its_part_at_once() -> None:
         ("micro_batch=four", "micro_batch is a number"),
         ("micro_batch=2.5", "micro_batch is a whole number"),
         ("micro_batch=0", "micro_batch must be at least 1"),
-        ("precision=fp8", "precision is one of fp32, tf32, bf16, fp64"),
+        ("precision=fp8", "precision is one of fp32, tf32, bf16, fp16, fp64"),
         ("compile=maybe", "compile is true or false"),
         ("shards=0", "shards must be from 1"),
         ("loader=workers", "does not go with num_workers=0"),

@@ -16,7 +16,7 @@ from stoker.layouts.shards import AXIS
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.job_profile import model_parts
-from stoker.records import Coupling, Layout, Plan, Position, Trace
+from stoker.records import Coupling, Layout, Plan, Position, Precision, Trace
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
@@ -71,18 +71,26 @@ def _untraced() -> Trace:
     raise AssertionError("shards need no trace")
 
 
-@pytest.mark.parametrize("make", [MODEL, adapted])
-@pytest.mark.parametrize("reshard", [True, False])
-def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool, make: Callable[[], GPT]) -> None:
+@pytest.mark.parametrize(
+    ("reshard", "precision", "make"),
+    [
+        (True, "fp32", MODEL), (False, "fp32", MODEL), (True, "bf16", MODEL),
+        (True, "fp32", adapted), (False, "fp32", adapted),
+    ],
+)  # fmt: skip
+def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(
+    reshard: bool, precision: Precision, make: Callable[[], GPT]
+) -> None:
     """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not.
 
-    Of frozen parameters there are no gradients to scatter.
+    In bf16 gathers are half as large, and sums of gradients are not. Of frozen parameters there are no gradients.
     """
     layout = Layout(shards=2, reshard=reshard)
-    plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout)
+    plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout, precision=precision)
     made, _ = on_ranks(layout, collectives, plan, make)
     parts = model_parts(make())
-    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced)
+    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced,
+                           gathered_share=0.5 if precision == "bf16" else 1.0)  # fmt: skip
     traffic = AXIS.traffic(update)
     expected = [(one.collective, size) for one in traffic if one.axis == "shards"
                 for size in one.sizes for _ in range(round(one.times))]  # fmt: skip

@@ -384,3 +384,15 @@ def test_lists_may_grow_after_a_block_has_read_them() -> None:
     """Each block is computed again from what it was given, not from what the list has become."""
     job = make_job(Growing)
     assert are_equal(trained(job, 16, checkpointed_blocks=3, updates=4), trained(job, 16, updates=4))
+
+
+def test_autocast_keeps_no_casts_of_checkpointed_blocks_weights() -> None:
+    """A kept cast would live until the end of the pass, though activations do not; outside of blocks it is kept."""
+    seen: list[tuple[str, bool]] = []
+    job = make_job(lambda: deep(count=2), data=vectors(8))
+    step = Step(job, plan_of(8, precision="bf16", checkpointed_blocks=1), SEPARABLE)
+    for name, module in (("checkpointed", step.model[1].linear), ("other", step.model[2].linear)):
+        module.register_forward_hook(lambda *_, name=name: seen.append((name, torch.is_autocast_cache_enabled())))
+    train(job, step, 1)
+    assert seen == [("checkpointed", False), ("other", True), ("checkpointed", False)]
+    assert torch.is_autocast_cache_enabled()

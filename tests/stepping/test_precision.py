@@ -12,6 +12,7 @@ from stoker.errors import BadJob
 from stoker.records import Plan
 from stoker.stepping.precision import products_in
 from stoker.stepping.step import Step
+from stoker.testing.simulated_gpu import is_simulated
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import cnn, images, make_job, mlp
 
@@ -102,6 +103,7 @@ def test_an_old_gpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(is_simulated(), reason="a simulated GPU rounds as the CPU does")
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_products_on_a_gpu_are_rounded_as_told(precision: str) -> None:
     """Products and convolutions under fp32 are right to 1e-5; under tf32, with 10 bits of mantissa, they are not."""
@@ -116,6 +118,7 @@ def test_products_on_a_gpu_are_rounded_as_told(precision: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(is_simulated(), reason="a simulated GPU rounds as the CPU does")
 def test_updates_on_a_gpu_obey_the_plans_precision() -> None:
     """From the same state, a convolutional network's update in tf32 is another than in fp32, and close to it."""
     job = make_job(cnn, data=images(32))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping.capture import SMALL_BYTES, Buffers
+from stoker.stepping.buffers import SMALL_BYTES, Buffers
 from stoker.training.recovery import Generators, UpdateSnapshot
 
 LARGE = SMALL_BYTES // 4 + 1

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
+NUMERICS = ("fp16",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 _NUMBERS = ("batch", "clip_norm", "average", "coupling_group", "seed")
@@ -125,6 +126,8 @@ class Job:
             `stoker.Evaluation(every=stoker.epochs(2), select="last")` (default: every epoch, the best).
         on_non_finite: reaction to a loss or gradient that is not finite: "stop"; "roll_back" to the last checkpoint
             and continue in fp32; or "skip", which leaves the update out and so changes what is learned.
+        numerics: what plans may round more than the contract allows: `["fp16"]`, passes in fp16 with a dynamic loss
+            scale on devices without bf16. See docs/contract.md.
         recipe: "fast" sets whatever is left open here of the optimiser, schedule, augmentation and label smoothing, for
             image classifiers that should be good after few epochs; see `stoker.recipes`.
         seed: fixes the initial weights, the order, the augmentation and the model's own random draws.
@@ -158,6 +161,7 @@ class Job:
     sampling: Sampling | Arrangement | None = None
     evaluation: Evaluation = Evaluation()
     on_non_finite: Literal["stop", "roll_back", "skip"] = "stop"
+    numerics: Sequence[str] = ()
     recipe: Literal["fast"] | None = None
     seed: int = 0
     name: str | None = None
@@ -290,6 +294,8 @@ def _choices(job: Job) -> list[_Check]:
     return [
         ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
          f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
+        ("numerics", _is_list(job.numerics) and all(one in NUMERICS for one in job.numerics),
+         f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}"),
         ("recipe", job.recipe is None or job.recipe in RECIPES,
          f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"),
         ("name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"),
@@ -300,6 +306,7 @@ def _own_step(job: Job) -> Iterator[_Check]:
     """A step of the job's own is atomic, and does everything between loss and update itself."""
     if job.step is None:
         return
+    yield "numerics", "fp16" not in job.numerics, "a step of the job's own takes no loss scale"
     yield "step", callable(job.step), f"wanted a function of (model, optimizers, batch), got {_kind(job.step)}"
     skips = job.on_non_finite == "skip"
     yield "on_non_finite", not skips, "a step of the job's own has moved the weights before its loss is looked at"
@@ -328,6 +335,7 @@ def _sync(job: Job) -> Iterator[_Check]:
     why = "an average would be of one site's weights; sync has shared weights of its own"
     yield "average", job.average is None, why
     yield "step", job.step is None, "sync does not go with a step of the job's own"
+    yield "numerics", "fp16" not in job.numerics, "sites with updates of their own would have loss scales of their own"
     yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
     is_scaled = isinstance(given, Sync) and given.rate == "by_noise" and isinstance(job.optimizer, SGD)
     yield "sync", not is_scaled, 'rate="by_noise" is for Adam and its kin; with SGD sites learn as fast without'

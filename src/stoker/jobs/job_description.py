@@ -50,6 +50,8 @@ def describe_settings(job: Job) -> dict[str, JSON]:
     left_out = {key for key in _LATER if settings[key] is None} | ({"stop"} if not job.stop else set())
     later = {name: getattr(job.objective, name) for name in ("stochastic_depth", "selective_backprop")}
     settings |= {name: value for name, value in later.items() if value}
+    if job.numerics:
+        settings["numerics"] = sorted(job.numerics)
     return {key: describe(value) for key, value in settings.items() if key not in left_out}
 
 

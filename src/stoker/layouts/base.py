@@ -81,6 +81,8 @@ class LayoutAxis(abc.ABC):
     """The axis as `Layout.added` has it, of any size; None if `Layout` has a field of its name."""
     is_uneven: bool = False
     """Whether processes along the axis do different work; the traces of such processes leave out the state."""
+    compiles: bool = False
+    """Whether the modules of a process may be compiled, each without the messages around it."""
     report_note: str = ""
     """What a reader of a run's report has to know about its times."""
 

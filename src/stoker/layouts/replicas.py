@@ -24,6 +24,7 @@ class Replicas(LayoutAxis):
     name = "replicas"
     explanation = "each process holds the whole model and takes a part of every batch"
     complexity = 0
+    compiles = True
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`; of shards, which were summed already, each process's part."""

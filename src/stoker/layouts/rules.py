@@ -39,6 +39,11 @@ class JobTraits:
     tensor_devices: int | None = NODE_DEVICES
 
 
+def compiles(layout: Layout) -> bool:
+    """Whether plans of a layout may be compiled."""
+    return all(axis.compiles for axis in axes_of(layout))
+
+
 def layout_problem(layout: Layout, job: JobTraits) -> str | None:
     """Why a job does not allow a layout, with the numbers and what it would allow; None if it does."""
     return next(_problems(layout, job), None) if layout.world_size > 1 else None

@@ -31,6 +31,7 @@ class Shards(LayoutAxis):
     name = "shards"
     explanation = "processes hold parts of parameters, gradients and optimiser state, and take parts of every batch"
     complexity = 1
+    compiles = True
 
     def variants(self, layout: Layout) -> Iterator[Layout]:
         """As `LayoutAxis.variants`: gathered parameters are freed after the forward pass, or kept."""
@@ -131,7 +132,8 @@ class Shards(LayoutAxis):
         """
         root, *blocks = sharding_groups(parts, layout)
         if is_on_cpu:
-            return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * (root + sum(blocks)))
+            copies = _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
+            return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))  # half of them are of gradients
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         largest_sum = max(sharding_groups(parts, layout, of_gradients=True))

@@ -30,7 +30,7 @@ from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.layouts import axes_of
 from stoker.layouts.local_state import OptimizerFootprint
-from stoker.layouts.rules import JobTraits, layout_problem
+from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.planning.explanation import describe_messages, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
@@ -47,7 +47,7 @@ from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
 from stoker.profiling.job_profile import model_parts
 from stoker.profiling.links import measure_links
-from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Profile, Rejection, Trace
+from stoker.records import Candidate, Decision, Device, Hardware, Layout, Plan, Profile, Rejection, Trace
 from stoker.records.hardware import Links
 from stoker.records.profile import ModelParts
 from stoker.stepping.layouts import divided_parts, model_problem
@@ -240,6 +240,9 @@ class LayoutCandidates:
                 if favourite is None or not self._add_like(favourite, layout, found):
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
+        if (problem := vars(self).get("_not_in_bf16")) is not None:
+            plan = dataclasses.replace(self._least_on(self.place.device), layout=self._all_shards)
+            rejected.insert(0, Rejection(device=self.place.name, plan=plan, reason=problem))
         if candidates:
             ordered = _in_order(candidates, is_over_machines=is_cuda and self.place.count > machine)
             return ordered, tuple(rejected[:_MOST_REJECTED])
@@ -337,22 +340,51 @@ class LayoutCandidates:
     @functools.cached_property
     def _least_plan(self) -> Plan:
         """The plan that needs the least memory of one process: a sample at a time, all blocks checkpointed."""
-        plan = next(execution_settings(self.profile, self.place.device))
+        return self._least_on(dataclasses.replace(self.place.device, fast_dtypes=self._fast_dtypes(self._all_shards)))
+
+    def _least_on(self, device: Device) -> Plan:
+        plan = next(execution_settings(self.profile, device))
         *_, saving = saving_memory(plan, self.profile)
         return saving
+
+    @property
+    def _all_shards(self) -> Layout:
+        return Layout(shards=self.place.count)
+
+    def _fast_dtypes(self, layout: Layout) -> tuple[str, ...]:
+        """The device's dtypes in which the model can be computed under a layout."""
+        dtypes = self.place.device.fast_dtypes
+        is_left_out = layout.gathered_in("bf16") is not None and self._not_in_bf16 is not None
+        return tuple(dtype for dtype in dtypes if dtype != "bf16") if is_left_out else dtypes
+
+    @functools.cached_property
+    def _not_in_bf16(self) -> str | None:
+        """Why the model cannot be computed in bf16 throughout, as under shards; None if it can, or if bf16 is not fast.
+
+        Autocast, as under replicas, may do with it.
+        """
+        plan, local = self._least_on(self.place.device), local_profile(self.profile, self._all_shards)
+        if self._all_shards.gathered_in(plan.precision) is None:
+            return None
+        capability = self.place.hardware.compute_capability or ""
+        plan = dataclasses.replace(plan, micro_batch=_smallest(local))
+        try:
+            self.planner.needs.trace(trace_settings(plan, local, capability, self._all_shards))
+        except BadJob as problem:
+            return problem.message
+        return None
 
     @functools.cached_property
     def _least_trace(self) -> Trace:
         """The trace of the whole model under that plan, which all layouts are judged by."""
-        layout, capability = Layout(shards=self.place.count), self.place.hardware.compute_capability or ""
+        layout, capability = self._all_shards, self.place.hardware.compute_capability or ""
         local = local_profile(self.profile, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
             return self.planner.needs.trace(trace_settings(self._least_of(local), local, capability, layout))
 
     def _least_of(self, local: Profile) -> Plan:
         """That plan with the smallest micro-batch that is legal for one process's part of the job."""
-        smallest = min(local.coupling.legal_micro_batches(local.batch), default=local.batch)
-        return dataclasses.replace(self._least_plan, micro_batch=smallest)
+        return dataclasses.replace(self._least_plan, micro_batch=_smallest(local))
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
@@ -375,11 +407,14 @@ class LayoutCandidates:
         place, forecasts, local = self.place, self.forecasts(layout), local_profile(self.profile, layout)
         if (problem := self._lacks(layout)) is not None:
             raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
-        device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
+        device = dataclasses.replace(
+            place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each,
+            fast_dtypes=self._fast_dtypes(layout),
+        )  # fmt: skip
         if (favourite := self._favourite) is not None:
             # Slower precisions lost under the first layout, and fp32 is what remains. Faster ones did not fit there.
-            faster = itertools.takewhile(lambda one: one != favourite.precision, precisions(device))
-            kept = {*faster, favourite.precision, "fp32"}
+            known = precisions(device, self.profile.numerics)
+            kept = {*itertools.takewhile(lambda one: one != favourite.precision, known), favourite.precision, "fp32"}
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in kept)
             device = dataclasses.replace(device, fast_dtypes=dtypes)
             local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
@@ -387,7 +422,7 @@ class LayoutCandidates:
             local = axis.searched(local, layout)
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
-        is_gathered = place.device.kind == "cuda" and layout.shards > 1 and least.precision == "bf16"
+        is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
         if is_gathered and forecasts.probability_it_fits(least) < SURE_ENOUGH:
             needed, there = format_bytes(forecasts.needed_bytes(least)), format_bytes(device.memory_bytes)
             raise DoesNotFit(
@@ -397,11 +432,23 @@ class LayoutCandidates:
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
+        if self._may_compile(layout):
+            plan = dataclasses.replace(best.plan, compile=True)
+            compiled = dataclasses.replace(best, plan=plan, forecast=forecasts.forecast(plan))
+            if compiled.forecast.total_s.value < best.forecast.total_s.value:
+                best = compiled
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
             best, plan=plan, is_here=place.is_here, memory_bytes=device.memory_bytes, why="by forecast"
         )
+
+    def _may_compile(self, layout: Layout) -> bool:
+        """Whether compiled plans of a layout are considered: on GPUs, by forecast."""
+        place, job = self.place, self.planner.prepared.job
+        if place.device.kind != "cuda" or not compiles(layout) or job.step is not None:
+            return False
+        return not place.is_here or self.planner.cannot_compile(place) is None
 
     def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
         """A line on the cost of lockstep over these links, and what `Job(sync=…)` saves; none if it costs little."""
@@ -430,6 +477,11 @@ class LayoutCandidates:
         forecast = self.forecasts(layout).forecast(without_layout(plan))
         return Candidate(device=place.name, plan=plan, forecast=forecast, memory_bytes=place.memory_bytes_each,
                          is_here=place.is_here, why="as asked")  # fmt: skip
+
+
+def _smallest(local: Profile) -> int:
+    """The smallest micro-batch that is legal for one process's part of a job [samples]."""
+    return min(local.coupling.legal_micro_batches(local.batch), default=local.batch)
 
 
 def kept_links(place: Place, world_size: int) -> Links | None:

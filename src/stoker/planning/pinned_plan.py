@@ -103,8 +103,11 @@ def problem_with(plan: Plan, profile: Profile, device: Device, local: Profile) -
     if plan.checkpointed_blocks > profile.num_blocks:
         return f"checkpointed_blocks is {plan.checkpointed_blocks}; the model has {profile.num_blocks} equal blocks"
     if plan.precision not in ("fp32", "fp64") and device.kind == "cuda" and plan.precision not in device.fast_dtypes:
-        have = ", ".join(dtype for dtype in ("fp32", "tf32", "bf16") if dtype == "fp32" or dtype in device.fast_dtypes)
+        allowed = ("tf32", "bf16", *(one for one in profile.numerics if one == "fp16"))
+        have = ", ".join(("fp32", *(dtype for dtype in allowed if dtype in device.fast_dtypes)))
         return f"{device.name} has no {plan.precision}; precision may be {have}"
+    if plan.precision == "fp16" and "fp16" not in profile.numerics:
+        return 'precision fp16 is for jobs that allow it: Job(numerics=["fp16"])'
     if (plan.precision == "fp64") != profile.is_double:
         return (
             f"precision is {plan.precision}, and the model's weights are in {'fp64' if profile.is_double else 'fp32'}"

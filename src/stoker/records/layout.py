@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from stoker.records.codec import OMIT_DEFAULT
+from stoker.records.device import Precision
 from stoker.records.profile import Coupling
 
 _MOST = 2**24
@@ -102,6 +103,10 @@ class Layout:
     def is_replicated(self) -> bool:
         """True if every process holds all of the state, so that each can send it to the others."""
         return self.world_size == self.num_copies
+
+    def gathered_in(self, precision: Precision) -> Literal["bf16"] | None:
+        """The dtype in which shards gather fp32 parameters, and compute, in a precision; None: as they are stored."""
+        return "bf16" if precision == "bf16" and self.shards > 1 else None
 
     @property
     def divides_tensors(self) -> bool:

@@ -101,6 +101,8 @@ class Plan:
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
             raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
+        if self.captured and self.precision == "fp16":
+            raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
         if self.captured and self.layout.world_size > 1:
             raise ValueError("a captured pass is one process's")
         if not self.checkpoint_every_s > 0:

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
+
 CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
 NOT_COMPARED = "assumed: samples have not been compared yet"
@@ -75,6 +77,7 @@ class Profile:
     of whole images (progressive resizing, selective backprop). `device_mtbf_h` is how long one device works between two
     failures [h], if it was given; `machine_devices` are those of one machine, which share its disk, and `restart_s` is
     the time to go on after a failure [s] (None: by the number of machines). `is_double`: all weights are in float64.
+    `numerics` are the job's.
     """
 
     schema: ClassVar[int] = 2
@@ -100,6 +103,7 @@ class Profile:
     machine_devices: int = 8
     restart_s: float | None = None
     is_double: bool = False
+    numerics: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 Division = Literal["columns", "rows", "vocabulary"]

@@ -3,7 +3,8 @@
 The repeated blocks of a model, found here, are also the unit of compilation, sharding and pipeline stages.
 
 What: the first `count` of a model's repeated blocks go through `torch.utils.checkpoint` (not reentrant). Random draws
-are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics.
+are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics. Autocast
+keeps no casts of these blocks' weights.
 Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
 Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
 change a large buffer in place after their first pass; each is refused when it happens.
@@ -195,7 +196,22 @@ class Checkpointed:
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
         # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
         kept = _as_it_is_now((args, kwargs))
-        return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+        with _without_cached_casts():
+            return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+
+
+@contextlib.contextmanager
+def _without_cached_casts() -> Iterator[None]:
+    """Within the context autocast casts weights each time: kept casts would outlive the activations that are not.
+
+    PyTorch passes the second time with the same setting.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class _Passes:
@@ -205,6 +221,8 @@ class _Passes:
         self._block = block
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
         self._versions: list[int] = []
+        self._device = next((p.device.type for p in block.block.parameters()), "cpu")
+        self._is_autocast = True
         self._before: dict[str, torch.Tensor] = {}
 
     def __call__(self, kept: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -220,12 +238,14 @@ class _Passes:
                 remedy=f"{_REMEDY} Or take the operation that is not in place (`x = x + y` for `x += y`).",
             )
         args, kwargs = kept
-        with self._block.conditions(), _buffers_untouched(self._block, self._before):
+        autocast = contextlib.nullcontext() if self._is_autocast else torch.autocast(self._device, enabled=False)
+        with self._block.conditions(), autocast, _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
 
     def _first_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first pass; keeps copies of the buffers that it changes, since the second one must begin with those."""
         block = self._block
+        self._is_autocast = torch.is_autocast_enabled(self._device)
         of_norms = _buffers_of_norms(block.block)
         held = {name: buffer for name, buffer in block.block.named_buffers() if name not in of_norms}
         copies = {name: buffer.clone() for name, buffer in held.items() if block.must_keep(name, buffer)}

@@ -28,6 +28,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading.fields import map_tensors
 from stoker.loading.samples import Samples
+from stoker.stepping.bf16_weights import is_cast
 from stoker.stepping.foreign_models import scores
 
 CHUNKS = 8
@@ -42,8 +43,9 @@ _REMEDY = "Use a plan with loss_chunks 1."
 def output_layer(model: nn.Module) -> nn.Linear | None:
     """The layer that may make a model's logits: the last `nn.Linear` it registered; None if it has none, or hooked."""
     last = next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
-    is_plain = type(last) is nn.Linear and not (last._forward_hooks or last._forward_pre_hooks)  # noqa: SLF001 - a hook sees logits
-    return last if is_plain else None
+    if type(last) is not nn.Linear or last._forward_hooks:  # noqa: SLF001 - a hook sees logits
+        return None
+    return last if all(map(is_cast, last._forward_pre_hooks.values())) else None  # noqa: SLF001 - likewise
 
 
 class ChunkedLoss:

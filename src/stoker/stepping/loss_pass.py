@@ -23,17 +23,27 @@ from stoker.errors import RunFailed
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Batch, Pass
 from stoker.loading.fields import Content
-from stoker.loading.order import RandomStream, extended, key_of, seed_torch
+from stoker.loading.order import (
+    RandomStream,
+    extended,
+    generator_states,
+    key_of,
+    restore_generators,
+    seed_torch,
+)
 from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.batch_norm import CoupledBatchNorm
+from stoker.stepping.buffers import Buffers
 from stoker.stepping.distributed_tensors import all_local
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.layouts.base import Strategy, noted
 from stoker.stepping.layouts.compatibility import add_penalty
+from stoker.stepping.loss_scale import LossScale
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.precision import NO_CONDITIONS, products_in
 from stoker.stepping.selective_backprop import selected
+from stoker.stepping.step_failures import not_finite
 from stoker.stepping.torch_compile import is_double_backward, uncompiled
 from stoker.stepping.world import ALONE, World
 
@@ -72,9 +82,10 @@ class AutogradPass(BatchPass):
         parameters: those that the optimiser moves.
         norms: the model's batch norms.
         conditions: the context of a forward pass.
+        scale: of losses under fp16; None: gradients are made of the losses themselves.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
         job: Job,
         plan: Plan,
@@ -84,7 +95,9 @@ class AutogradPass(BatchPass):
         parameters: list[nn.Parameter],
         norms: CoupledBatchNorm,
         conditions: Conditions,
+        scale: LossScale | None = None,
     ) -> None:
+        self.scale = scale
         self.micro_batch = plan.micro_batch
         """Most samples that go through the model at once [samples]."""
         self._is_compiled, self._device = plan.compile, torch.device(plan.device)
@@ -95,7 +108,8 @@ class AutogradPass(BatchPass):
 
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `BatchPass`."""
-        if self._world is ALONE and batch.size <= self.micro_batch:
+        factor = 1.0 if self.scale is None else self.scale.value
+        if self._world is ALONE and batch.size <= self.micro_batch and self.scale is None:
             whole = self.loss(self.whole(batch, update), batch.size)
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
             return (whole.sum.detach() / whole.count).detach()
@@ -103,12 +117,18 @@ class AutogradPass(BatchPass):
         def loss_of(part: Pass) -> Loss:
             self._seed(update, part.first)  # before the cut: a user's augmentation may draw
             self._norms.counts = part.counts
-            return noted(self.loss(batch.cut(part.start, part.stop), part.size), self._world)
+            loss = self.loss(batch.cut(part.start, part.stop), part.size)
+            return noted(loss if factor == 1 else Loss(loss.sum * factor, loss.count), self._world)
 
         loss = self._strategy.accumulate(batch.passes(self.micro_batch), loss_of)
         # Divided once, by the count of the whole batch.
-        torch._foreach_div_(all_local([p.grad for p in self._parameters if p.grad is not None]), loss.count)
-        return torch.as_tensor(loss.sum / loss.count).detach()
+        divisor = loss.count if factor == 1 else loss.count * factor
+        torch._foreach_div_(all_local([p.grad for p in self._parameters if p.grad is not None]), divisor)
+        return torch.as_tensor(loss.sum / divisor).detach()
+
+    def gradient_norm(self) -> float:
+        """The global norm of the gradients that are in the parameters, over all processes; waits for the device."""
+        return float(self._strategy.clip(self._parameters, math.inf))
 
     def check(self) -> None:
         """Nothing is recorded that could be wrong."""
@@ -194,6 +214,7 @@ class LossPass:
         planned: BatchPass,
     ) -> None:
         self.ordinary, self._planned, self._thawing, self._is_compiled = ordinary, planned, thawing, plan.compile
+        self._buffers = Buffers(model) if ordinary.scale is not None else None
         self._selective, self._model = job.objective.selective_backprop, model
         moved = set(map(id, parameters))
         left_out = [p for p in model.parameters() if p.requires_grad and id(p) not in moved]
@@ -214,6 +235,7 @@ class LossPass:
         Raises:
             DoesNotFit: a checkpointed block cannot be computed again.
             RunFailed: the loss takes derivatives of a compiled pass, or a captured pass is not repeatable.
+            NotFinite: under fp16, the loss is not finite, or the gradient at any scale.
         """
         if self._thawing.at(update):
             self._planned.renew()
@@ -221,7 +243,8 @@ class LossPass:
             with self._products():
                 if self._selective is not None:
                     batch = selected(batch, update, self._selective, self._model, self.ordinary.sample_losses)
-                mean = self.in_force(batch, update)
+                scale = self.ordinary.scale
+                mean = self.in_force(batch, update) if scale is None else self._scaled(scale, batch, update)
                 self.penalty = self._add_penalty()
         except CheckpointError as problem:
             raise not_repeatable(problem) from problem
@@ -238,6 +261,28 @@ class LossPass:
             look, self.on_gradients = self.on_gradients, None
             look()
         return mean
+
+    def _scaled(self, scale: LossScale, batch: Batch, update: int) -> torch.Tensor:
+        """The pass at a scale of the loss at which no gradient overflows.
+
+        Raises:
+            NotFinite: the loss is not finite, or the gradient at any scale.
+        """
+        assert self._buffers is not None
+        while True:
+            self._buffers.keep()
+            generators = generator_states()
+            mean = self.in_force(batch, update)
+            if not math.isfinite(mean):
+                raise not_finite("loss", float(mean), update)
+            norm = self.ordinary.gradient_norm()
+            if math.isfinite(norm):
+                scale.passed()
+                return mean
+            if not (scale.overflowed(update) and self._buffers.restore()):
+                raise not_finite("gradient's norm", norm, update)
+            restore_generators(generators)
+            self.forget_gradients()
 
     @contextlib.contextmanager
     def uncaptured(self) -> Iterator[None]:

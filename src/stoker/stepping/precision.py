@@ -14,7 +14,6 @@ Source: A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, sectio
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,6 +30,8 @@ from stoker.stepping.random_draws import RandomDraws
 
 NO_CONDITIONS = contextlib.nullcontext()
 """A context without effect, made once: it can be entered again and within itself."""
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _TF32_SINCE = (8, 0)
 """Compute capability of the first devices that multiply in tf32.
@@ -85,26 +86,26 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 def autocasting(
     precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool, drops: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: autocast for bf16; for proofs `dtype` throughout, or no random draws.
+    """The context of a forward pass: autocast for bf16 and fp16; for proofs `dtype` throughout, or no random draws.
 
     `drops`: the model has dropout, which takes fewer draws on a CPU.
     """
     drops = drops and draws and dtype is None and device.type == "cpu"
-    if dtype is None and draws and precision != "bf16":
+    if dtype is None and draws and precision not in _AUTOCAST:
         return fewer_draws() if drops else NO_CONDITIONS
-    return _conditions(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws, drops=drops)
+    cast_to = _AUTOCAST.get(precision) if dtype is None else None
+    return _conditions(device, dtype, cast_to=cast_to, draws=draws, drops=drops)
 
 
 @contextlib.contextmanager
 def _conditions(
-    device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool, drops: bool
+    device: torch.device, dtype: torch.dtype | None, *, cast_to: torch.dtype | None, draws: bool, drops: bool
 ) -> Iterator[None]:
     with contextlib.ExitStack() as conditions:
-        autocast_dtype = torch.bfloat16 if is_bf16 else None
-        conditions.enter_context(torch.autocast(device.type, autocast_dtype, enabled=is_bf16))
+        conditions.enter_context(torch.autocast(device.type, cast_to, enabled=cast_to is not None))
         if drops:
             conditions.enter_context(fewer_draws())
-        if is_bf16 and device.type == "cpu":
+        if cast_to == torch.bfloat16 and device.type == "cpu":
             conditions.enter_context(attention_by_products())
         if dtype is not None:
             conditions.enter_context(default_dtype(dtype))
@@ -121,7 +122,11 @@ MOST_KEYS = 1024
 def attention_by_products() -> Iterator[None]:
     """Within the block, attention of bf16 tensors on a CPU is computed by products where gradients are recorded."""
     fused = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = functools.partial(_attention, fused)
+
+    def attention(*args: Any, **named: Any) -> torch.Tensor:  # a function: the compiler asks for its name
+        return _attention(fused, *args, **named)
+
+    functional.scaled_dot_product_attention = attention
     try:
         yield
     finally:

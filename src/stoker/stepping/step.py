@@ -8,6 +8,7 @@ count, check finite, clip the global norm once, step, average.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -37,6 +38,7 @@ from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts import parallelize
 from stoker.stepping.layouts.compatibility import require_legal, require_no_closure
 from stoker.stepping.loss_pass import AutogradPass, LossPass
+from stoker.stepping.loss_scale import LossScale
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import build_model, in_evaluation, place_model
 from stoker.stepping.muon import MuonOptimizer, products_dtype
@@ -159,7 +161,9 @@ class Step:
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
-        self._strategy = parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
+        # A given dtype takes the place of the plan's precision.
+        computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
+        self._strategy = parallelize(computed, self.model, world, job, is_apart=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
         self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
@@ -171,8 +175,10 @@ class Step:
         require_no_closure(self.optimizer, plan.layout)
         sharing = world.data if outer is None and plan.layout.data_size > 1 else None
         self._norms = couple_batch_norms(self.model, coupling, plan.micro_batch, sharing)
-        self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
+        self.compilation = compile_in_place(self.model, self.device, self._strategy.apart) if plan.compile else None
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
+        self.loss_scale = LossScale(job.batch_size)
+        """Of losses, while the plan's precision is fp16."""
         self._compose()
         self._saved: SavedWeights = ModelWeights(self.model)
         self.split: Callable[[], Split] = functools.partial(world.split, coupling)
@@ -186,7 +192,7 @@ class Step:
         """Put together what the plan asks for around the model and its optimiser: loss pass, clipping, update rule."""
         job, plan = self.job, self.plan
         self._at_once: int | None = None
-        self.loss_pass = self._loss_pass(plan)
+        self.loss_pass = self._loss_pass(plan, self.loss_scale)
         self.clipping = GradientClipping(job, plan, self._strategy, self._moved)
         self.rule: UpdateRule
         self.gradients: Callable[[Batch, int], torch.Tensor] = self.loss_pass.gradients
@@ -219,14 +225,15 @@ class Step:
         """Whether dropout takes fewer draws than PyTorch's own, which the compiler does not know."""
         return self._has_dropout and self._fewer_draws and not self.plan.compile
 
-    def _loss_pass(self, plan: Plan) -> LossPass:
-        """The loss pass under a plan."""
+    def _loss_pass(self, plan: Plan, scale: LossScale) -> LossPass:
+        """The loss pass under a plan, with a scale of the loss if it is fp16."""
         conditions = functools.partial(
             autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops
         )
         ordinary = AutogradPass(
-            self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions
-        )
+            self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions,
+            scale if plan.precision == "fp16" and self.dtype is None else None,
+        )  # fmt: skip
         planned = CapturedPass(ordinary, self.model, self._moved) if plan.captured else ordinary
         return LossPass(self.job, plan, self.model, self._moved, self._thawing, ordinary, planned)
 
@@ -239,7 +246,7 @@ class Step:
         own = [parameter.grad for parameter in parameters]
         self.forget_gradients()
         try:
-            self._loss_pass(plan).gradients(batch, update)
+            self._loss_pass(plan, LossScale(self.job.batch_size)).gradients(batch, update)
             return [parameter.grad for parameter in parameters if parameter.grad is not None]
         finally:
             self.forget_gradients()
@@ -274,6 +281,8 @@ class Step:
         if all(getattr(plan, name) == getattr(old, name) for name in composed):
             return
         looks_at_norm = self.clipping.looks_at_norm
+        if plan.precision != old.precision and self.dtype is None:
+            self._strategy.set_precision(plan.precision)
         if plan.memory_format != old.memory_format:
             formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
             self.model.to(memory_format=formats[plan.memory_format])  # type: ignore[call-overload]  # missing from the stubs
@@ -283,7 +292,7 @@ class Step:
             is_ours = isinstance(self.job.optimizer, Optimizer)
             use_implementation(self.optimizer, plan.optimizer_implementation, is_ours=is_ours)
         if plan.compile and not old.compile:
-            self.compilation = compile_in_place(self.model, self.device)
+            self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
         elif self.compilation is not None and not plan.compile:
             self.compilation.undo()
             self.compilation = None

@@ -2,7 +2,8 @@
 
 What: forward and backward pass of each region become kernels of inductor, fused, for inputs of one shape. Where a model
 repeats a block, the blocks are the regions: code compiled for one serves all of its kind, and the code between them
-runs uncompiled. Elsewhere the region is the whole model.
+runs uncompiled. Elsewhere the region is the whole model. Over several processes replicas and shards are compiled, and
+what they send is not.
 Use when: many small operations follow each other, and training is long enough to pay for compilation (seconds to
 minutes). Costs: that time in the first update; roundings differ, so a compiled plan's gradient is compared with fp32's.
 Does not combine with: fake tensors, machines without a compiler, code that cannot be captured as one graph: such a
@@ -24,7 +25,7 @@ import shutil
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
@@ -72,8 +73,10 @@ class Compilation:
             holder.forward = holder.forward.uncompiled
 
 
-def compile_in_place(model: nn.Module, device: torch.device) -> Compilation:
+def compile_in_place(model: nn.Module, device: torch.device, apart: Sequence[nn.Module] = ()) -> Compilation:
     """Compile `model` for `device` at its next call; the names of weights stay.
+
+    Modules in `apart` have hooks of a layout, which compiled code cannot contain: they are the regions.
 
     Raises:
         DoesNotFit: this machine lacks a compiler.
@@ -83,7 +86,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> Compilation:
             f"the plan is compiled, but {missing}",
             remedy="Install it (on Debian: `apt install g++`), or use a plan with compile false.",
         )
-    compilation = Compilation(tuple(compiled_regions(model)))
+    compilation = Compilation(tuple(apart or compiled_regions(model)))
     for region in compilation.regions:
         # Not `region.compile()`: it silently does nothing for a module of PyTorch's own class, such as nn.Sequential.
         if isinstance(region.forward, Checkpointed):  # the block within, so that its code is shared too

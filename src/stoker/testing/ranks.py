@@ -20,6 +20,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 
 from stoker.records import Layout
 from stoker.stepping.world import World, join, leave
+from stoker.testing.simulated_gpu import simulate_gpus
 
 _PRELOADED = ["stoker.testing.ranks", "stoker.stepping.step", "stoker.loading.datasets", "stoker.zoo", "torch._dynamo"]
 """Imported before forking. PyTorch imports the last one, of 800 modules, at an optimiser's first step."""
@@ -33,8 +34,11 @@ class RankFailed(AssertionError):
     """A process raised: its rank and its traceback."""
 
 
-def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind: str = "cpu") -> list[Any]:
     """Results of `function(world, *arguments)` in each process of the layout, by rank.
+
+    Its device is the CPU, or of the kind `cuda` the GPU of the rank's number, which is simulated where this process has
+    simulated ones.
 
     The processes are forked from one that has imported PyTorch and computed nothing, and have one thread each. The
     function, its arguments and results are pickled, so the function is one of a module.
@@ -49,7 +53,9 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> l
         for rank in range(layout.world_size):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run, args=(layout, rank, str(Path(folder) / "store"), sender, function, arguments), daemon=True
+                target=_run,
+                args=(layout, rank, str(Path(folder) / "store"), sender, kind, function, arguments),
+                daemon=True,
             )
             process.start()
             sender.close()
@@ -81,16 +87,27 @@ def _collected(ends: list[Any]) -> list[Any]:
 
 
 def _run(
-    layout: Layout, rank: int, store: str, end: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    layout: Layout,
+    rank: int,
+    store: str,
+    end: Connection,
+    kind: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
+        if kind == "cuda" and torch.version.cuda is None:
+            simulate_gpus(layout.world_size)
+        device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
+        if kind == "cuda":
+            torch.cuda.set_device(device)
         world = World()
         if layout.world_size > 1:
             file_store = FileStore(store, layout.world_size)
             file_store.set_timeout(timedelta(seconds=PATIENCE_S))
-            world = join(layout, rank, file_store, device=torch.device("cpu"), patience_s=PATIENCE_S)
+            world = join(layout, rank, file_store, device=device, patience_s=PATIENCE_S)
         value = function(world, *arguments)
         # Not by `send`, which passes tensors as handles of files that end with this process.
         end.send_bytes(pickle.dumps((True, value)))

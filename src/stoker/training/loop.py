@@ -309,6 +309,11 @@ class Loop:
         world.signals.tell(signal, value=mine and not is_set)  # what is done now is not asked for again
         return is_set
 
+    def tell_overflow(self, update: int, scale: float) -> None:
+        """Say that the gradients of an update overflowed, so that it is made again at half the scale of the loss."""
+        why = f"gradients of update {update + 1} overflowed fp16 at a loss scale of {scale:g}; again at {scale / 2:g}"
+        self.telemetry.emit("recovered", samples=self.reached.samples, what="loss scale", why=why)
+
     def _make_up(self, position: Position) -> None:
         """Do what was due after the last update and did not complete."""
         if self.unevaluated is not None:
@@ -413,6 +418,7 @@ class Loop:
             **({} if self.slice is None else {"save_s": self.slice.save_s}),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
+            **({"loss_scale": [*self.step.loss_scale.state()]} if self.step.plan.precision == "fp16" else {}),
         }
 
     def _save(self, position: Position, *, is_best: bool, keeps: bool = False) -> None:

@@ -214,6 +214,9 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
     """Apply the plan; returns notes on what could not be applied."""
     device = torch.device(plan.device)
     require_precision(plan.precision, device)
+    if plan.precision == "fp16":
+        raise BadJob("the plan's precision is fp16, and a loop of your own has no loss scale",
+                     remedy='Use precision "bf16", "tf32" or "fp32".')  # fmt: skip
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadJob(f"the plan is for {device}, which this process does not have", remedy="Make a plan for `here`.")
     notes: list[str] = []

@@ -27,7 +27,7 @@ from torch import nn
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
 from stoker.records import FULL_PRECISIONS, Position, Precision
-from stoker.stepping.capture import Buffers
+from stoker.stepping.buffers import Buffers
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.non_finite import InData, examine, write_dump

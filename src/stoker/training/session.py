@@ -200,6 +200,8 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     loop.course.load(progress.get("course", {}))
     if isinstance(step.average, EqualAverage):
         step.average.count = int(progress.get("averaged", 0))
+    step.loss_scale.load(progress.get("loss_scale"))
+    step.loss_scale.on_overflow = loop.tell_overflow
     if plan.device_mtbf_h is not None:
         loop.save_every_s = float(progress.get("save_every_s", plan.checkpoint_every_s))
     session = TrainingSession(prepared, directory, plans, store, loop, position)

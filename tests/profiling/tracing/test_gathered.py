@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stoker.errors import BadJob
 from stoker.profiling.tracing.session import trace_step
 from stoker.records import Trace, TraceSettings
 from tests.profiling.tracing.jobs import traced
@@ -97,3 +98,20 @@ def test_rms_norm_of_another_dtype_than_its_weight_is_written_out() -> None:
     names = {trace.operations[one.operation].name for one in trace.occurrences}
     assert "_fused_rms_norm" not in names
     assert "rsqrt" in names
+
+
+@pytest.mark.parametrize("name", ["product", "attention", "convolution"])
+def test_operands_of_several_dtypes_are_refused_as_by_kernels(name: str) -> None:
+    """Fakes of some do not look at dtypes."""
+    functions = {
+        "product": lambda x: x @ torch.ones(64, 64, dtype=torch.bfloat16, device=x.device),
+        "attention": lambda x: F.scaled_dot_product_attention(*[x[None, None]] * 2, x[None, None].bfloat16()),
+        "convolution": lambda x: F.conv1d(x[None], torch.ones(4, 4, 1, dtype=torch.bfloat16, device=x.device)),
+    }
+    layer = nn.Linear(64, 64)
+
+    def step(batch: torch.Tensor) -> None:
+        functions[name](layer(batch)).sum().backward()
+
+    with pytest.raises(BadJob, match="dtype"):
+        trace_step(step, torch.randn(4, 64), CUDA)

@@ -76,8 +76,12 @@ def taught(
     world: World, job: Job, plan: Plan, coupling: Coupling, dtype: torch.dtype | None, updates: int = UPDATES
 ) -> Learned:
     """As `learned`, of any job."""
-    step = Step(job, plan, coupling, dtype=dtype, world=world)
-    losses, indices = _trained(job, step, coupling, updates)
+    return trained_with(Step(job, plan, coupling, dtype=dtype, world=world), updates)
+
+
+def trained_with(step: Step, updates: int) -> Learned:
+    """As `learned`, by a step that is there."""
+    losses, indices = _trained(step.job, step, step.coupling, updates)
     with step.with_kept_weights():
         averages = {name: tensor.clone() for name, tensor in step.whole_weights().items()}
     return Learned(losses, indices, step.whole_weights(), averages)

@@ -66,11 +66,14 @@ def test_closures_are_one_process_own() -> None:
     require_no_closure(closure, Layout())
 
 
-def test_compiled_plans_are_one_process_own() -> None:
-    """Nobody has shown yet that a compiled model learns the same under a layout."""
+def test_compiled_plans_are_for_replicas_and_shards() -> None:
+    """Of tensor groups and stages nobody has shown yet that a compiled model learns the same."""
     job = make_job(mlp)
-    with pytest.raises(BadJob, match="compiled plans are one process's"):
-        require_legal(job, Plan(device="cpu", micro_batch=16, layout=TWO, compile=True), SEPARABLE)
+    for legal in (TWO, Layout(shards=2), Layout(replicas=2, shards=2)):
+        require_legal(job, Plan(device="cpu", micro_batch=16, layout=legal, compile=True), SEPARABLE)
+    for layout in (Layout(tensor=2), Layout(stages=2), Layout(shards=2, tensor=2)):
+        with pytest.raises(BadJob, match="compiled plans are for one process, replicas and shards so far"):
+            require_legal(job, Plan(device="cpu", micro_batch=16, layout=layout, compile=True), SEPARABLE)
 
 
 class Tied(nn.Module):

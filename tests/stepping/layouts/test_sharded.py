@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -229,3 +230,87 @@ def test_blocks_that_some_ranks_skip_are_refused_by_name(layout: Layout) -> None
             _, update, message = outcome[name]
             assert update == len(orders) - 1, name
             assert all(part in message for part in said), message
+
+
+BF16 = Plan(device="cpu", micro_batch=4, precision="bf16", layout=TWO)
+
+
+def in_bf16(world: World) -> dict[str, Any]:
+    """What a block computes with, what is kept, and gradients; then the same in fp32, and in bf16 again."""
+    step = Step(stack_job(), BF16, SEPARABLE, world=world)
+    seen: list[torch.dtype] = []
+    block: Any = step.model.blocks[1]
+    block.inner.register_forward_hook(lambda m, i, o: seen.extend((m.weight.dtype, i[0].dtype, o.dtype)))
+    gradients: dict[str, list[torch.Tensor]] = {}
+    for name, plan in {
+        "bf16": BF16, "fp32": dataclasses.replace(BF16, precision="fp32"), "bf16 again": BF16
+    }.items():  # fmt: skip
+        step.change_to(plan)
+        step.gradients(first_batch(step), 0)
+        gradients[name] = [whole_gradient(p) for p in step.model.parameters()]
+        seen.append(torch.uint8)
+        step.forget_gradients()
+    update_with(step, 0)
+    kept = {local(p).dtype for p in step.model.parameters()}
+    kept |= {local(one["exp_avg"]).dtype for one in step.optimizer.state.values()}
+    with step.evaluation() as measure:
+        data = datasets_of(step.job).train
+        content = step.pipeline(data, augmented=False)(data.fetch(torch.arange(8).numpy(), 0), 0, None)
+        measure(content, 8)
+    return {"seen": seen, "gradients": gradients, "kept": kept}
+
+
+def first_batch(step: Step) -> Any:
+    """The first batch of its job, this process's part."""
+    data = datasets_of(step.job)
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(step.job), step.job.seed,
+                         step.plan, split=step.split())  # fmt: skip
+    return next(source.batches(data.extent(step.job).position(0), 1))
+
+
+def whole_gradient(parameter: Any) -> torch.Tensor:
+    """The gradient of a parameter, put together over processes."""
+    return parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+
+
+def test_in_bf16_weights_are_gathered_so_and_all_that_is_kept_is_fp32() -> None:
+    """Blocks see bf16 weights and inputs; masters, moments and sums of gradients are fp32; the precision may change."""
+    exact = Step(stack_job(), dataclasses.replace(BF16, precision="fp32", layout=Layout(), micro_batch=16), SEPARABLE)
+    exact.gradients(first_batch(exact), 0)
+    expected = torch.cat([p.grad.flatten() for p in exact.model.parameters()])
+    for one in on_ranks(TWO, in_bf16):
+        assert one["kept"] == {torch.float32}
+        bf16, fp32 = {torch.bfloat16}, {torch.float32}
+        passes = " ".join(str(dtype)[6:] for dtype in one["seen"]).split("uint8")
+        assert [set(each.split()) for each in passes[:3]] == [{"bfloat16"}, {"float32"}, {"bfloat16"}], (bf16, fp32)
+        flat = {name: torch.cat([g.flatten() for g in each]) for name, each in one["gradients"].items()}
+        assert torch.equal(flat["bf16"], flat["bf16 again"])
+        torch.testing.assert_close(flat["fp32"], expected, rtol=1e-5, atol=1e-7)
+        error = float((flat["bf16"] - expected).norm() / expected.norm())
+        assert 1e-4 < error < 0.02
+        assert flat["bf16"].dtype == torch.float32
+        assert not torch.equal(flat["bf16"], flat["bf16"].bfloat16().float())  # sums of micro-batches are not rounded
+
+
+class Mixes(Stack):
+    """Multiplies its activations by an fp32 matrix of its own."""
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        x = self.between(torch.relu(self.first(x_BF)))
+        return self.head(x @ torch.eye(8))  # the line that is named
+
+
+def mixed(world: World) -> str:
+    """What is said of such a model in bf16."""
+    step = Step(stack_job(model=Mixes), BF16, SEPARABLE, world=world)
+    with pytest.raises(BadJob) as problem:
+        update_with(step, 0)
+    return str(problem.value)
+
+
+def test_models_that_mix_dtypes_are_refused_under_bf16_shards() -> None:
+    """With the line, and what would do."""
+    for said in on_ranks(TWO, mixed):
+        assert "Mixes mixes it with another dtype at test_sharded.py" in said
+        assert "x @ torch.eye(8)" in said
+        assert "fp32 or tf32" in said

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from stoker.devices.hardware import mtbf_h
@@ -37,10 +37,15 @@ DATA_SHARE = 0.1
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
-def precisions(device: Device) -> tuple[Precision, ...]:
-    """Precisions a planner may choose on this device, fastest first."""
-    reduced: tuple[tuple[str, Precision], ...] = (("bf16", "bf16"), ("tf32", "tf32"))
-    return (*(precision for dtype, precision in reduced if dtype in device.fast_dtypes), "fp32")
+def precisions(device: Device, numerics: Collection[str] = ()) -> tuple[Precision, ...]:
+    """Precisions a planner may choose on this device, fastest first; `numerics` are the job's.
+
+    fp16 is as fast as bf16, and needs a loss scale: it is for devices without bf16.
+    """
+    reduced: tuple[Precision, ...] = ("bf16", "tf32")
+    if "fp16" in numerics and "bf16" not in device.fast_dtypes:
+        reduced = ("fp16", *reduced)
+    return (*(precision for precision in reduced if precision in device.fast_dtypes), "fp32")
 
 
 def execution_settings(profile: Profile, device: Device, compiling: Sequence[bool] = (False,)) -> Iterator[Plan]:
@@ -50,7 +55,7 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
     """
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
-    arithmetic: tuple[Precision, ...] = ("fp64",) if profile.is_double else precisions(device)
+    arithmetic: tuple[Precision, ...] = ("fp64",) if profile.is_double else precisions(device, profile.numerics)
     implementations = profile.optimizer_implementations
     if device.kind != "cpu":  # the first is fused, if it can be: it starts the fewest kernels and moves the least
         implementations = implementations[:1]
@@ -108,7 +113,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         plan: of one process.
         profile: of its part of the job.
         capability: the compute capability of a CUDA device, empty for a CPU.
-        layout: of all processes. On GPUs, bf16 under shards is gathered in bf16.
+        layout: of all processes, which says what parameters are gathered in.
     """
     is_cuda = plan.device.startswith("cuda")
     return TraceSettings(
@@ -116,12 +121,12 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         capability=kernel_generation(capability),
         micro_batch=plan.micro_batch,
         parts=1 if plan.micro_batch >= profile.batch else 2,
-        precision="bf16" if plan.precision == "bf16" else "fp32",  # the others differ only in dtypes
+        precision=plan.precision if plan.precision in ("bf16", "fp16") else "fp32",  # the others differ in dtypes only
         memory_format=plan.memory_format,
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,
         loss_chunks=plan.loss_chunks,
-        gathered_in="bf16" if is_cuda and plan.precision == "bf16" and layout.shards > 1 else None,
+        gathered_in=layout.gathered_in(plan.precision),
     )
 
 

@@ -38,6 +38,21 @@ from stoker.stepping.torch_compile import without_compiler
 aten = torch.ops.aten
 
 
+_OF_ONE_DTYPE = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+
+
+def _require_one_dtype(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise RuntimeError for a product or attention of several dtypes, which kernels refuse and fake tensors do not."""
+    name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
+    is_attention = name.startswith("_scaled_dot_product") and not name.endswith("_backward")
+    if not (is_attention or name in _OF_ONE_DTYPE):
+        return
+    operands = [one for one in args[:3] if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    if len({one.dtype for one in operands}) > 1:
+        dtypes = ", ".join(str(one.dtype).removeprefix("torch.") for one in operands)
+        raise RuntimeError(f"expected the operands of {name} to have the same dtype, but got {dtypes}")
+
+
 class Recorder(TorchDispatchMode):
     """Within its block, follows storages on `device`; from `begin` on, records operations and events too.
 
@@ -131,6 +146,7 @@ class Recorder(TorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         instead = stand_in(func)
         try:
+            _require_one_dtype(func, args)
             return instead(*args, **kwargs) if instead is not None else completed(func, args, func(*args, **kwargs))
         except DataDependentOutputException:
             line = self.lines.name_here()

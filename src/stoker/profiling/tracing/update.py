@@ -23,6 +23,7 @@ from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording, Storages
 from stoker.records import Coupling, Operation, Plan, Storage, TensorShape, Trace, TraceSettings
+from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
@@ -101,8 +102,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
     plan = Plan(
         device=str(traced.device),
         micro_batch=settings.micro_batch,
-        # tf32 and fp32 differ in time only; parameters that are gathered in bf16 need no autocast.
-        precision="fp32" if settings.precision == "tf32" or settings.gathered_in else settings.precision,
+        precision="fp32" if settings.precision == "tf32" else settings.precision,  # they differ in time only
         memory_format=settings.memory_format,
         optimizer_implementation=settings.optimizer_implementation,
         checkpointed_blocks=settings.checkpointed_blocks,
@@ -121,6 +121,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         fakes.forget_all_but(model)
         plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     if settings.gathered_in is not None:
+        Bf16Weights(model)
         in_bf16(model)
         fakes.forget_all_but(model)
     with fakes.copying():  # a loss that is a module has tensors of its own

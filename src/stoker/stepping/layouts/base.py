@@ -19,7 +19,7 @@ from torch import nn
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
-from stoker.records import Layout, Plan
+from stoker.records import Layout, Plan, Precision
 from stoker.records.profile import ModelParts
 from stoker.stepping.distributed_tensors import clip_to_global_norm, is_spread, local
 from stoker.stepping.world import World, unmarked
@@ -39,6 +39,8 @@ class Strategy(abc.ABC):
     """
 
     model: Callable[..., Any]
+    apart: Sequence[nn.Module] = ()
+    """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
 
     @abc.abstractmethod
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
@@ -54,6 +56,9 @@ class Strategy(abc.ABC):
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Named tensors of the model, as `state_dict` gives them here, put together over all processes."""
         return whole_tensors(tensors)
+
+    def set_precision(self, precision: Precision) -> None:  # noqa: B027 - to most layouts it is the pass's own context
+        """Make the next passes in another precision of the plan, where that is not only the pass's own context."""
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """The result of `measure(model, content, size)`, with all parameters that the model needs.
@@ -78,11 +83,11 @@ class LayoutExecution(abc.ABC):
             BadJob: the model or the plan does not go with the layout.
         """
 
-    def within_tensor_group(self, model: nn.Module, world: World) -> Strategy:
+    def within_tensor_group(self, plan: Plan, model: nn.Module, world: World) -> Strategy:
         """The data parallelism along this axis of a model that a tensor group has divided."""
         return GradientReducer(model, world)
 
-    def of_stage(self, model: nn.Module, world: World) -> StageDataParallel:
+    def of_stage(self, plan: Plan, model: nn.Module, world: World) -> StageDataParallel:
         """The data parallelism along this axis of the stage of this process, `model`, in place."""
         return ReplicatedStage(model, world)
 
@@ -209,6 +214,10 @@ class StageDataParallel(Protocol):
 
     def forward(self, work: StagePass) -> torch.Tensor:
         """The result of `work`, with all parameters that it needs."""
+        ...
+
+    def set_precision(self, precision: Precision) -> None:
+        """See Strategy."""
         ...
 
     def before_backward(self, *, is_last: bool) -> None:

@@ -15,7 +15,7 @@ from stoker.jobs import Job, Muon, Optimizer
 from stoker.jobs.averages import SWA
 from stoker.jobs.metrics import is_stateful
 from stoker.jobs.optimizers import ScheduleFree
-from stoker.layouts.rules import JobTraits, layout_problem
+from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.losses import measure_name, takes_model
@@ -80,11 +80,15 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
     """
     _require_allowed(plan.layout, traits_of(job, tensor_devices=None))
     layout = plan.layout if job.sync is None else ONE_PROCESS  # independent sites are each like one process
-    if layout.world_size > 1 and plan.compile:
+    if plan.compile and not compiles(layout):
         raise BadJob(
-            f"compiled plans are one process's so far, and this one is for {layout.world_size} processes "
-            f"({layout.in_words()})",
+            f"compiled plans are for one process, replicas and shards so far, and this one is for {layout.in_words()}",
             remedy="Use the plan without compile.",
+        )
+    if plan.precision == "fp16" and "fp16" not in job.numerics:
+        raise BadJob(
+            "the plan's precision is fp16, whose range is smaller than fp32's, and the job does not allow it",
+            remedy='Allow it, `Job(numerics=["fp16"])`, or use a plan of precision fp32.',
         )
     if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch_size, layout):
         raise BadJob(f"this plan would change what is learned: {problem}")

@@ -38,7 +38,7 @@ from stoker.jobs import Job, Loss, Optimizer
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.loading.order import generator_states, restore_generators
-from stoker.records import Plan, Schedule
+from stoker.records import Plan, Precision, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts import data_execution
 from stoker.stepping.layouts.base import LossOf, MeasuresOf, StageDataParallel, Strategy, is_check_due
@@ -88,13 +88,14 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
                     remedy="Use patterns that match in every stage, or another layout.",
                 ) from problem_in_stage
     whole = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-    return PipelineParallel(model, where, whole, world)
+    return PipelineParallel(plan, model, where, whole, world)
 
 
 class PipelineParallel(Strategy):
     """See `stoker.stepping.layouts.base.Strategy`.
 
     Args:
+        plan: how updates are executed.
         model: whole, on its device; it loses the weights of other stages.
         where: its stages.
         whole: shape and dtype of each entry of its state.
@@ -102,7 +103,12 @@ class PipelineParallel(Strategy):
     """
 
     def __init__(
-        self, model: nn.Module, where: PipelineCut, whole: Mapping[str, tuple[torch.Size, torch.dtype]], world: World
+        self,
+        plan: Plan,
+        model: nn.Module,
+        where: PipelineCut,
+        whole: Mapping[str, tuple[torch.Size, torch.dtype]],
+        world: World,
     ) -> None:
         assert world.mesh is not None
         self._world, self._where, self._whole = world, where, whole
@@ -112,7 +118,7 @@ class PipelineParallel(Strategy):
         self._line = world.mesh["stages"].get_group()
         self._onward, self._back = open_channels(world, self._device)
         self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
-        self._carrier = data_execution(world.layout).of_stage(model, world)
+        self._carrier = data_execution(world.layout).of_stage(plan, model, world)
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -169,6 +175,10 @@ class PipelineParallel(Strategy):
         has_some = self._left_for_shapes > 0 and bool(self._new_shapes > 0)
         self._left_for_shapes -= has_some
         return has_some
+
+    def set_precision(self, precision: Precision) -> None:
+        """As `Strategy.set_precision`."""
+        self._carrier.set_precision(precision)
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Strategy.clip`."""

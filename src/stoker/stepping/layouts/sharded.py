@@ -2,11 +2,11 @@
 
 What: PyTorch's FSDP2. A block's parameters are gathered before it computes and let go of after, its gradients are added
 up to the parts that each process holds. With replicas, parts are held once per replica, and summed over replicas last.
+In precision bf16 fp32 parameters are gathered in bf16, and their gradients summed in fp32 (`stepping/bf16_weights.py`).
 Use when: the state does not fit on each device. Costs: every pass gathers all parameters, twice where `reshard` lets
 them go between forward and backward, and adds up gradients in parts; without it, gradients stay whole until the last
-pass of an update. Under autocast the casts of gathered weights stay until the backward pass, unless blocks are
-checkpointed. Does not combine with: blocks that some processes pass through and others do not (see `_BlockOrder`); a
-block's weights read outside its forward pass; Muon, whose matrices are whole; a job's own step; closure optimisers.
+pass of an update. Does not combine with: blocks that some processes pass through and others do not (see `_BlockOrder`);
+a block's weights read outside its forward pass; Muon, whose matrices are whole; a job's own step; closure optimisers.
 Source: Zhao et al. 2023, https://arxiv.org/abs/2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
 """
 
@@ -21,14 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
+from stoker.records import Precision
 from stoker.stepping.activation_checkpointing import repeated_blocks
+from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.layouts.base import (
     LossOf,
     MeasuresOf,
@@ -51,19 +53,24 @@ class Sharded(Strategy):
     Args:
         model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
         world: over whose replicas and shards it is spread.
+        precision: in bf16 fp32 parameters are gathered, and computed with, in bf16.
         along: the dimension of a parameter to shard, where that is not its first.
 
     Raises:
         BadJob: parameters that are gathered together have several dtypes.
     """
 
-    def __init__(self, model: nn.Module, world: World, *, along: Along | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, world: World, *, precision: Precision = "fp32", along: Along | None = None
+    ) -> None:
         self.model = model
         self._world = world
+        self._bf16 = Bf16Weights(model)
         self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes no scalars
         self._root = WholePass(model)
-        blocks = separate_blocks(model)
+        self.apart = blocks = separate_blocks(model)
         self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along)
+        self._gather_for(precision)
         self._order = _BlockOrder(model, blocks, world)
         self._gathers_once = not world.layout.reshard
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -91,6 +98,18 @@ class Sharded(Strategy):
         """As `Strategy.whole`."""
         self._order.require_equal_before()
         return whole_tensors(tensors)
+
+    def set_precision(self, precision: Precision) -> None:
+        """As `Strategy.set_precision`: what parameters are gathered in, between two passes."""
+        self._gather_for(precision)
+        self._watch_gathered()
+
+    def _gather_for(self, precision: Precision) -> None:
+        self._bf16.is_on = self._world.layout.gathered_in(precision) is not None
+        for part in self._parts:
+            dtypes = {p.dtype for _, _, p in _own_parameters(part) if p.requires_grad}
+            is_bf16 = self._bf16.is_on and dtypes <= {torch.float32}
+            _gather_as(part, _IN_BF16 if is_bf16 else _AS_STORED)
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Strategy.measures`."""
@@ -153,11 +172,14 @@ class Sharded(Strategy):
                     parameter.grad = None
 
     def _watch_use(self) -> None:
-        """Record in `_used` the parameters that get a gradient, by hooks set in the first pass, once gathered."""
+        """Record in `_used` the parameters that get a gradient, by hooks set in the next pass, once gathered."""
         names = {id(p): name for name, p in self._trained.items()}
-        for scalar in self._scalars:
-            if scalar.requires_grad:
-                _call_with_gradient(scalar, functools.partial(self._used.add, names[id(scalar)]))
+        for scalar in self._trained_scalars:
+            _call_with_gradient(scalar, functools.partial(self._used.add, names[id(scalar)]))
+        self._watch_gathered()
+
+    def _watch_gathered(self) -> None:
+        names = {id(p): name for name, p in self._trained.items()}
         for part in self._parts:
             places = [(module, own, names[id(p)]) for module, own, p in _own_parameters(part) if id(p) in names]
             self._watch_once_gathered(part, places)
@@ -343,6 +365,30 @@ def _fully_sharded(
         if hasattr(part, "set_reduce_scatter_unused_params"):
             part.set_reduce_scatter_unused_params(True, recurse=False)
     return parts
+
+
+_AS_STORED = MixedPrecisionPolicy(cast_forward_inputs=False)
+_IN_BF16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+
+def _gather_as(part: Any, policy: MixedPrecisionPolicy) -> None:
+    """Let FSDP2 gather the parameters of `part`, none of which is gathered now, as another policy says.
+
+    It has no public way to change the policy of a module: what it made for the last one, at the first gather, is made
+    again at the next.
+    """
+    state = part._get_fsdp_state()  # noqa: SLF001 - see above
+    state._mp_policy = policy  # noqa: SLF001
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001 - of PyTorch 2.12, 2.11
+    for group in groups:
+        if group is None:  # all its parameters are within other parts
+            continue
+        group.mp_policy = policy
+        for parameter in group.fsdp_params:
+            parameter.mp_policy, parameter.all_gather_outputs = policy, []
+            if hasattr(parameter, "_unsharded_param"):
+                del parameter._unsharded_param  # noqa: SLF001
+        group._init_mp_dtypes()  # noqa: SLF001
 
 
 def _without_views(_module: nn.Module, _inputs: Any, output: Any) -> Any:

@@ -17,20 +17,20 @@ class ShardExecution(LayoutExecution):
         """As `LayoutExecution.parallelize`; over replicas too, if the layout has some."""
         from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - FSDP2 takes long to import
 
-        return Sharded(model, world)
+        return Sharded(model, world, precision=plan.precision)
 
-    def within_tensor_group(self, model: nn.Module, world: World) -> Strategy:
+    def within_tensor_group(self, plan: Plan, model: nn.Module, world: World) -> Strategy:
         """As `LayoutExecution.within_tensor_group`."""
         from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - as above
         from stoker.stepping.layouts.tensor_layers import shard_dim_within_tensor_group  # noqa: PLC0415 - as above
 
-        return Sharded(model, world, along=shard_dim_within_tensor_group)
+        return Sharded(model, world, precision=plan.precision, along=shard_dim_within_tensor_group)
 
-    def of_stage(self, model: nn.Module, world: World) -> StageDataParallel:
+    def of_stage(self, plan: Plan, model: nn.Module, world: World) -> StageDataParallel:
         """As `LayoutExecution.of_stage`."""
         from stoker.stepping.layouts.sharded import ShardedStage  # noqa: PLC0415 - as above
 
-        return ShardedStage(model, world)
+        return ShardedStage(model, world, precision=plan.precision)
 
 
 EXECUTION = ShardExecution()

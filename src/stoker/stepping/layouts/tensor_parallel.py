@@ -28,7 +28,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
-from stoker.records import Plan
+from stoker.records import Plan, Precision
 from stoker.stepping.distributed_tensors import local
 from stoker.stepping.layouts import data_execution
 from stoker.stepping.layouts.base import LossOf, MeasuresOf, Strategy, sum_over
@@ -58,7 +58,7 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
         )
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
-    inner = data_execution(plan.layout).within_tensor_group(model, world)
+    inner = data_execution(plan.layout).within_tensor_group(plan, model, world)
     return TensorParallel(inner, divided, world, job, plan.precision)
 
 
@@ -90,6 +90,11 @@ class TensorParallel(Strategy):
             loss = self._inner.accumulate(passes, lambda one: _whole_loss(loss_of(one)))
         self._sum_gradients()
         return loss
+
+    def set_precision(self, precision: Precision) -> None:
+        """As `Strategy.set_precision`."""
+        self._largest_difference = _LARGEST_DIFFERENCE.get(precision, _LARGEST_DIFFERENCE_ELSE)
+        self._inner.set_precision(precision)
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Strategy.measures`; metrics see all logits."""
