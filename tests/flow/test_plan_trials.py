@@ -29,7 +29,7 @@ UPDATES = 150
 @pytest.fixture(autouse=True)
 def _bf16_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a CPU that is not fast in it."""
-    monkeypatch.setattr(plan_trials, "precisions", lambda _: ("fp32", "bf16"))
+    monkeypatch.setattr(plan_trials, "precisions", lambda _device, _numerics: ("fp32", "bf16"))
 
 
 class Net(nn.Module):

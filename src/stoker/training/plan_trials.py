@@ -127,10 +127,10 @@ class PlanTrials:
         self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
         changed = [switch.plan for switch in plans.schedule.switches if switch.kind == "changed"]  # as for memory
         self._safe, self._is_updating = [plans.schedule.at(0), *changed][-1], False
-        is_reducible, self._numerics = self._safe.precision == "fp32", tuple(prepared.job.numerics)
-        self._reduced = [
-            p for p in precisions(place.device, self._numerics) if is_reducible and p not in FULL_PRECISIONS
-        ]
+        # Of a safe plan that is not in fp32 (a model in float64, say) no other precision takes turns.
+        is_reducible = self._safe.precision == "fp32"
+        self._precisions = precisions(place.device, prepared.job.numerics) if is_reducible else (self._safe.precision,)
+        self._reduced = [p for p in self._precisions if p not in FULL_PRECISIONS]
         # An optimiser with a closure takes a different number of passes in each update, which says little of a plan.
         is_hopeless = total_updates < FEWEST_UPDATES or needs_closure(step.optimizer)
         self.is_over = plans.schedule.is_settled or is_hopeless
@@ -254,12 +254,10 @@ class PlanTrials:
         formats: tuple[MemoryFormat, ...] = (
             ("channels_last", "contiguous") if has_convolutions(self._step.model) else ("contiguous",)
         )
-        # Of a safe plan that is not in fp32 (a model in float64, say) only what others compute alike takes turns.
-        known = precisions(self._place.device, self._numerics) if self._safe.precision == "fp32" else ()
-        arithmetic = [precision for precision in known if self._is_exact(precision)]
+        arithmetic = [precision for precision in self._precisions if self._is_exact(precision)]
         return LiveSearch(self._safe, self._possible(
             dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
-            for precision in arithmetic or [self._safe.precision] for memory_format in formats
+            for precision in arithmetic for memory_format in formats
         ), lambda: not used_by_others(self._began))  # fmt: skip
 
     def _expand(self, left_s: float) -> bool:
