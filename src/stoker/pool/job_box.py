@@ -1,0 +1,229 @@
+"""An order for a run on somebody else's machine, and the box in which that machine executes it.
+
+What: `PoolOrder` is what a renter signs for: code, Stoker and data as a tree of blobs, the job file and its settings.
+`JobBox` is a folder of the agent with that tree, which a job may only read, and the run's directory, which it may
+write. Training and replays run in the same box, under the same paths, in isolation.
+The environment is the agent's own: a box has no network to install from. `missing_packages` says before anything starts
+what the job needs and the agent lacks.
+
+```
+FOLDER/box/code, stoker, data      as sent; inside /stoker
+       runs/NAME/                  inside /runs/NAME
+       aside/                      copies on their way out
+```
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from stoker.errors import BadJob, PlaceFailed
+from stoker.launching.at_place import LaunchOrder
+from stoker.launching.environment_lock import EnvironmentLock
+from stoker.launching.launcher import Submission
+from stoker.pool.blob_tree import GetBlob, PutBlob, TreeLimits, get_index, put_bundles, put_index, write_tree
+from stoker.pool.isolation import Limits, Program
+from stoker.records.codec import dumps, loads
+
+KIND = "pool"
+INSIDE, RUNS_INSIDE = "/stoker", "/runs"
+
+MOST_ORDER_BYTES = 4 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOrder:
+    """What an agent is to run; its SHA-256 stands in the lease.
+
+    Attributes:
+        run: name of the run.
+        tree: SHA-256 of the index of code, Stoker and data.
+        code, stoker: their folders in the tree.
+        job_file: relative to `code`.
+        arguments: of `stoker train` after the job file.
+        variables: environment variables.
+        requirements: versions that the job was tried with (`numpy==2.3.1`).
+        device: `cpu`, or `here` for what the agent lends.
+        block_s: time between checkpoints, each of which ends a block [s].
+        resume: SHA-256 of the index of the block to go on from; "" for the beginning.
+        resume_head: head of the chain there; resume_block, resume_update: where it is.
+    """
+
+    schema: ClassVar[int] = 1
+
+    run: str
+    tree: str
+    code: str
+    stoker: str
+    job_file: str
+    arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    requirements: tuple[str, ...] = ()
+    device: str = "here"
+    block_s: float = 60.0
+    resume: str = ""
+    resume_head: str = ""
+    resume_block: int = 0
+    resume_update: int = 0
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.run) is None:
+            raise ValueError(f"run: {self.run[:100]!r} is no name")
+        for folder in (self.code, self.stoker, self.job_file):
+            if folder.startswith("/") or ".." in folder.split("/"):
+                raise ValueError(f"{folder[:100]!r} leads out of the box")
+
+
+def order_of(submission: Submission, put: PutBlob, *, block_s: float) -> PoolOrder:
+    """Store what a submission sends, and return the order.
+
+    Raises:
+        BadJob: it asks for what an agent does not do.
+    """
+    if submission.secrets:
+        raise BadJob(
+            f"the secrets {', '.join(submission.secrets)} would be readable by the owner of the machine, whatever the "
+            "isolation: who has root there reads every job",
+            remedy="Leave --secret out; put what needs it into data before, or run where you trust the machine.",
+        )
+    if submission.image:
+        raise BadJob("--image: agents run jobs in their own environment", remedy="Leave it out.")
+    if submission.target.num_devices > 1:
+        raise BadJob(f"{submission.target.num_devices} devices are asked for; a lease of the pool has one so far",
+                     remedy="Ask for one device.")  # fmt: skip
+    if submission.expected:
+        raise BadJob(f"{submission.expected[0]} is outside of the job's folder, and an agent does not have it",
+                     remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
+    lock = submission.environment
+    index = put_bundles((*submission.data, submission.stoker, submission.code), put)
+    return PoolOrder(
+        run=submission.run, tree=put_index(index, put), code=submission.code.folder, stoker=submission.stoker.folder,
+        job_file=submission.job_file, arguments=submission.arguments, variables=dict(submission.variables),
+        requirements=lock.requirements if isinstance(lock, EnvironmentLock) else (),
+        device="cpu" if submission.target.device == "cpu" else "here", block_s=block_s,
+    )  # fmt: skip
+
+
+def missing_packages(order: PoolOrder) -> tuple[list[str], list[str]]:
+    """Packages of an order that this environment lacks, and those that it has in another version."""
+    missing, other = [], []
+    for requirement in order.requirements:
+        name, _, version = requirement.partition("==")
+        try:
+            here = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(requirement)
+            continue
+        if here != version:
+            other.append(f"{requirement} (here {here})")
+    return missing, other
+
+
+@dataclass(frozen=True)
+class JobBox:
+    """The folder in which a run of an order is executed or replayed."""
+
+    folder: Path
+    order: PoolOrder
+
+    @classmethod
+    def make(cls, folder: Path, order: PoolOrder, get: GetBlob, limits: TreeLimits) -> JobBox:
+        """Write what was sent; a folder that is there already is made anew.
+
+        Raises:
+            BadRun: what was sent is too large, is not what its digests say, or leads out of the box.
+            PlaceFailed: the job needs a package that is not installed here.
+        """
+        missing, _ = missing_packages(order)
+        if missing:
+            raise PlaceFailed(f"the job needs {', '.join(missing[:5])}, and this agent does not have it",
+                              remedy="Choose an agent that does, or leave the package out.")  # fmt: skip
+        box = cls(folder, order)
+        if not (folder / "box.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            index = get_index(order.tree, get, limits)
+            write_tree(index, folder / "box", get, limits)
+            (folder / "box.json").write_text(dumps(order))
+        for below in (box.run, box.aside):
+            below.mkdir(parents=True, exist_ok=True)
+        return box
+
+    @property
+    def run(self) -> Path:
+        """The run's directory."""
+        return self.folder / "runs" / self.order.run
+
+    @property
+    def aside(self) -> Path:
+        """Folder for copies."""
+        return self.folder / "aside"
+
+    def training(self, limits: Limits, devices: Sequence[str] = ()) -> Program:
+        """The program that trains the run, or goes on with it; its order is written first."""
+        launch = self.run / "launch"
+        launch.mkdir(parents=True, exist_ok=True)
+        for left in ("stop", "host-0.json"):
+            with suppress(FileNotFoundError):
+                (launch / left).unlink()
+        order = self.order
+        (launch / "order.json").write_text(dumps(LaunchOrder(
+            run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
+            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}s"), device=order.device,
+            variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
+            submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )))  # fmt: skip
+        argv = (sys.executable, "-m", "stoker.launching.at_place", "run", f"{RUNS_INSIDE}/{order.run}")
+        return self._program(argv, self.run, limits, devices)
+
+    def replay(
+        self, run: Path, until: int, limits: Limits, devices: Sequence[str] = (), *, each: bool = False
+    ) -> Program:
+        """The program that makes updates up to `until` again in `run`, a copy of the run's directory."""
+        order = self.order
+        settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]
+        argv = (
+            sys.executable, "-m", "stoker.verifying.replay", f"{RUNS_INSIDE}/{order.run}",
+            f"{INSIDE}/{order.code}/{order.job_file}", "--until", str(until), *(["--each"] if each else []), *settings,
+        )  # fmt: skip
+        return self._program(argv, run, limits, devices)
+
+    def _program(self, argv: tuple[str, ...], run: Path, limits: Limits, devices: Sequence[str]) -> Program:
+        order, cores = self.order, max(1, int(limits.cores))
+        environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "USER": "stoker", "LOGNAME": "stoker",  # noqa: S108 - inside
+            "LANG": "C.UTF-8", "TMPDIR": "/tmp", "STOKER_CACHE": "/tmp/stoker",  # noqa: S108 - inside
+            "PYTHONPATH": f"{INSIDE}/{order.stoker}", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": str(cores),
+            **order.variables,
+        }  # fmt: skip
+        return Program(
+            argv=argv, readable={INSIDE: self.folder / "box"}, writable={f"{RUNS_INSIDE}/{order.run}": run},
+            folder=f"{INSIDE}/{order.code}", environment=environment, devices=tuple(devices), limits=limits,
+        )  # fmt: skip
+
+
+def pairs_of(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """The settings among the arguments of `stoker train`: `("--set", "lr=0.1")`, …"""
+    return [(option, value) for option, value in zip(arguments, arguments[1:], strict=False) if option == "--set"]
+
+
+def read_order(content: bytes) -> PoolOrder:
+    """An order from its blob.
+
+    Raises:
+        BadJob: it is none, or leads out of its box.
+    """
+    try:
+        return loads(content, PoolOrder)
+    except ValueError as problem:
+        raise BadJob(f"the order cannot be read: {problem}") from problem
