@@ -179,7 +179,7 @@ class JobBox:
         order = self.order
         (launch / "order.json").write_text(dumps(LaunchOrder(
             run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
-            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}s"), device=order.device,
+            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}"), device=order.device,
             variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )))  # fmt: skip
