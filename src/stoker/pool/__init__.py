@@ -1,1 +1,1 @@
-"""Other people's idle devices: offers, leases and money in a signed log; jobs in isolation; checks by replay."""
+"""The pool: other people's machines, lent by the hour, paid from escrow, checked by replay."""
