@@ -13,14 +13,14 @@ either: it decides nothing that is trained.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import BadRun
-from stoker.pool.blob_tree import GetBlob, PutBlob, TreeIndex, TreeLimits, put_folder, put_index, write_tree
+from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files
 from stoker.records import CheckpointManifest
 from stoker.records.codec import digest
-from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.foreign_files import read_below
 
@@ -32,20 +32,17 @@ RECORDS = ("run.json", "spec.json", "plan.json", "plans.jsonl", "environment.jso
 
 LOG = "events.jsonl"
 
-GENESIS = hashlib.sha256(b"stoker run").hexdigest()
-"""The head of a chain without blocks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """A block that was committed: the body of the event `committed`, but for the lease.
 
     Attributes:
-        block: its number, from 1.
+        block: its number in the lease, from 0.
         update: number of updates at its end [updates].
         state: head of the chain after it (hex).
-        blob: SHA-256 of the index of its checkpoint, with the records of the run at its end (hex).
-        previous: head of the chain before it (hex).
+        blob: SHA-256 of the tree of its checkpoint, with the records of the run at its end (hex).
+        previous: head of the chain before it (hex); "" at the beginning of a run.
     """
 
     block: int
@@ -77,33 +74,35 @@ def chain_head(previous: str, update: int, state: str) -> str:
 
 
 def keep_block(
-    run: Path, checkpoint: str, number: int, previous: str, *, put: PutBlob, limits: TreeLimits, aside: Path
+    run: Path, checkpoint: str, number: int, previous: str, *, put: Callable[[Path], str], limits: TreeLimits, aside: Path
 ) -> Block:
     """Store a checkpoint of a run that somebody else writes, with the run's records, and return the block.
 
     Args:
         run: the run's directory.
         checkpoint: name of the checkpoint.
-        number: of the block, from 1.
+        number: of the block, from 0.
         previous: head of the chain before it.
-        put: stores blobs.
+        put: stores a file as a blob; its SHA-256.
         limits: the most that is stored.
         aside: folder for copies.
 
     Raises:
         BadRun: the checkpoint is not whole, or larger than the limits.
     """
-    manifest = _manifest_in(run, f"checkpoints/{checkpoint}/{MANIFEST}")
-    files = [f"checkpoints/{checkpoint}/{file.name}" for file in manifest.files]
-    names = [*RECORDS, LOG, f"checkpoints/{checkpoint}/{MANIFEST}", *files]
-    index = put_folder(run, names, put, limits, aside)
-    stored = {entry.path: entry.sha256 for entry in index.entries}
-    for file in manifest.files:
-        if stored.get(f"checkpoints/{checkpoint}/{file.name}") != file.sha256:
-            raise BadRun(f"checkpoint {checkpoint} is not whole: {file.name} is not what its manifest says")
-    update = manifest.position.updates
-    head = chain_head(previous, update, state_digest(manifest))
-    return Block(block=number, update=update, state=head, blob=put_index(index, put), previous=previous)
+    below = f"checkpoints/{checkpoint}"
+    manifest = _manifest_in(run, f"{below}/{MANIFEST}")
+    names = [*RECORDS, LOG, f"{below}/{MANIFEST}", *(f"{below}/{file.name}" for file in manifest.files)]
+    copy = aside / f"block-{number}"
+    try:
+        index = pack_folder(run, names, copy, limits)
+        if name := same_files(index, {file.name: file.sha256 for file in manifest.files}, below):
+            raise BadRun(f"checkpoint {checkpoint} is not whole: {name} is not what its manifest says")
+        update = manifest.position.updates
+        head = chain_head(previous, update, state_digest(manifest))
+        return Block(block=number, update=update, state=head, blob=put(copy), previous=previous)
+    finally:
+        copy.unlink(missing_ok=True)
 
 
 def _manifest_in(run: Path, name: str) -> CheckpointManifest:
@@ -114,16 +113,3 @@ def _manifest_in(run: Path, name: str) -> CheckpointManifest:
         return manifest_from(text)
     except ValueError as problem:
         raise BadRun(f"{name} cannot be read: {problem}") from problem
-
-
-def restore_block(index: TreeIndex, into: Path, get: GetBlob, limits: TreeLimits) -> CheckpointManifest:
-    """Write what a block keeps as the run's directory `into`; the manifest of its checkpoint, whose files are checked.
-
-    Raises:
-        BadRun: the block is no checkpoint of a run.
-    """
-    write_tree(index, into, get, limits)
-    found = CheckpointStore(into / "checkpoints").newest()
-    if found is None:
-        raise BadRun("the block holds no checkpoint")
-    return found[1]

@@ -245,6 +245,7 @@ class Opened(Body):
         verify_fraction: share of blocks that another agent replays [0 to 1].
         value_per_hour: what an hour of waiting is worth to the renter [micro-credits].
         delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
+        inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
     """
 
     lease_id: str
@@ -258,9 +259,12 @@ class Opened(Body):
     value_per_hour: int = 0
     forecast: Forecast
     delegate: str = ""
+    inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
+            raise ValueError("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
         if not 0 <= self.verify_fraction <= 1:
             raise ValueError(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
         if self.delegate and not _HASH.fullmatch(self.delegate):

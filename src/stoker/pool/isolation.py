@@ -113,6 +113,15 @@ class IsolatedProcess:
         """The process on this machine that ends with the program."""
         return self._process.pid
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of its present processes [s]."""
+        ticks = 0
+        for pid in self._group.members() if self._group is not None else _descendants(self._process.pid):
+            with suppress(OSError, ValueError, IndexError):
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def poll(self) -> int | None:
         """Exit code; None while it runs."""
         return self._process.poll()
@@ -480,8 +489,10 @@ def user_of(folder: Path) -> int:
 
 def give_to(folder: Path, user: int) -> None:
     """Make a folder and all in it belong to a user number; links are not followed."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, user, user, follow_symlinks=False)
+    os.chown(folder, user, user)
+    for below, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.chown(os.path.join(below, name), user, user, follow_symlinks=False)
 
 
 def disk_bytes(folder: Path) -> int:

@@ -16,11 +16,12 @@ FOLDER/box/code, stoker, data      as sent; inside /stoker
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ from stoker.errors import BadJob, PlaceFailed
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
-from stoker.pool.blob_tree import GetBlob, PutBlob, TreeLimits, get_index, put_bundles, put_index, write_tree
+from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
 from stoker.pool.isolation import Limits, Program
 from stoker.records.codec import dumps, loads
 
@@ -47,7 +48,7 @@ class PoolOrder:
 
     Attributes:
         run: name of the run.
-        tree: SHA-256 of the index of code, Stoker and data.
+        tree: SHA-256 of the tree of code, Stoker and data.
         code, stoker: their folders in the tree.
         job_file: relative to `code`.
         arguments: of `stoker train` after the job file.
@@ -55,7 +56,7 @@ class PoolOrder:
         requirements: versions that the job was tried with (`numpy==2.3.1`).
         device: `cpu`, or `here` for what the agent lends.
         block_s: time between checkpoints, each of which ends a block [s].
-        resume: SHA-256 of the index of the block to go on from; "" for the beginning.
+        resume: SHA-256 of the tree of the block to go on from; "" for the beginning.
         resume_head: head of the chain there; resume_block, resume_update: where it is.
     """
 
@@ -84,8 +85,14 @@ class PoolOrder:
                 raise ValueError(f"{folder[:100]!r} leads out of the box")
 
 
-def order_of(submission: Submission, put: PutBlob, *, block_s: float) -> PoolOrder:
+def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *, block_s: float) -> PoolOrder:
     """Store what a submission sends, and return the order.
+
+    Args:
+        submission: what to run.
+        put: stores a file as a blob; its SHA-256.
+        aside: where the file is written first.
+        block_s: time between checkpoints [s].
 
     Raises:
         BadJob: it asks for what an agent does not do.
@@ -105,9 +112,13 @@ def order_of(submission: Submission, put: PutBlob, *, block_s: float) -> PoolOrd
         raise BadJob(f"{submission.expected[0]} is outside of the job's folder, and an agent does not have it",
                      remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
     lock = submission.environment
-    index = put_bundles((*submission.data, submission.stoker, submission.code), put)
+    try:
+        pack_bundles((*submission.data, submission.stoker, submission.code), aside)
+        tree = put(aside)
+    finally:
+        aside.unlink(missing_ok=True)
     return PoolOrder(
-        run=submission.run, tree=put_index(index, put), code=submission.code.folder, stoker=submission.stoker.folder,
+        run=submission.run, tree=tree, code=submission.code.folder, stoker=submission.stoker.folder,
         job_file=submission.job_file, arguments=submission.arguments, variables=dict(submission.variables),
         requirements=lock.requirements if isinstance(lock, EnvironmentLock) else (),
         device="cpu" if submission.target.device == "cpu" else "here", block_s=block_s,
@@ -137,7 +148,7 @@ class JobBox:
     order: PoolOrder
 
     @classmethod
-    def make(cls, folder: Path, order: PoolOrder, get: GetBlob, limits: TreeLimits) -> JobBox:
+    def make(cls, folder: Path, order: PoolOrder, fetch: Callable[[str], Path], limits: TreeLimits) -> JobBox:
         """Write what was sent; a folder that is there already is made anew.
 
         Raises:
@@ -150,10 +161,9 @@ class JobBox:
                               remedy="Choose an agent that does, or leave the package out.")  # fmt: skip
         box = cls(folder, order)
         if not (folder / "box.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            index = get_index(order.tree, get, limits)
-            write_tree(index, folder / "box", get, limits)
+            shutil.rmtree(folder / "box", ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            unpack(fetch(order.tree), folder / "box", limits)
             (folder / "box.json").write_text(dumps(order))
         for below in (box.run, box.aside):
             below.mkdir(parents=True, exist_ok=True)
@@ -171,20 +181,53 @@ class JobBox:
 
     def training(self, limits: Limits, devices: Sequence[str] = ()) -> Program:
         """The program that trains the run, or goes on with it; its order is written first."""
-        launch = self.run / "launch"
-        launch.mkdir(parents=True, exist_ok=True)
-        for left in ("stop", "host-0.json"):
-            with suppress(FileNotFoundError):
-                (launch / left).unlink()
         order = self.order
-        (launch / "order.json").write_text(dumps(LaunchOrder(
+        self.remove_word("stop")
+        self.remove_word("host-0.json")
+        self.write_word("order.json", dumps(LaunchOrder(
             run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
             arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}"), device=order.device,
             variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )))  # fmt: skip
+        )).encode())  # fmt: skip
         argv = (sys.executable, "-m", "stoker.launching.at_place", "run", f"{RUNS_INSIDE}/{order.run}")
         return self._program(argv, self.run, limits, devices)
+
+    def write_word(self, name: str, content: bytes = b"") -> None:
+        """Write a file of `launch/` in the run's directory, where the job may have put links in its place.
+
+        Raises:
+            PlaceFailed: the job has replaced the folder.
+        """
+        with self._launch() as folder:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(name, flags, 0o644, dir_fd=folder), "wb") as file:
+                file.write(content)
+
+    def remove_word(self, name: str) -> None:
+        """Remove a file of `launch/`, if it is there."""
+        with self._launch() as folder, suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+    @contextmanager
+    def _launch(self) -> Iterator[int]:
+        """A descriptor of `launch/` itself, and of no link that stands there."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        run = os.open(self.run, flags)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir("launch", dir_fd=run)
+            folder = os.open("launch", flags, dir_fd=run)
+        except OSError as error:
+            raise PlaceFailed(f"the job has put something else in the place of launch/: {error.strerror}") from error
+        finally:
+            os.close(run)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def replay(
         self, run: Path, until: int, limits: Limits, devices: Sequence[str] = (), *, each: bool = False

@@ -15,14 +15,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
-from stoker.pool.blob_tree import TreeIndex, TreeLimits, get_index, plain_names, put_folder, put_index, write_tree
+from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
 from stoker.pool.client import PoolClient
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import IsolatedProcess, Isolation, Limits
@@ -35,7 +35,6 @@ from stoker.store.foreign_files import read_below
 MOST_STATE_BYTES = 1 << 20
 _NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _MOST_TRIES = 5
-_CHUNK_BYTES = 1 << 20
 
 
 class BlobCache:
@@ -43,20 +42,23 @@ class BlobCache:
 
     def __init__(self, client: PoolClient, folder: Path) -> None:
         self._client, self._folder = client, folder
-        folder.mkdir(parents=True, exist_ok=True)
 
-    def put(self, content: bytes | Path, sha256: str) -> None:
-        """Send a blob, unless the pool has it."""
-        self._client.put_blob(content)
+    def put(self, content: bytes | Path) -> str:
+        """Send a blob, unless the pool has it; its SHA-256."""
+        return self._client.put_blob(content)
 
-    def get(self, sha256: str) -> Iterator[bytes]:
-        """The content of a blob, in parts."""
+    def aside(self) -> Path:
+        """A file for what is made before it is sent."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"sending-{os.getpid()}"
+
+    def fetch(self, sha256: str) -> Path:
+        """The file with a blob."""
         path = self._folder / sha256
         if not path.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._client.get_blob(sha256, path)
-        with path.open("rb") as file:
-            while part := file.read(_CHUNK_BYTES):
-                yield part
+        return path
 
     def whole(self, sha256: str, most_bytes: int) -> bytes:
         """A small blob.
@@ -64,17 +66,14 @@ class BlobCache:
         Raises:
             BadRun: it is larger.
         """
-        content = bytearray()
-        for part in self.get(sha256):
-            content += part
-            if len(content) > most_bytes:
-                raise BadRun(f"the blob {sha256[:12]} has more than {most_bytes:,} bytes")
-        return bytes(content)
+        path = self.fetch(sha256)
+        if path.stat().st_size > most_bytes:
+            raise BadRun(f"the blob {sha256[:12]} has more than {most_bytes:,} bytes")
+        return path.read_bytes()
 
     def clear(self) -> None:
         """Remove what was fetched."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
 
 
 class LeasedJob:
@@ -152,7 +151,7 @@ class LeasedJob:
 
         def prepare() -> None:
             try:
-                self._box = self.box_type.make(self._folder, order, self._blobs.get, self._sent)
+                self._box = self.box_type.make(self._folder, order, self._blobs.fetch, self._sent)
                 if order.resume and not (self._box.run / "run.json").exists():
                     self._resume(order)
                 self._blobs.clear()
@@ -175,8 +174,7 @@ class LeasedJob:
         assert self._box is not None
         run, aside = self._box.run, self._folder / "resume"
         shutil.rmtree(aside, ignore_errors=True)
-        index = get_index(order.resume, self._blobs.get, self._taken)
-        write_tree(index, aside, self._blobs.get, self._taken)
+        unpack(self._blobs.fetch(order.resume), aside, self._taken)
         shutil.rmtree(run, ignore_errors=True)
         aside.rename(run)
 
@@ -212,6 +210,9 @@ class LeasedJob:
         except on.Refused as refused:
             self._tell(f"{self.lease_id}: {refused.message}")
             self._reconcile()
+        except StokerError as problem:  # what the job left cannot be sent, or cannot be started again
+            with contextlib.suppress(PlaceUnreachable):
+                self._close(f"failed: {problem.message}")
 
     def reclaim(self, notice_s: float, why: str) -> None:
         """The owner needs the device: give notice, let the run save and leave within it."""
@@ -222,8 +223,8 @@ class LeasedJob:
             self._client.post(on.Reclaiming(lease_id=self.lease_id, by_s=time.time() + notice_s))
         self._tell(f"{self.lease_id}: {why}; the job saves and leaves within {notice_s:.0f} s")
         if self._box is not None:
-            with contextlib.suppress(OSError):
-                (self._box.run / "launch" / "stop").touch()
+            with contextlib.suppress(OSError, PlaceFailed):
+                self._box.write_word("stop")
         threading.Timer(notice_s, self._kill_unless_over).start()
 
     def end(self, why: str) -> None:
@@ -246,6 +247,11 @@ class LeasedJob:
         if self._process is None:
             return int(self._ran_before_s)
         return int(self._ran_before_s + time.monotonic() - self._began)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time that the job has taken [s]."""
+        return 0.0 if self._process is None else self._process.cpu_s
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -301,8 +307,7 @@ class LeasedJob:
         if self._process.exceeded:
             self._close(f"failed: {self._process.exceeded}")
         elif state is not None and state.phase == "finished":
-            index = self._results()
-            self._client.post(on.Finished(lease_id=self.lease_id, result=put_index(index, self._blobs.put)))
+            self._client.post(on.Finished(lease_id=self.lease_id, result=self._results()))
             self._tell(f"{self.lease_id}: finished")
             self._finish()
         elif self._leaving:
@@ -317,12 +322,17 @@ class LeasedJob:
         else:
             self._close(f"failed: it ended {self._tries} times with exit code {code}: {self._last_output()}")
 
-    def _results(self) -> TreeIndex:
-        """Store the run's directory, as it goes home."""
+    def _results(self) -> str:
+        """Store the run's directory, as it goes home; the blob."""
         assert self._box is not None
         run = self._box.run
         names = [name for name in plain_names(run) if name.split("/")[0] not in _NOT_HOME]
-        return put_folder(run, names, self._blobs.put, self._taken, self._box.aside)
+        copy = self._box.aside / "results"
+        try:
+            pack_folder(run, names, copy, self._taken)
+            return self._blobs.put(copy)
+        finally:
+            copy.unlink(missing_ok=True)
 
     def _close(self, reason: str) -> None:
         self._client.post(on.Closed(lease_id=self.lease_id, reason=reason[:900]))

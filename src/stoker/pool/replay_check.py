@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from stoker.errors import BadRun, PlaceFailed
-from stoker.pool.blob_tree import GetBlob, TreeIndex, TreeLimits, get_index, write_tree
+from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.commitment import RECORDS, Block, chain_head, state_digest
 from stoker.pool.isolation import Isolation, Limits
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.store import CheckpointStore, RunDirectory
+from stoker.store.foreign_files import read_below
 
 TOLERANCES: dict[str, tuple[float, int]] = {"fp32": (1e-3, 40), "fp64": (1e-3, 40), "bf16": (1e-1, 1), "tf32": (1e-1, 1)}
 """Largest relative difference of an honest update across classes [1], and the most updates that it was measured for.
@@ -64,7 +65,7 @@ def check_block(
     before: Block | None,
     block: Block,
     *,
-    get: GetBlob,
+    fetch: Callable[[str], Path],
     isolation: Isolation,
     limits: Limits,
     is_same_class: bool,
@@ -75,9 +76,9 @@ def check_block(
 
     Args:
         box: of the order.
-        before: the block before; None for the first.
+        before: the block before, or the one that the order goes on from; None at the beginning of the run.
         block: what was committed.
-        get: reads blobs.
+        fetch: the file with a blob.
         isolation, limits, devices: where it is made.
         is_same_class: whether this machine is of the determinism class in which it was made.
         trace: note the state after each update.
@@ -91,8 +92,8 @@ def check_block(
     folder.mkdir(parents=True)
     try:
         try:
-            claimed = _claimed(block, folder / "claimed", get, taken)
-            start = None if before is None else _claimed(before, folder / "start", get, taken)
+            claimed = _claimed(block, folder / "claimed", fetch, taken)
+            start = None if before is None else _claimed(before, folder / "start", fetch, taken)
         except BadRun as problem:
             return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
         if sentence := _chain_problem(before, block, claimed):
@@ -109,12 +110,13 @@ def check_block(
         if code != 0 or "manifests" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])
             raise PlaceFailed(f"the replay ended with exit code {code}: {said}")
-        made = CheckpointStore(run / "checkpoints").newest()
-        if made is None or made[1].position.updates != block.update:
+        manifests = [from_json(one, CheckpointManifest) for one in answer["manifests"]]
+        if not manifests or manifests[-1].position.updates != block.update:
             raise PlaceFailed("the replay left no checkpoint at the end of the block")
-        states = tuple(state_digest(from_json(one, CheckpointManifest)) for one in answer["manifests"])
+        states = tuple(map(state_digest, manifests))
         plans = _plans_of(folder / "claimed")
         num_updates = block.update - (0 if before is None else before.update)
+        made = _Made(manifests[-1], run, folder / "made.safetensors", limits.disk_bytes)
         verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
         return ReplayVerdict(equal=verdict.equal, why=verdict.why, trace=states if trace else ())
     finally:
@@ -133,12 +135,36 @@ def first_difference(claimed: Sequence[str], made: Sequence[str]) -> int | None:
     return None if len(claimed) == len(made) else min(len(claimed), len(made))
 
 
+WEIGHTS = "model.safetensors"
+
 _Checkpoint = tuple[Path, CheckpointManifest]
 
 
-def _claimed(block: Block, into: Path, get: GetBlob, limits: TreeLimits) -> _Checkpoint:
-    index: TreeIndex = get_index(block.blob, get, limits)
-    write_tree(index, into, get, limits)
+@dataclass(frozen=True)
+class _Made:
+    """What a replay made, in a directory that the job could write to: files are copied before they are read."""
+
+    manifest: CheckpointManifest
+    run: Path
+    copy: Path
+    most_bytes: int
+
+    def weights(self) -> Path:
+        """The weights, copied out without following a link.
+
+        Raises:
+            ValueError: they are not there.
+        """
+        stores = CheckpointStore(self.run / "checkpoints").names()
+        content = read_below(self.run, f"checkpoints/{stores[-1]}/{WEIGHTS}", self.most_bytes) if stores else None
+        if content is None:
+            raise ValueError("the replay left no weights")
+        self.copy.write_bytes(content)
+        return self.copy
+
+
+def _claimed(block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits) -> _Checkpoint:
+    unpack(fetch(block.blob), into, limits)
     found = CheckpointStore(into / "checkpoints").newest()
     if found is None:
         raise BadRun("there is no checkpoint in it")
@@ -178,7 +204,7 @@ def _plans_of(folder: Path) -> list[Plan]:
 
 def _compare(
     claimed: _Checkpoint,
-    made: _Checkpoint,
+    made: _Made,
     start: _Checkpoint | None,
     plans: Sequence[Plan],
     num_updates: int,
@@ -187,10 +213,10 @@ def _compare(
 ) -> ReplayVerdict:
     """Compare the state that was claimed with the one that was made."""
     updates = f"{num_updates:,} update{'' if num_updates == 1 else 's'}"
-    if state_digest(claimed[1]) == state_digest(made[1]):
+    if state_digest(claimed[1]) == state_digest(made.manifest):
         return ReplayVerdict(equal=True, why=f"{updates} made again, equal bit for bit")
     if is_same_class:
-        names = _differing_files(claimed[1], made[1])
+        names = _differing_files(claimed[1], made.manifest)
         return ReplayVerdict(equal=False, why=f"{updates} made again in the same class differ in {names}")
     precisions = {plan.precision for plan in plans} or {"fp32"}
     loosest = max(precisions, key=lambda precision: TOLERANCES.get(precision, (1.0, 0))[0])
@@ -199,7 +225,7 @@ def _compare(
         why = f"the first {updates}" if start is None else updates
         return ReplayVerdict(equal=None, why=f"{why} in {loosest} in another class cannot be decided: at most {most} can")
     try:
-        difference = update_difference(start[0], claimed[0], made[0])
+        difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made.weights())
     except (SafetensorError, ValueError, TypeError) as problem:
         return ReplayVerdict(equal=False, why=f"the weights that were claimed cannot be compared: {problem}")
     words = f"relative difference {difference:.2g} of {updates} in {loosest}, tolerance {tolerance:g}"
@@ -213,15 +239,14 @@ def _differing_files(one: CheckpointManifest, other: CheckpointManifest) -> str:
 
 
 def update_difference(start: Path, claimed: Path, made: Path) -> float:
-    """|claimed - made| / |made - start| over all floating weights of three checkpoints of one model [1].
+    """|claimed - made| / |made - start| over all floating weights of three files of one model's weights [1].
 
     Raises:
         ValueError: the checkpoints are of different models.
     """
     off = moved = 0.0
     with (
-        safe_open(start / "model.safetensors", "numpy") as before, safe_open(claimed / "model.safetensors", "numpy") as
-        theirs, safe_open(made / "model.safetensors", "numpy") as ours,
+        safe_open(start, "numpy") as before, safe_open(claimed, "numpy") as theirs, safe_open(made, "numpy") as ours
     ):  # fmt: skip
         if set(theirs.keys()) != set(ours.keys()) or set(before.keys()) != set(ours.keys()):
             raise ValueError("they have other tensors")
