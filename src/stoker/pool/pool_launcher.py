@@ -70,6 +70,7 @@ class Terms:
         block_s: time between commitments [s].
         window_s: time to dispute [s].
         isolation: the weakest kind that will do.
+        deadline_s: the longest that the run may take, moves included [s]; None: no limit.
     """
 
     pool: str = ""
@@ -79,6 +80,7 @@ class Terms:
     block_s: float = 60.0
     window_s: int = 3600
     isolation: str = "bubblewrap"
+    deadline_s: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Terms:
@@ -87,7 +89,7 @@ class Terms:
         Raises:
             BadJob: an option is unknown, or has another form.
         """
-        known = {"pool", "key", "verify", "bond", "block", "window", "isolation"}
+        known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline"}
         for name in options.keys() - known - {"root", "data", "price"}:
             raise BadJob(f"--place-option {name}: the pool has no such option",
                          remedy=f"It has {', '.join(sorted(known))}.")  # fmt: skip
@@ -100,6 +102,7 @@ class Terms:
             bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")), isolation=isolation,
+            deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
         )  # fmt: skip
 
 
@@ -200,8 +203,13 @@ class PoolLauncher(Launcher):
                               remedy="Say it: --time-limit 2h.")  # fmt: skip
         job = f"{submission.run[:40]}-{hashlib.sha256(f'{submission.owner} {submission.run}'.encode()).hexdigest()[:10]}"
         before = _leases(client, job)
+        if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
+            raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
+                              f"deadline is in {format_seconds(terms.deadline_s)}",
+                              remedy="Give more time, or make the job smaller. Nothing was sent.")  # fmt: skip
         handle: Handle = {
             "pool": str(client.address), "key": terms.key, "job": job, "first": len(before),
+            "until_s": 0.0 if terms.deadline_s is None else time.time() + terms.deadline_s,
             "limit_s": submission.time_limit_s, "address": submission.target.address,
             "device": submission.target.device, "options": dict(submission.options),
         }  # fmt: skip
@@ -311,6 +319,8 @@ class _PoolRun:
         if left_s <= 0:
             return LaunchState(phase="failed", why=f"the {format_seconds(float(self.handle['limit_s']))} that were paid "
                                f"for are over: {why}", at=_now())  # fmt: skip
+        if self.handle["until_s"] and time.time() > self.handle["until_s"]:
+            return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
         avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
         refused = {str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))}
         order = self.continued(self.order(leases[0]), leases)
