@@ -36,8 +36,10 @@ class Demo:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
-        self.environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "keys"), "STOKER_RUNS": str(folder / "runs"),
-                            "STOKER_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}  # fmt: skip
+        self.environment = {
+            **os.environ, "XDG_CONFIG_HOME": str(folder / "keys"), "STOKER_RUNS": str(folder / "runs"),
+            "STOKER_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "COLUMNS": "160",
+        }  # fmt: skip
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *words: str, module: str = "stoker") -> subprocess.Popen[bytes]:
@@ -92,7 +94,7 @@ def offer(demo: Demo, name: str, isolation: str) -> None:
         demo.start(name, "pool", "offer", *words)
 
 
-def leases_of(demo: Demo, address: str) -> list[dict[str, Any]]:
+def leases_of(address: str) -> list[dict[str, Any]]:
     """All leases of the pool, oldest first."""
     from stoker.pool.client import PoolClient
 
@@ -104,7 +106,7 @@ def wait_until_committed(demo: Demo, address: str, name: str, blocks: int) -> No
     """Wait until an agent's lease has so many blocks."""
     until = time.monotonic() + 180
     while time.monotonic() < until:
-        for lease in leases_of(demo, address):
+        for lease in leases_of(address):
             if lease["offer_id"] == name and len(lease["commitments"]) >= blocks:
                 return
         time.sleep(0.2)
@@ -119,7 +121,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=float, default=1500)
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = (options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-pool-")))).resolve()
+        folder = (
+            options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-pool-")))
+        ).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
         demo = Demo(folder, stack)
@@ -129,8 +133,8 @@ def main() -> int:
         os.environ["XDG_CONFIG_HOME"] = demo.environment["XDG_CONFIG_HOME"]
         from stoker.pool.keys import own_key
 
-        credits = {"renter": "5usd", **dict.fromkeys(NAMES, "1usd")}
-        grants = [word for name, amount in credits.items() for word in ("--grant", f"{own_key(name).public}={amount}")]
+        wallets = {"renter": "5usd", **dict.fromkeys(NAMES, "1usd")}
+        grants = [word for name, amount in wallets.items() for word in ("--grant", f"{own_key(name).public}={amount}")]
         demo.run("pool", "wallet", "--key", "renter", "--folder", str(folder / "control"), *grants)
         for name in NAMES:
             offer(demo, name, options.isolation)
@@ -147,7 +151,7 @@ def main() -> int:
         print("mayfly is killed now (SIGKILL)", flush=True)
         demo.processes["mayfly"].kill()
         demo.processes["mayfly"].wait()
-        wait_until_lost(demo, address)
+        wait_until_lost(address)
         print("mayfly is lost for the pool; its owner starts it again, as a verifier among others", flush=True)
         demo.start("mayfly", "pool", "offer", "--price", "9usd/h", "--name", "mayfly", "--key", "mayfly", "--folder",
                    str(folder / "mayfly"), "--isolation", options.isolation, "--memory", "2GiB", "--disk", "1GiB",
@@ -156,10 +160,10 @@ def main() -> int:
         return judge(demo, address, code)
 
 
-def wait_until_lost(demo: Demo, address: str) -> None:
+def wait_until_lost(address: str) -> None:
     """Wait until the pool has given the first lease up."""
     until = time.monotonic() + 180
-    while not any(lease["reason"] == "lost" for lease in leases_of(demo, address)):
+    while not any(lease["reason"] == "lost" for lease in leases_of(address)):
         if time.monotonic() > until:
             sys.exit("the killed agent was not given up")
         time.sleep(0.5)
@@ -179,12 +183,12 @@ def _show(demo: Demo, job: subprocess.Popen[bytes]) -> None:
 
 def judge(demo: Demo, address: str, code: int) -> int:
     """Hold what came out against what should; 0 if it is so."""
-    leases = leases_of(demo, address)
+    leases = leases_of(address)
     by_offer = {str(lease["offer_id"]): lease for lease in leases}
     until = time.monotonic() + 60
     while by_offer.get("magpie", {}).get("state") not in ("slashed", "final") and time.monotonic() < until:
         time.sleep(1)
-        by_offer = {str(lease["offer_id"]): lease for lease in leases_of(demo, address)}
+        by_offer = {str(lease["offer_id"]): lease for lease in leases_of(address)}
     from stoker.pool.client import PoolClient
     from stoker.pool.keys import own_key
 
@@ -204,7 +208,7 @@ def judge(demo: Demo, address: str, code: int) -> int:
         "nobody honest was slashed": slashed["mayfly"] == slashed["ox"] == 0,
         "the job went on from a committed block": len(leases) == 3,
         "the meter never ran ahead of the clock": all(
-            lease["paid_s"] <= max(lease["closed_s"], time.time() if not lease["closed_s"] else 0) - lease["accepted_s"] + 2
+            lease["paid_s"] <= (lease["closed_s"] or time.time()) - lease["accepted_s"] + 2
             for lease in leases if lease["accepted_s"]
         ),
         "no credit was lost or made": sum(balances["balances"].values()) == balances["deposited"],

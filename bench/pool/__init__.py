@@ -1,0 +1,1 @@
+"""Agents of a pool that cheat, and what a pool costs."""

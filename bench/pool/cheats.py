@@ -15,11 +15,10 @@ soon as it is imported: all that the run writes, and all that it commits to, the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.launching.at_place import LaunchOrder
-from stoker.pool.isolation import Limits, Program
+from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
 from stoker.records.codec import dumps, loads
@@ -88,11 +87,11 @@ def cheating(cheat: str) -> type[LeasedJob]:
     """The jobs of an agent that cheats in this way."""
 
     class CheatingBox(JobBox):
-        def training(self, limits: Limits, devices: Sequence[str] = ()) -> Program:
+        def training(self, host: Host) -> Program:
             folder = self.folder / "cheat"
             folder.mkdir(exist_ok=True)
             (folder / "sitecustomize.py").write_text(_CHANGES.format(cheat=cheat))
-            program = super().training(limits, devices)
+            program = super().training(host)
             path = self.run / "launch" / "order.json"
             order = loads(path.read_bytes(), LaunchOrder)
             pythonpath = f"/cheat:{order.pythonpath}"

@@ -1,3 +1,4 @@
+# ruff: noqa: D103, PTH101, PTH110, PTH116, PTH118, PTH119, PTH123, PTH208, SIM115, S103, S108 - attempts are written as an attacker would, one call each
 """What a hostile job tries; runs inside an isolation and prints each attempt with how it ended, as JSON.
 
 Standard input: {"canary": path, "port": N, "pid": N, "abstract": name, "shm": key, "readable": path}. "failed: …" is an

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 
 from stoker.errors import NoDevice, PlaceFailed
 from stoker.pool import isolation
-from stoker.pool.isolation import KINDS, Bubblewrap, Gvisor, Limits, Program, best_isolation, disk_bytes
+from stoker.pool.isolation import KINDS, Bubblewrap, Limits, Program, best_isolation, disk_bytes
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}  # noqa: S108 - inside
 LIMITS = Limits(memory_bytes=256 << 20, cores=1, processes=64, disk_bytes=32 << 20, time_s=60)
 
 KIND_IDS = [kind.name for kind in KINDS]
@@ -23,6 +24,7 @@ KIND_IDS = [kind.name for kind in KINDS]
 
 @pytest.fixture(params=KINDS, ids=KIND_IDS)
 def kind(request):
+    """Each kind of isolation that works here."""
     problem = request.param.trial()
     if problem is not None:
         pytest.skip(problem)
@@ -32,13 +34,14 @@ def kind(request):
 @pytest.fixture
 def job():
     """A folder that programs of other users can be given: pytest's own are closed to them."""
-    folder = Path("/var/tmp") / f"stoker-job-{os.getpid()}-{time.monotonic_ns()}"
+    folder = Path("/var/tmp") / f"stoker-job-{os.getpid()}-{time.monotonic_ns()}"  # noqa: S108 - removed below
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
 
 
 def python(kind, job, script, *, limits=LIMITS, stdin=b""):
+    """Run a script in isolation: exit code, output, complaints."""
     program = Program(
         argv=(sys.executable, "-c", script),
         readable={"/given": HERE},
@@ -52,7 +55,7 @@ def python(kind, job, script, *, limits=LIMITS, stdin=b""):
 
 def test_no_attempt_of_the_escape_list_succeeds(kind, job):
     """Files, devices, namespaces, network, other processes, the kernel's interfaces: each attempt is refused."""
-    canary = Path("/var/tmp") / f"canary-{os.getpid()}"
+    canary = Path("/var/tmp") / f"canary-{os.getpid()}"  # noqa: S108 - removed below
     canary.write_text("secret")
     shared = ctypes.CDLL(None).shmget(4711, 4096, 0o1666)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
@@ -99,7 +102,7 @@ def test_a_fork_bomb_ends_at_the_limit_of_processes(kind, job):
     )
     _, out, _ = python(kind, job, script)
     assert int(out or b"0") < LIMITS.processes + 8
-    assert os.system("true") == 0
+    assert subprocess.run(["true"], check=False).returncode == 0
 
 
 def test_memory_beyond_the_limit_ends_the_job_with_a_sentence(kind, job):
@@ -199,6 +202,7 @@ def test_an_unknown_kind_is_named(monkeypatch):
 
 
 def usable(kind):
+    """The kind, if it works here; else the test is skipped."""
     problem = kind.trial()
     if problem is not None:
         pytest.skip(problem)
@@ -211,6 +215,6 @@ def descendants_named(job):
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.readlink(path / "cwd") == str(job) or os.stat(path / "cwd").st_ino == job.stat().st_ino:
+                if (path / "cwd").stat().st_ino == job.stat().st_ino:
                     found.append(int(path.name))
     return found

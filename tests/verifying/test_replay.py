@@ -28,7 +28,7 @@ def job(**changes) -> stoker.Job:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """A run that tried plans on its updates, with a copy of its directory after each update: 1, 2, …"""
+    """A run that tried plans on its updates, with a copy of its directory after each update."""
     folder = tmp_path_factory.mktemp("recorded")
     run = folder / "run"
 

@@ -27,30 +27,32 @@ KeyName = Annotated[str, typer.Option("--key", metavar="NAME", help="Which of yo
 Folder = Annotated[
     Path | None, typer.Option("--folder", metavar="DIR", help="Where jobs run (default: ~/.local/share/stoker/agent).")
 ]
-IsolationName = Annotated[
-    str, typer.Option("--isolation", metavar="KIND", help="best, gvisor, podman or bubblewrap.")
-]
+IsolationName = Annotated[str, typer.Option("--isolation", metavar="KIND", help="best, gvisor, podman or bubblewrap.")]
 Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `stoker pool ledger` lists them.")]
 
 
 def offer(
     price: Annotated[str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour, such as 0.40usd/h.")],
     pool: Pool = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="What is lent: here, cpu, cuda:0.")] = "here",
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="What is lent: here, cpu, cuda:0.")
+    ] = "here",
     cost: Annotated[
         str | None, typer.Option("--cost", metavar="MONEY/h", help="What an hour costs you; a lower price is refused.")
     ] = None,
-    reclaim: Annotated[
-        str, typer.Option("--reclaim", metavar="TIME", help="Notice before you take it back.")
-    ] = "2min",
+    reclaim: Annotated[str, typer.Option("--reclaim", metavar="TIME", help="Notice before you take it back.")] = "2min",
     when: Annotated[
         Literal["always", "idle"], typer.Option("--when", help="idle: only while you leave the machine alone.")
     ] = "always",
     hours: Annotated[str | None, typer.Option("--hours", metavar="FROM-TO", help="Of the day, UTC: 22-6.")] = None,
     longest: Annotated[str, typer.Option("--longest", metavar="TIME", help="Longest lease.")] = "7d",
     memory: Annotated[str | None, typer.Option("--memory", metavar="BYTES", help="A job's (default: half).")] = None,
-    cores: Annotated[float | None, typer.Option("--cores", metavar="N", min=0.1, help="A job's (default: all).")] = None,
+    cores: Annotated[
+        float | None, typer.Option("--cores", metavar="N", min=0.1, help="A job's (default: all).")
+    ] = None,
     processes: Annotated[int, typer.Option("--processes", metavar="N", min=16, help="A job's, with threads.")] = 512,
     disk: Annotated[str, typer.Option("--disk", metavar="BYTES", help="What a job may write.")] = "10GiB",
     isolation: IsolationName = "best",
@@ -60,9 +62,7 @@ def offer(
     measures: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
     ] = True,
-    replays: Annotated[
-        bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")
-    ] = True,
+    replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
     debug: Debug = False,
 ) -> None:
     """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
@@ -101,7 +101,9 @@ def offer(
             if not proof.is_passed:
                 raise NoDevice(f"{lent.model} did not pass its own measurement: {proof.why}",
                                remedy="Offer less memory, or look at the device with `stoker doctor`.")  # fmt: skip
-            tell(f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}")
+            tell(
+                f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
+            )
         agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
@@ -126,7 +128,9 @@ def verify(
     lease: Lease,
     pool: Pool = None,
     block: Annotated[int | None, typer.Option("--block", metavar="N", min=0, help="One block (default: all).")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
+    ] = False,
     isolation: IsolationName = "best",
     folder: Folder = None,
     key: KeyName = "default",
@@ -138,19 +142,22 @@ def verify(
         client = _client(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import determinism_class, replay_lease
-        from stoker.pool.isolation import Limits, best_isolation
+        from stoker.pool.isolation import Host, Limits, best_isolation
 
         kind, device = best_isolation(isolation), resolve_place("here", attached_devices())
         limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
+        host = Host(isolation=kind, limits=limits, devices=_device_files(device.kind, device.index))
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []
         with output(for_json=as_json):
             for number in numbers:
                 verdict = replay_lease(
-                    client, lease, number, folder=_folder(folder) / "checks", isolation=kind, limits=limits,
-                    own_class=determinism_class(device), devices=_device_files(device.kind, device.index), trace=trace,
+                    client, lease, number, folder=_folder(folder) / "checks", host=host,
+                    own_class=determinism_class(device), trace=trace,
                 )  # fmt: skip
-                found.append({"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)})
+                found.append(
+                    {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
+                )
                 if not as_json:
                     word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
                     print(f"block {number}: {word}: {verdict.why}")

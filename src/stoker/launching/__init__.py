@@ -51,9 +51,9 @@ def is_elsewhere(word: str) -> bool:
     >>> is_elsewhere("ssh:box"), is_elsewhere("pool"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
     (True, True, False, False)
     """
-    kind, colon, _ = word.strip().partition(":")
-    if kind in _NEEDS_NO_ADDRESS:
+    if _kind_and_rest(word)[0] in _NEEDS_NO_ADDRESS:
         return True
+    kind, colon, _ = word.strip().partition(":")
     return bool(colon) and re.fullmatch(r"(\d+x)*(cuda|mps|xpu|cpu)", kind) is None
 
 
@@ -77,8 +77,17 @@ def parse_target(word: str) -> LaunchTarget:
     Raises:
         NoDevice: the kind is unknown, or the rest cannot be read.
     """
-    kind, _, rest = word.strip().partition(":")
-    return launcher_of(kind.lower()).parse(rest)
+    kind, rest = _kind_and_rest(word)
+    return launcher_of(kind).parse(rest)
+
+
+def _kind_and_rest(word: str) -> tuple[str, str]:
+    """The kind of a word of `--on`, and what its launcher reads: `pool/cpu` is `pool` and `/cpu`."""
+    kind, colon, rest = word.strip().partition(":")
+    name, slash, shape = kind.partition("/")
+    if not colon and name.lower() in _NEEDS_NO_ADDRESS:
+        return name.lower(), f"{slash}{shape}"
+    return kind.lower(), rest
 
 
 def all_launchers() -> tuple[Launcher, ...]:

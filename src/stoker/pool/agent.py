@@ -38,7 +38,7 @@ from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient
 from stoker.pool.commitment import Block
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Isolation, Limits
+from stoker.pool.isolation import Host, Isolation, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block
@@ -195,6 +195,11 @@ class Agent:
         for name in ("leases", "checks"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def host(self) -> Host:
+        """Where jobs run."""
+        return Host(isolation=self.isolation, limits=self.lending.limits, devices=self.lending.devices)
+
     def stop(self) -> None:
         """The kill switch: the first time the job is given notice and saves; the second time it ends at once."""
         self._stops += 1
@@ -322,8 +327,7 @@ class Agent:
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
         return self.job_type(
             str(lease["lease_id"]), str(lease["order"]), self.folder / "leases" / str(lease["lease_id"]), self.client,
-            isolation=self.isolation, limits=self.lending.limits, devices=self.lending.devices,
-            beat_s=self.lending.beat_s, tell=self.tell,
+            host=self.host, beat_s=self.lending.beat_s, tell=self.tell,
         )  # fmt: skip
 
     def _job_cpu_s(self) -> float:
@@ -332,13 +336,14 @@ class Agent:
     def _replay(self, lease_id: str, block: int) -> None:
         """Make a block of another agent's run again, and say what came of it."""
         try:
-            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks", isolation=self.isolation,
-                                   limits=self.lending.limits, devices=self.lending.devices,
+            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks", host=self.host,
                                    own_class=determinism_class(self.device))  # fmt: skip
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             if verdict.equal is None:
                 return
-            record = json.dumps({"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why}).encode()
+            record = json.dumps(
+                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why}
+            ).encode()
             with suppress(on.Refused):  # a key without credits may not keep it there; the hash stands in the log
                 self.client.put_blob(record)
             assert self.client.key is not None
@@ -367,10 +372,8 @@ def replay_lease(
     number: int,
     *,
     folder: Path,
-    isolation: Isolation,
-    limits: Limits,
+    host: Host,
     own_class: str,
-    devices: tuple[str, ...] = (),
     trace: bool = False,
 ) -> ReplayVerdict:
     """Make block `number` of a lease again on this machine.
@@ -388,11 +391,13 @@ def replay_lease(
             raise BadJob(f"lease {lease_id} has {len(blocks)} blocks, and no block {number}")
         before = blocks[number - 1] if number else None
         if number == 0 and order.resume:
-            before = Block(block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous="")
+            before = Block(
+                block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
+            )
         box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,
-                          TreeLimits(num_bytes=limits.disk_bytes, has_links=True))  # fmt: skip
-        return check_block(box, before, blocks[number], fetch=cache.fetch, isolation=isolation, limits=limits,
-                           is_same_class=own_class == lease["determinism_class"], devices=devices, trace=trace)  # fmt: skip
+                          TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True))  # fmt: skip
+        return check_block(box, before, blocks[number], fetch=cache.fetch, host=host,
+                           is_same_class=own_class == lease["determinism_class"], trace=trace)  # fmt: skip
     finally:
         cache.clear()
         shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)

@@ -74,7 +74,14 @@ def chain_head(previous: str, update: int, state: str) -> str:
 
 
 def keep_block(
-    run: Path, checkpoint: str, number: int, previous: str, *, put: Callable[[Path], str], limits: TreeLimits, aside: Path
+    run: Path,
+    checkpoint: str,
+    number: int,
+    previous: str,
+    *,
+    put: Callable[[Path], str],
+    limits: TreeLimits,
+    aside: Path,
 ) -> Block:
     """Store a checkpoint of a run that somebody else writes, with the run's records, and return the block.
 

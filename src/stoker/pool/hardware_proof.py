@@ -4,7 +4,7 @@ What: three questions, each with an answer that the next one holds on to.
 
 1. *Multiply.* The product C = A B of two seeded matrices of whole numbers, whose C fills the memory. The device answers
    with the digest of a list: a digest of each row of C.
-2. *Salt.* A number that was not known before; the device answers with the digest of the list of salted row digests,
+2. *Salt.* A number that was not known before; the device answers with the digest of a list of salted row digests,
    which depend on the square of every entry: they cannot be had from A and B without making the row again. The time
    of this answer, against that of the product, bounds the share of C that was not in memory.
 3. *Rows.* A few rows, drawn now, are sent whole. Each has to fit both lists, and Freivalds' check: row · r = a · (B r)
@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -114,8 +114,8 @@ def prove_hardware(
     proved = int(4 * n * n * share)
     flop_per_s = 2.0 * n * n * k / product_s
     why = (
-        f"{n:,} x {n:,} entries were made in {product_s:.3g} s and read in {salted_s:.3g} s; {len(indices)} rows of them "
-        "were checked"
+        f"{n:,} x {n:,} entries were made in {product_s:.3g} s and read in {salted_s:.3g} s; {len(indices)} rows of "
+        "them were checked"
     )
     return HardwareProof(is_passed=True, why=why, flop_per_s=flop_per_s, proved_bytes=proved, product_s=product_s,
                          salted_s=salted_s)  # fmt: skip
@@ -182,7 +182,7 @@ class LocalDevice:
             text=True,
         )  # fmt: skip
 
-    def __enter__(self) -> LocalDevice:
+    def __enter__(self) -> Self:
         """Itself."""
         return self
 

@@ -279,11 +279,10 @@ class Isolation(abc.ABC):
             return problem
         limits = Limits(memory_bytes=1 << 28, cores=1, disk_bytes=1 << 24, time_s=_PROBE_S)
         script = (
-            "[ $(id -u) != 0 ] && [ ! -e \"$HOST_HOME\" ] && ! touch /usr/x 2>/dev/null && "
-            "[ $(grep -c : /proc/net/dev) -le 1 ] && ! kill -0 \"$HOST_PID\" 2>/dev/null && echo isolated"
+            '[ $(id -u) != 0 ] && [ ! -e "$HOST_HOME" ] && ! touch /usr/x 2>/dev/null && '
+            '[ $(grep -c : /proc/net/dev) -le 1 ] && ! kill -0 "$HOST_PID" 2>/dev/null && echo isolated'
         )
-        home = os.path.expanduser("~")
-        variables = {"PATH": "/usr/bin:/bin", "HOST_HOME": f"{home}/.bashrc", "HOST_PID": str(os.getpid())}
+        variables = {"PATH": "/usr/bin:/bin", "HOST_HOME": f"{Path.home()}/.bashrc", "HOST_PID": str(os.getpid())}
         try:
             code, out, err = self.run(Program(argv=("/bin/sh", "-c", script), environment=variables, limits=limits))
         except PlaceFailed as error:
@@ -328,11 +327,10 @@ class Bubblewrap(Isolation):
         for parent in sorted(parents - {"/", "/usr", "/etc/alternatives"}):
             words += ["--perms", "0755", "--dir", parent]
         words += ["--ro-bind", "/usr", "/usr"]
-        for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-            if Path(f"/{name}").is_symlink():
-                words += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-            elif Path(f"/{name}").is_dir():
-                words += ["--ro-bind", f"/{name}", f"/{name}"]
+        for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
+            if path.exists():
+                words += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else [
+                    "--ro-bind", str(path), str(path)]  # fmt: skip
         small = str(max(1 << 20, limits.memory_bytes // _TMP_SHARE))
         words += ["--proc", "/proc", "--dev", "/dev"]
         for device in program.devices:
@@ -396,7 +394,7 @@ class Gvisor(Isolation):
             "process": {
                 "user": {"uid": user, "gid": user}, "args": list(program.argv), "cwd": program.folder,
                 "env": [f"{name}={value}" for name, value in program.environment.items()],
-                "noNewPrivileges": True, "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), []),
+                "noNewPrivileges": True, "capabilities": {"bounding": [], "effective": [], "permitted": []},
                 "rlimits": [{"type": "RLIMIT_NPROC", "hard": limits.processes, "soft": limits.processes},
                             {"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 4096},
                             {"type": "RLIMIT_FSIZE", "hard": limits.disk_bytes, "soft": limits.disk_bytes}],
@@ -436,7 +434,8 @@ class Podman(Isolation):
                  "all", "--security-opt", "no-new-privileges", "--user", "65534:65534", "--userns",
                  "keep-id:uid=65534,gid=65534", "--hostname", "stoker", "--pids-limit", str(limits.processes),
                  "--memory", str(limits.memory_bytes), "--cpus", str(limits.cores), "--workdir", program.folder,
-                 "--tmpfs", "/tmp:size=" + str(max(1 << 20, limits.memory_bytes // _TMP_SHARE)), "--env-host=false"]  # fmt: skip
+                 "--tmpfs", f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}",  # noqa: S108 - inside
+                 "--env-host=false"]  # fmt: skip
         shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
         shown |= {f"/{one}": Path(f"/{one}").resolve() for one in ("bin", "sbin", "lib", "lib64")
                   if Path(f"/{one}").is_dir()}  # fmt: skip
@@ -456,6 +455,15 @@ class Podman(Isolation):
 
 KINDS: tuple[Isolation, ...] = (Gvisor(), Podman(), Bubblewrap())
 """All kinds, the strongest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where an agent runs programs of others: kind of isolation, limits of each, and files below /dev that it lends."""
+
+    isolation: Isolation
+    limits: Limits
+    devices: tuple[str, ...] = ()
 
 
 def best_isolation(name: str = "best") -> Isolation:
@@ -492,7 +500,7 @@ def give_to(folder: Path, user: int) -> None:
     os.chown(folder, user, user)
     for below, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            os.chown(os.path.join(below, name), user, user, follow_symlinks=False)
+            os.chown(Path(below) / name, user, user, follow_symlinks=False)
 
 
 def disk_bytes(folder: Path) -> int:
@@ -518,9 +526,9 @@ def unlinked_bytes(pids: Iterable[int], folders: Sequence[Path]) -> int:
     held: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
+            for path in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
-                    status = os.stat(f"/proc/{pid}/fd/{number}")
+                    status = path.stat()
                     if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and status.st_dev in devices:
                         held[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(held.values())
@@ -575,7 +583,7 @@ def _processes_of_user() -> int:
         if path.name.isdigit():
             with suppress(OSError):
                 if path.stat().st_uid == os.getuid():
-                    count += len(os.listdir(path / "task"))
+                    count += sum(1 for _ in (path / "task").iterdir())
     return count
 
 

@@ -16,6 +16,7 @@ FOLDER/box/code, stoker, data      as sent; inside /stoker
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
-from stoker.pool.isolation import Limits, Program
+from stoker.pool.isolation import Host, Program
 from stoker.records.codec import dumps, loads
 
 KIND = "pool"
@@ -179,7 +180,7 @@ class JobBox:
         """Folder for copies."""
         return self.folder / "aside"
 
-    def training(self, limits: Limits, devices: Sequence[str] = ()) -> Program:
+    def training(self, host: Host) -> Program:
         """The program that trains the run, or goes on with it; its order is written first."""
         order = self.order
         self.remove_word("stop")
@@ -191,7 +192,7 @@ class JobBox:
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )).encode())  # fmt: skip
         argv = (sys.executable, "-m", "stoker.launching.at_place", "run", f"{RUNS_INSIDE}/{order.run}")
-        return self._program(argv, self.run, limits, devices)
+        return self._program(argv, self.run, host)
 
     def write_word(self, name: str, content: bytes = b"") -> None:
         """Write a file of `launch/` in the run's directory, where the job may have put links in its place.
@@ -229,9 +230,7 @@ class JobBox:
         finally:
             os.close(folder)
 
-    def replay(
-        self, run: Path, until: int, limits: Limits, devices: Sequence[str] = (), *, each: bool = False
-    ) -> Program:
+    def replay(self, run: Path, until: int, host: Host, *, each: bool = False) -> Program:
         """The program that makes updates up to `until` again in `run`, a copy of the run's directory."""
         order = self.order
         settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]
@@ -239,10 +238,10 @@ class JobBox:
             sys.executable, "-m", "stoker.verifying.replay", f"{RUNS_INSIDE}/{order.run}",
             f"{INSIDE}/{order.code}/{order.job_file}", "--until", str(until), *(["--each"] if each else []), *settings,
         )  # fmt: skip
-        return self._program(argv, run, limits, devices)
+        return self._program(argv, run, host)
 
-    def _program(self, argv: tuple[str, ...], run: Path, limits: Limits, devices: Sequence[str]) -> Program:
-        order, cores = self.order, max(1, int(limits.cores))
+    def _program(self, argv: tuple[str, ...], run: Path, host: Host) -> Program:
+        order, cores = self.order, max(1, int(host.limits.cores))
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "USER": "stoker", "LOGNAME": "stoker",  # noqa: S108 - inside
             "LANG": "C.UTF-8", "TMPDIR": "/tmp", "STOKER_CACHE": "/tmp/stoker",  # noqa: S108 - inside
@@ -251,13 +250,13 @@ class JobBox:
         }  # fmt: skip
         return Program(
             argv=argv, readable={INSIDE: self.folder / "box"}, writable={f"{RUNS_INSIDE}/{order.run}": run},
-            folder=f"{INSIDE}/{order.code}", environment=environment, devices=tuple(devices), limits=limits,
+            folder=f"{INSIDE}/{order.code}", environment=environment, devices=host.devices, limits=host.limits,
         )  # fmt: skip
 
 
 def pairs_of(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The settings among the arguments of `stoker train`: `("--set", "lr=0.1")`, …"""
-    return [(option, value) for option, value in zip(arguments, arguments[1:], strict=False) if option == "--set"]
+    """The settings among the arguments of `stoker train`, such as `("--set", "lr=0.1")`."""
+    return [(option, value) for option, value in itertools.pairwise(arguments) if option == "--set"]
 
 
 def read_order(content: bytes) -> PoolOrder:

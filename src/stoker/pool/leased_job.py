@@ -25,7 +25,7 @@ from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
 from stoker.pool.client import PoolClient
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.isolation import IsolatedProcess, Isolation, Limits
+from stoker.pool.isolation import Host, IsolatedProcess
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.records.codec import loads
 from stoker.store import CheckpointStore
@@ -84,7 +84,7 @@ class LeasedJob:
         order_digest: SHA-256 of the order.
         folder: of this lease, on the agent's disk.
         client: of the pool, with the agent's key.
-        isolation, limits, devices: where the job runs, and what it may take.
+        host: where the job runs, and what it may take.
         beat_s: time between beats [s].
         tell: receives a line of text about each step.
 
@@ -101,19 +101,17 @@ class LeasedJob:
         folder: Path,
         client: PoolClient,
         *,
-        isolation: Isolation,
-        limits: Limits,
-        devices: Sequence[str] = (),
+        host: Host,
         beat_s: float = 10.0,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.lease_id, self.is_over = lease_id, False
         self._order_digest, self._folder, self._client = order_digest, folder, client
-        self._isolation, self._limits, self._devices = isolation, limits, devices
+        self._host = host
         self._beat_s, self._tell = beat_s, tell
         self._blobs = BlobCache(client, folder / "blobs")
-        self._taken = TreeLimits(num_bytes=limits.disk_bytes)
-        self._sent = TreeLimits(num_bytes=limits.disk_bytes, has_links=True)
+        self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
+        self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
         self._box: JobBox | None = None
         self._process: IsolatedProcess | None = None
         self._preparing: threading.Thread | None = None
@@ -144,7 +142,9 @@ class LeasedJob:
 
         Args:
             order: what to run.
-            beats, ran_s, blocks: of the lease so far, where this agent was started again.
+            beats: number of beats of the lease so far, where this agent was started again.
+            ran_s: time that the job ran before [s].
+            blocks: what was committed before.
         """
         self._beat_index, self._ran_before_s = beats, ran_s
         self._take_over(blocks, order)
@@ -180,11 +180,11 @@ class LeasedJob:
 
     def _start(self) -> None:
         assert self._box is not None
-        program = self._box.training(self._limits, self._devices)
+        program = self._box.training(self._host)
         with (self._folder / "output.log").open("ab") as output:
-            self._process = self._isolation.start(program, stderr=output)
+            self._process = self._host.isolation.start(program, stderr=output)
         self._began = time.monotonic()
-        self._tell(f"{self.lease_id}: {self.order.run} runs in {self._isolation.name}")
+        self._tell(f"{self.lease_id}: {self.order.run} runs in {self._host.isolation.name}")
 
     # ------------------------------------------------------------------------------------------------------ what is due
 

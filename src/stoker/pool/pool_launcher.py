@@ -1,7 +1,7 @@
 """Other people's machines as a place: `stoker train job.py --on pool`.
 
 What: the run is an order (`job_box.py`) that an agent takes under a lease. Where an agent is lost, or its owner takes
-the machine back, the next lease goes on from the last block that was committed; where a replay finds a block wrong, from
+the machine back, the next lease goes on from the last block that was committed; where a replay finds one wrong, from
 the block before it, and never again at that agent. A run counts as finished once its results are there and the blocks
 that were drawn have been replayed.
 Use when: machines of strangers will do. Costs: what the lease says; blocks take a checkpoint every `block`.
@@ -132,12 +132,14 @@ class PoolLauncher(Launcher):
         """An offer by name, or the best; and the device to ask for."""
         match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?(?:/([A-Za-z][A-Za-z0-9._-]*|\d+x\S+))?", text.strip())
         if match is None:
-            raise NoDevice(f"--on pool:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in pool or pool:box.")
+            raise NoDevice(
+                f"--on pool:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in pool or pool:box."
+            )
         address, device = match[1] or "", (match[2] or "").lower()
         if device[:1].isdigit():
             raise NoDevice(f"--on pool:{text}: a lease of the pool has one device so far.",
                            remedy=f"The form is {_SYNTAX}.")  # fmt: skip
-        return LaunchTarget(text=f"pool:{text}" if text else "pool", kind=self.kind, address=address,
+        return LaunchTarget(text=f"pool:{text.strip()}" if text else "pool", kind=self.kind, address=address,
                             device="" if device == "here" else device)  # fmt: skip
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
@@ -147,9 +149,8 @@ class PoolLauncher(Launcher):
         offers = _free_offers(client, target, terms, set())
         if not offers:
             wanted = target.address or target.device or "any device"
-            return Probe(facts={"offers": "none"}, missing=(
-                f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger: "
-                "`stoker pool offers` lists what there is",))  # fmt: skip
+            text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
+            return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
         best = offers[0]
         facts = {
             "offers": f"{len(offers)} free",
@@ -183,7 +184,9 @@ class PoolLauncher(Launcher):
         terms = Terms.of(submission.options)
         bundles = (*submission.data, submission.stoker, submission.code)
         lines = [f"# {submission.run} at {submission.target.text}"]
-        lines += [f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles]
+        lines += [
+            f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles
+        ]
         lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
         lines.append(f"# blocks of {format_seconds(terms.block_s)}, {terms.verify:.0%} of them replayed by others; "
                      f"isolation {terms.isolation} or stronger")  # fmt: skip
@@ -201,7 +204,9 @@ class PoolLauncher(Launcher):
         if submission.time_limit_s is None:
             raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
                               remedy="Say it: --time-limit 2h.")  # fmt: skip
-        job = f"{submission.run[:40]}-{hashlib.sha256(f'{submission.owner} {submission.run}'.encode()).hexdigest()[:10]}"
+        job = (
+            f"{submission.run[:40]}-{hashlib.sha256(f'{submission.owner} {submission.run}'.encode()).hexdigest()[:10]}"
+        )
         before = _leases(client, job)
         if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
             raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -285,7 +290,9 @@ class _PoolRun:
             if not _is_judged(last):
                 return LaunchState(phase="saving", why="a replay found a block unequal; it is being settled",
                                    evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
-            return self._next(leases, restarts, f"block {min(_unequal(last), default=0)} of {last['lease_id']} is wrong")
+            return self._next(
+                leases, restarts, f"block {min(_unequal(last), default=0)} of {last['lease_id']} is wrong"
+            )
         if reason.startswith("finished") or last["result"]:
             waiting = [lease for lease in leases if _waits_for_replays(lease)]
             if waiting:
@@ -317,12 +324,14 @@ class _PoolRun:
         used_s = sum(int(lease["running_s"]) for lease in mine if lease["state"] not in ("slashed", "refunded"))
         left_s = float(self.handle["limit_s"]) - used_s
         if left_s <= 0:
-            return LaunchState(phase="failed", why=f"the {format_seconds(float(self.handle['limit_s']))} that were paid "
-                               f"for are over: {why}", at=_now())  # fmt: skip
+            limit = format_seconds(float(self.handle["limit_s"]))
+            return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
         avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
-        refused = {str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))}
+        refused = {
+            str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))
+        }
         order = self.continued(self.order(leases[0]), leases)
         try:
             lease_id = self.open(order, len(leases), avoided, left_s, refused)
@@ -371,7 +380,9 @@ class _PoolRun:
 
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
-        offers = [offer for offer in _free_offers(self.client, target, terms, avoided) if offer["offer_id"] not in refused]
+        offers = [
+            offer for offer in _free_offers(self.client, target, terms, avoided) if offer["offer_id"] not in refused
+        ]
         if not offers:
             raise PlaceFailed("the pool has no free offer that is not known to fail",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
@@ -489,7 +500,7 @@ def _free_offers(
     listed = client.state("offers")
     for one in listed if isinstance(listed, list) else listed.values():
         offer = {**one["offer"], "agent": one["agent"]}
-        is_free = not one["lease_id"] and float(offer["expires_s"]) > time.time()
+        is_free = bool(one["is_free"] and one["is_present"])
         is_wanted = target.address in ("", "best", offer["offer_id"]) and target.device in ("", offer["device"]["kind"])
         is_isolated = _STRONGER.get(offer["isolation"], -1) >= _STRONGER[terms.isolation]
         if is_free and is_wanted and is_isolated and offer["agent"] not in avoided:

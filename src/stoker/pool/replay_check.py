@@ -31,14 +31,19 @@ from safetensors import SafetensorError, safe_open
 from stoker.errors import BadRun, PlaceFailed
 from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.commitment import RECORDS, Block, chain_head, state_digest
-from stoker.pool.isolation import Isolation, Limits
+from stoker.pool.isolation import Host
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.store.foreign_files import read_below
 
-TOLERANCES: dict[str, tuple[float, int]] = {"fp32": (1e-3, 40), "fp64": (1e-3, 40), "bf16": (1e-1, 1), "tf32": (1e-1, 1)}
-"""Largest relative difference of an honest update across classes [1], and the most updates that it was measured for.
+TOLERANCES: dict[str, tuple[float, int]] = {
+    "fp32": (1e-3, 40),
+    "fp64": (1e-3, 40),
+    "bf16": (1e-1, 1),
+    "tf32": (1e-1, 1),
+}
+"""Largest relative difference of an honest update across classes [1], and the most updates it was measured for.
 
 fp32: honest at most 5.5e-5 over 40 updates, the smallest cheat 2.2e-2. bf16: honest at most 2.2e-2 for one update, and a
 skipped or half one differs by 0.4 and more.
@@ -66,10 +71,8 @@ def check_block(
     block: Block,
     *,
     fetch: Callable[[str], Path],
-    isolation: Isolation,
-    limits: Limits,
+    host: Host,
     is_same_class: bool,
-    devices: Sequence[str] = (),
     trace: bool = False,
 ) -> ReplayVerdict:
     """Make a block again and compare.
@@ -79,14 +82,14 @@ def check_block(
         before: the block before, or the one that the order goes on from; None at the beginning of the run.
         block: what was committed.
         fetch: the file with a blob.
-        isolation, limits, devices: where it is made.
+        host: where it is made.
         is_same_class: whether this machine is of the determinism class in which it was made.
         trace: note the state after each update.
 
     Raises:
         PlaceFailed: it could not be made here, for a reason that says nothing about the block.
     """
-    taken = TreeLimits(num_bytes=2 * limits.disk_bytes)
+    taken = TreeLimits(num_bytes=2 * host.limits.disk_bytes)
     folder = box.aside / f"check-{block.block}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -99,8 +102,8 @@ def check_block(
         if sentence := _chain_problem(before, block, claimed):
             return ReplayVerdict(equal=False, why=sentence)
         run = _start_of(folder, None if start is None else start[0])
-        program = box.replay(run, block.update, limits, devices, each=trace)
-        code, out, err = isolation.run(program, timeout_s=limits.time_s)
+        program = box.replay(run, block.update, host, each=trace)
+        code, out, err = host.isolation.run(program, timeout_s=host.limits.time_s)
         try:
             answer = json.loads(out.splitlines()[-1]) if out.strip() else {}
         except ValueError:
@@ -116,7 +119,7 @@ def check_block(
         states = tuple(map(state_digest, manifests))
         plans = _plans_of(folder / "claimed")
         num_updates = block.update - (0 if before is None else before.update)
-        made = _Made(manifests[-1], run, folder / "made.safetensors", limits.disk_bytes)
+        made = _Made(manifests[-1], run, folder / "made.safetensors", host.limits.disk_bytes)
         verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
         return ReplayVerdict(equal=verdict.equal, why=verdict.why, trace=states if trace else ())
     finally:
@@ -223,7 +226,9 @@ def _compare(
     tolerance, most = TOLERANCES.get(loosest, (0.0, 0))
     if num_updates > most or start is None:
         why = f"the first {updates}" if start is None else updates
-        return ReplayVerdict(equal=None, why=f"{why} in {loosest} in another class cannot be decided: at most {most} can")
+        return ReplayVerdict(
+            equal=None, why=f"{why} in {loosest} in another class cannot be decided: at most {most} can"
+        )
     try:
         difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made.weights())
     except (SafetensorError, ValueError, TypeError) as problem:
@@ -261,5 +266,3 @@ def update_difference(start: Path, claimed: Path, made: Path) -> float:
     if not np.isfinite(off):
         return float("inf")
     return float(np.sqrt(off / moved)) if moved else (0.0 if off == 0 else float("inf"))
-
-
