@@ -12,8 +12,8 @@ What: three questions, each with an answer that the next one holds on to.
 
 It proves: 2 N² K exact operations were made within the time from question to answer, on a machine that had
 `proved_bytes` at hand then. It does not prove: which device that was, that it is the offer's alone (probes at the same
-moment show one that is offered twice), that it will be there tomorrow, or that anything on it is private. A machine that
-is faster than its claim by a factor can stand in for more memory than it has by the same factor.
+moment show one that is offered twice), that it will be there tomorrow, or that anything on it is private. A machine
+that is faster than its claim by a factor can stand in for more memory than it has by the same factor.
 
 Costs: the device 2 N² K FLOP; the checker N K operations and 16 bytes a row.
 Source: R. Freivalds, Probabilistic machines can use less running time, IFIP 1977.
