@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from stoker.pool.job_box import PoolOrder, order_of
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import ReplayVerdict
 from stoker.records.codec import dumps
-from stoker.store import CheckpointStore
 from tests.pool.fake_pool import FakePool
 
 pytestmark = pytest.mark.places
@@ -54,7 +51,7 @@ LIMITS = Limits(memory_bytes=2 << 30, cores=1, processes=256, disk_bytes=1 << 30
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the users of isolated programs can reach: pytest's own is closed to them."""
-    made = Path(tempfile.mkdtemp(prefix="stoker-pool-test-", dir="/var/tmp"))  # noqa: S108 - removed below
+    made = Path(tempfile.mkdtemp(prefix="stoker-pool-test-", dir="/var/tmp"))
     made.chmod(0o755)
     yield made
     shutil.rmtree(made, ignore_errors=True)
@@ -131,7 +128,7 @@ def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_cheat_is_caught_by_a_replay_of_its_blocks(folder, host, cheat):
-    """Skipped updates, a stale state, half batches, wrong data, another precision: unequal in the first block it is in."""
+    """Skipped updates, a stale state, half batches, wrong data, another precision: the block is unequal."""
     pool = FakePool(folder / "blobs")
     lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=100"))
     until(job)
@@ -150,7 +147,7 @@ def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
     lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=3"), block_s=0.01)
     until(job)
     blocks = blocks_of(lease, order)
-    short = [two.block for one, two in zip(blocks, blocks[1:], strict=False)
+    short = [two.block for one, two in itertools.pairwise(blocks)
              if two.update - one.update <= 40 and two.update >= 30 and one.update > 20]  # fmt: skip
     if not short:
         pytest.skip("no block of at most 40 updates was committed")

@@ -45,8 +45,8 @@ TOLERANCES: dict[str, tuple[float, int]] = {
 }
 """Largest relative difference of an honest update across classes [1], and the most updates measured.
 
-fp32: honest at most 5.5e-5 over 40 updates, the smallest cheat 2.2e-2. bf16: honest at most 2.2e-2 for one update, and a
-skipped or half one differs by 0.4 and more.
+fp32: honest at most 5.5e-5 over 40 updates, the smallest cheat 2.2e-2. bf16: honest at most 2.2e-2 for one update, and
+a skipped or half one differs by 0.4 and more.
 """
 
 
