@@ -8,7 +8,7 @@ from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.keys import Key
-from stoker.pool.state import State, apply, merkle_root
+from stoker.pool.state import State, apply, draw_message, merkle_root
 from tests.pool.book import Book, offer, opened
 
 
@@ -117,7 +117,8 @@ def test_an_event_for_another_pool_is_refused() -> None:
 
 def challenged(book: Book, verifier: Key, *, equal: bool, fee: int = 0) -> None:
     """Ask for a replay of block 1, and let it be answered."""
-    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=verifier.public, fee=fee))
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=verifier.public, draw=draw, fee=fee))
     book.post(verifier, on.VerdictGiven(lease_id="job", block=1, verifier=verifier.public, equal=equal))
 
 
@@ -251,6 +252,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     head = lease.commitments[-1].state if lease.commitments else ""
     state = sha256(b"%d" % number)
     verifier = draw.choice([book.other, book.third]).public
+    signed = book.operator.sign(draw_message(book.operator.public, lease))
     asked = draw.choice(lease.challenges) if lease.challenges else None
     block = draw.randrange(max(1, len(lease.commitments)))
     return draw.choice([
@@ -265,7 +267,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
         on.Reclaiming(lease_id=name, by_s=book.now_s + draw.choice([60, 120, 300])),
         on.Finished(lease_id=name, result=state),
         on.Closed(lease_id=name, reason="x"),
-        on.Challenged(lease_id=name, block=block, verifier=verifier, fee=draw.randrange(2000)),
+        on.Challenged(lease_id=name, block=block, verifier=verifier, draw=signed, fee=draw.randrange(2000)),
         on.VerdictGiven(lease_id=name, block=block if asked is None else asked.block,
                         verifier=verifier if asked is None else asked.verifier, equal=draw.random() < 0.5),
         on.Disputed(lease_id=name),

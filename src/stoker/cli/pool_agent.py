@@ -7,23 +7,17 @@ import platform
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.terminal import AsJson, Debug, output, print_document, reported
-from stoker.errors import BadJob, NoDevice, RunFailed, ServiceError
+from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
+from stoker.cli.terminal import AsJson, Debug, output, print_document
+from stoker.errors import BadJob, NoDevice, RunFailed
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
-if TYPE_CHECKING:
-    from stoker.pool.client import PoolClient
-
-Pool = Annotated[
-    str | None, typer.Option("--pool", metavar="ADDRESS", help="https://HOST:PORT#KEY (default: $STOKER_POOL).")
-]
-KeyName = Annotated[str, typer.Option("--key", metavar="NAME", help="Which of your keys.")]
 Folder = Annotated[
     Path | None, typer.Option("--folder", metavar="DIR", help="Where jobs run (default: ~/.local/share/stoker/agent).")
 ]
@@ -33,7 +27,7 @@ Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `s
 
 def offer(
     price: Annotated[str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour, such as 0.40usd/h.")],
-    pool: Pool = None,
+    pool: PoolWord = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")
     ] = None,
@@ -66,13 +60,13 @@ def offer(
     debug: Debug = False,
 ) -> None:
     """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
-    with reported(debug=debug):
+    with pool_reported(debug=debug):
         console = Console(stderr=True, highlight=False)
 
         def tell(text: str) -> None:
             console.print(Text(text), soft_wrap=True)
 
-        client = _client(pool, key)
+        client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import Agent, Lending
         from stoker.pool.hardware_proof import LocalDevice, prove_hardware
@@ -117,7 +111,7 @@ def pause(
     debug: Debug = False,
 ) -> None:
     """Take this machine back from its agent for now: a job gets its notice, saves and leaves."""
-    with reported(debug=debug):
+    with pool_reported(debug=debug):
         path = _folder(folder) / "paused"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True) if off else path.touch()
@@ -126,7 +120,7 @@ def pause(
 
 def verify(
     lease: Lease,
-    pool: Pool = None,
+    pool: PoolWord = None,
     block: Annotated[int | None, typer.Option("--block", metavar="N", min=0, help="One block (default: all).")] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
@@ -138,8 +132,8 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Make blocks of a lease again on this machine, and compare: bit for bit in one determinism class."""
-    with reported(debug=debug):
-        client = _client(pool, key)
+    with pool_reported(debug=debug):
+        client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import determinism_class, replay_lease
         from stoker.pool.isolation import Host, Limits, best_isolation
@@ -169,28 +163,18 @@ def verify(
 
 def dispute(
     lease: Lease,
-    pool: Pool = None,
+    pool: PoolWord = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is wrong.")] = "",
     key: KeyName = "default",
     debug: Debug = False,
 ) -> None:
     """Hold the pay of a lease until other agents have replayed what you doubt."""
-    with reported(debug=debug):
-        client = _client(pool, key)
+    with pool_reported(debug=debug):
+        client = client_of(pool, key)
         from stoker.pool.events import Disputed
 
         client.post(Disputed(lease_id=lease, reason=reason))
         print(f"the pay of {lease} is held until it is settled; `stoker pool ledger` shows what comes of it")
-
-
-def _client(pool: str | None, key: str) -> PoolClient:
-    try:
-        from stoker.pool.client import PoolAddress, PoolClient
-        from stoker.pool.keys import own_key
-    except ImportError as problem:
-        raise ServiceError(f"a pool needs {problem.name}, which is not installed here",
-                           remedy="pip install 'stoker[pool]'") from problem  # fmt: skip
-    return PoolClient(PoolAddress.parse(pool), own_key(key))
 
 
 def _folder(given: Path | None) -> Path:

@@ -357,11 +357,15 @@ class Closed(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Challenged(Body):
-    """Block `block` is to be replayed by `verifier` for `fee` [micro-credits, out of the escrow]."""
+    """Block `block` is to be replayed by `verifier` for `fee` [micro-credits, out of the escrow].
+
+    `draw`: the pool's signature from which the blocks are drawn; see `state.drawn_blocks`.
+    """
 
     lease_id: str
     block: int
     verifier: str
+    draw: str
     fee: int = 0
 
 

@@ -117,6 +117,7 @@ class Lease:
         unsigned: (index, running_s) of beats that nobody co-signed yet.
         paid_index, paid_s: last beat that was co-signed, and its seconds.
         reason: why it was closed: `finished`, `lost`, or what who closed it said.
+        ended_by: hash of the event that closed it: what blocks to replay are drawn from.
     """
 
     lease_id: str
@@ -154,6 +155,7 @@ class Lease:
     challenges: tuple[Challenge, ...] = ()
     result: str = ""
     reason: str = ""
+    ended_by: str = ""
     inputs: tuple[str, ...] = ()
 
     def after(self, kind: str) -> Lease:
@@ -256,6 +258,11 @@ class Lease:
     def equal(self, block: int) -> set[str]:
         """Verifiers that found a block equal."""
         return {one.verifier for one in self.challenges if one.block == block and one.equal is True}
+
+    @property
+    def unequal_blocks(self) -> list[int]:
+        """Blocks that a verifier found unequal."""
+        return sorted({one.block for one in self.challenges if one.equal is False})
 
     @property
     def blobs(self) -> frozenset[str]:

@@ -8,6 +8,8 @@ event on the disk before it counts.
 from __future__ import annotations
 
 import hashlib
+import math
+import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,8 +18,9 @@ from typing import Any
 from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
-from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused
-from stoker.pool.lease import ACCEPT_S, LIVE, LOST_S, METERED, SUSPECT_S, Challenge, Commitment, Lease
+from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
+from stoker.pool.keys import is_signed
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, SUSPECT_S, Challenge, Commitment, Lease
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
@@ -91,9 +94,11 @@ class State:
     offers: dict[str, ListedOffer] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
     num_offers: Counter[str] = field(default_factory=Counter)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
+    anchored_s: float = 0.0
     _nonces: set[tuple[str, str]] = field(default_factory=set)
     _nonce_times: deque[tuple[float, tuple[str, str]]] = field(default_factory=deque)
 
@@ -125,6 +130,9 @@ class State:
         self.accounts.move(change.transfers)
         if change.lease is not None:
             self.leases[change.lease.lease_id] = change.lease
+            self.unsettled.add(change.lease.lease_id)
+            if change.lease.state == "final":
+                self.unsettled.discard(change.lease.lease_id)
         if change.offer is not None:
             self.num_offers[change.offer.agent] += change.offer.offer.offer_id not in self.offers
             self.offers[change.offer.offer.offer_id] = change.offer
@@ -133,7 +141,7 @@ class State:
         self.records.update(change.records)
         if change.anchored:
             self.unanchored.clear()
-            self.first_unanchored = event.seq
+            self.first_unanchored, self.anchored_s = event.seq, event.received_s
             for name in [
                 name for name, listed in self.offers.items()
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
@@ -423,7 +431,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
 
 def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     """The meter stops: money that is not needed any more goes back, the offer is free, the agent's record grows."""
-    lease = replace(lease, closed_s=event.received_s)
+    lease = replace(lease, closed_s=event.received_s, ended_by=event.hash)
     listed = state.offers.get(lease.offer_id)
     records: tuple[tuple[str, Record], ...] = ()
     if lease.accepted_s:
@@ -445,12 +453,26 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
 # --------------------------------------------------------------------------------------------- replays, disputes, money
 
 
+def draw_message(pool: str, lease: Lease) -> bytes:
+    """What the pool signs to draw blocks: its signature is known to nobody before, and anyone can check it after."""
+    return b"stoker pool draw 1\n" + canonical({"pool": pool, "lease_id": lease.lease_id, "ended_by": lease.ended_by})
+
+
+def drawn_blocks(lease: Lease, draw: str) -> list[int]:
+    """Blocks of an ended lease that are replayed, drawn by the pool's signature `draw`; one at least, if any is."""
+    num_blocks = len(lease.commitments)
+    count = min(num_blocks, math.ceil(lease.check_fraction * num_blocks))
+    return sorted(random.Random(draw).sample(range(num_blocks), count))
+
+
 @_decides(on.Challenged)
 def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("challenged")
     if body.block >= len(lease.commitments):
         raise Refused(f"lease {lease.lease_id} has {len(lease.commitments)} blocks, and no block {body.block}")
+    if not is_signed(state.operator, draw_message(state.operator, lease), body.draw):
+        raise Refused(f"the draw of blocks of lease {lease.lease_id} is not signed by the pool")
     if body.verifier in (lease.agent, lease.renter):
         raise Refused("a block is replayed by another agent than the one that ran it, and not by the renter")
     same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
@@ -553,8 +575,3 @@ def _contradicted(state: State, lease: Lease, *, is_right: bool) -> list[tuple[s
         record = state.record_of(verifier)
         found.append((verifier, replace(record, wrong_verdicts=record.wrong_verdicts + 1)))
     return found
-
-
-def live_leases(state: State) -> list[Lease]:
-    """Leases whose device is taken."""
-    return [lease for lease in state.leases.values() if lease.state in LIVE]

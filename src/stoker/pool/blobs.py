@@ -1,0 +1,122 @@
+"""Blobs: orders, checkpoints and results, each a file named by the SHA-256 of its content.
+
+A blob is hashed while it is written aside and renamed when the hash is right, so that a name never has other content.
+What no unsettled lease needs is deleted after an hour; of what no lease names yet, each key may store so much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import BadRun
+from stoker.pool.events import Refused
+from stoker.store.disk_errors import disk_errors
+from stoker.store.files import Appended, aside_path, make_directories, remove_leftovers, sync_file
+from stoker.units import GIB, format_bytes
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+KEPT_S = 3600.0
+"""Time for which a blob is kept that no lease needs [s]."""
+
+
+@dataclass(frozen=True)
+class BlobLimits:
+    """Sizes at most [bytes]: of one blob, and of all that one key sent and no lease names."""
+
+    most_bytes: int = 16 * GIB
+    most_unnamed_bytes: int = 32 * GIB
+
+
+class BlobStore:
+    """A folder of blobs."""
+
+    def __init__(self, folder: Path, limits: BlobLimits | None = None, now: Callable[[], float] = time.time) -> None:
+        self.folder, self.limits, self._now = folder, limits or BlobLimits(), now
+        self._sent_by: dict[str, str] = {}
+        with disk_errors(folder, "the pool's blobs", error=BadRun, option="--folder DIR"):
+            make_directories(folder)
+            remove_leftovers(folder)
+
+    def path(self, digest: str) -> Path:
+        """Where a blob is, or would be.
+
+        Raises:
+            Refused: that is no name of a blob.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise Refused(f"{digest[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits in lower case")
+        return self.folder / digest
+
+    def is_sender(self, digest: str, key: str) -> bool:
+        """Whether that key sent the blob, since the pool was started."""
+        return self._sent_by.get(digest) == key
+
+    async def write(self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: set[str]) -> None:
+        """Take a blob.
+
+        Args:
+            digest: its name.
+            parts: its content.
+            size: as announced [bytes].
+            sender: the key that sends it.
+            named: blobs that leases name.
+
+        Raises:
+            Refused: it is too large, has another size or hash, or the key has sent too much that no lease names.
+            BadRun: it cannot be written (a full disk, …).
+        """
+        target = self.path(digest)
+        unnamed = sum(
+            path.stat().st_size for name, key in self._sent_by.items()
+            if key == sender and name not in named and (path := self.folder / name).exists()
+        )  # fmt: skip
+        limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed)
+        if size > limit:
+            raise Refused(
+                f"a blob of {format_bytes(size)} is too large: {format_bytes(max(0, limit))} are free for this key",
+                remedy="Blobs that no lease names are deleted after an hour.",
+            )
+        aside, hashed, written = aside_path(target), hashlib.sha256(), 0
+        with disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"):
+            file = Appended(aside)
+            try:
+                async for part in parts:
+                    written += len(part)
+                    if written > size:
+                        raise Refused(f"the blob {digest[:12]}… is longer than the {size} bytes that were announced")
+                    hashed.update(part)
+                    file.write(part)
+                if written != size or hashed.hexdigest() != digest:
+                    raise Refused(
+                        f"the blob came with {written} of {size} bytes and the hash {hashed.hexdigest()[:12]}…, not "
+                        f"{digest[:12]}…",
+                        remedy="It broke off or was changed on its way: send it again.",
+                    )
+                file.close()
+                sync_file(aside)
+                aside.replace(target)
+            except BaseException:
+                file.close()
+                raise
+            finally:
+                aside.unlink(missing_ok=True)
+        self._sent_by[digest] = sender
+
+    def delete_unneeded(self, needed: set[str]) -> list[str]:
+        """Delete blobs that no lease needs and that are older than an hour; their names."""
+        gone = []
+        for path in self.folder.iterdir():
+            if _DIGEST.fullmatch(path.name) and path.name not in needed:
+                try:
+                    if self._now() - path.stat().st_mtime > KEPT_S:
+                        path.unlink()
+                        self._sent_by.pop(path.name, None)
+                        gone.append(path.name)
+                except FileNotFoundError:
+                    continue
+        return gone
