@@ -64,10 +64,10 @@ MaxCost = Annotated[
     str | None, _elsewhere("--max-cost", metavar="USD", help_text="Save and stop before it costs more than this.")
 ]
 Deadline = Annotated[
-    str | None, _elsewhere("--deadline", metavar="TIME", help="On a pool: the longest it may take, such as 12h.")
+    str | None, _elsewhere("--deadline", metavar="TIME", help_text="On a pool: the longest it may take, such as 12h.")
 ]
 Verify = Annotated[
-    str | None, _elsewhere("--verify", metavar="SHARE", help="On a pool: blocks that others replay (default: 5%).")
+    str | None, _elsewhere("--verify", metavar="SHARE", help_text="On a pool: blocks that others replay (default: 5%).")
 ]
 Detach = Annotated[bool, _elsewhere("--detach", help_text="Start it and return; `stoker attach RUN` shows it.")]
 DryRun = Annotated[bool, _elsewhere("--dry-run", help_text="Print what would be submitted, and send nothing.")]
