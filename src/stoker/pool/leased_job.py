@@ -225,7 +225,9 @@ class LeasedJob:
         if self._box is not None:
             with contextlib.suppress(OSError, PlaceFailed):
                 self._box.write_word("stop")
-        threading.Timer(notice_s, self._kill_unless_over).start()
+        timer = threading.Timer(notice_s, self._kill_unless_over)
+        timer.daemon = True
+        timer.start()
 
     def end(self, why: str) -> None:
         """The lease is over for the pool: nothing of the job is left here."""
