@@ -7,7 +7,6 @@ import pytest
 
 import stoker
 from stoker.errors import BadJob, BadRun
-from stoker.pool.commitment import state_digest
 from stoker.records import Event
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.verifying.replay import replay
@@ -57,7 +56,7 @@ def test_a_stretch_made_again_is_equal_bit_for_bit(recorded, tmp_path, begin, en
     claimed = CheckpointStore(recorded / str(end) / "checkpoints").newest()[1]
     made = replay(job(), copy_at(recorded, begin, end, tmp_path / "run"), end)
     assert made[-1].position == claimed.position
-    assert state_digest(made[-1]) == state_digest(claimed)
+    assert made[-1].state_digest() == claimed.state_digest()
 
 
 def test_every_update_can_be_noted(recorded, tmp_path):
@@ -65,7 +64,7 @@ def test_every_update_can_be_noted(recorded, tmp_path):
     made = replay(job(), copy_at(recorded, 5, 9, tmp_path / "run"), 9, each=True)
     assert [manifest.position.updates for manifest in made] == [6, 7, 8, 9]
     claimed = [CheckpointStore(recorded / str(n) / "checkpoints").newest()[1] for n in range(6, 10)]
-    assert list(map(state_digest, made)) == list(map(state_digest, claimed))
+    assert [one.state_digest() for one in made] == [one.state_digest() for one in claimed]
 
 
 @pytest.mark.parametrize(
@@ -101,4 +100,4 @@ def test_a_changed_weight_changes_the_state(recorded):
     """The digest is of the content: one changed file of a checkpoint, and the state is another one."""
     manifest = CheckpointStore(recorded / "4" / "checkpoints").newest()[1]
     other = CheckpointStore(recorded / "5" / "checkpoints").newest()[1]
-    assert state_digest(manifest) != state_digest(other)
+    assert manifest.state_digest() != other.state_digest()

@@ -17,6 +17,7 @@ FOLDER/leases/LEASE/     box, run, output of a lease
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -25,6 +26,7 @@ import platform
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.devices.cpu import usable_cpus
-from stoker.errors import BadJob, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, BadRun, PlaceUnreachable, StokerError
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient
@@ -50,8 +52,10 @@ OFFER_S = 120.0
 BUSY = 0.5
 """Share of the CPUs that others use, from which on the owner is taken to be back [0 to 1]."""
 
-_PAUSED = "paused"
+_PAUSED, _LOCK = "paused", "lock"
+_BUSY_STATUS = (429, 503)
 _LOOKS = 3
+_MOST_TRIES = 3
 _LOOK_S = 2.0
 _POLL_S = 0.5
 
@@ -186,7 +190,7 @@ class Agent:
     _job: LeasedJob | None = field(default=None, init=False)
     _offered_until: float = field(default=0.0, init=False)
     _check: threading.Thread | None = field(default=None, init=False)
-    _checked: set[tuple[str, int]] = field(default_factory=set, init=False)
+    _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _stops: int = field(default=0, init=False)
 
@@ -214,12 +218,22 @@ class Agent:
 
         Raises:
             Refused: the pool does not take the offer; the text says why.
+            BadRun: another agent works in the folder.
         """
+        with (self.folder / _LOCK).open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadRun(f"another agent works in {self.folder}",
+                             remedy="Give this one a --folder of its own.") from None  # fmt: skip
+            self._run()
+
+    def _run(self) -> None:
         self._adopt()
         try:
             while not self._stops or self._job is not None:
                 self.step()
-                time.sleep(0 if self._job is None else min(_POLL_S, self.lending.beat_s / 4))
+                time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
         finally:
             with suppress(StokerError):
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
@@ -241,6 +255,11 @@ class Agent:
             self._take(self.client.work(wait_s=wait_s), may_accept=not why and not self._stops)
         except PlaceUnreachable as problem:
             self.tell(f"the pool does not answer: {problem.message}")
+            time.sleep(_POLL_S)
+        except on.Refused as refused:
+            if refused.http_status not in _BUSY_STATUS:
+                raise
+            self.tell(f"the pool is busy: {refused.message}")
             time.sleep(_POLL_S)
         if self._job is not None:
             self._job.tick()
@@ -264,8 +283,8 @@ class Agent:
                 self._accept(lease)
         for challenge in work["challenges"]:
             place = (str(challenge["lease"]["lease_id"]), int(challenge["block"]))
-            if self.lending.replays and place not in self._checked and not self._is_checking:
-                self._checked.add(place)
+            if self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
+                self._checked[place] += 1
                 self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
                 self._check.start()
 
@@ -339,6 +358,7 @@ class Agent:
             verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks", host=self.host,
                                    own_class=determinism_class(self.device))  # fmt: skip
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
+            self._checked[lease_id, block] = _MOST_TRIES
             if verdict.equal is None:
                 return
             record = json.dumps(
@@ -353,7 +373,6 @@ class Agent:
             )  # fmt: skip
         except StokerError as problem:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
-            self._checked.discard((lease_id, block))
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:

@@ -6,8 +6,7 @@ and the position. An agent that states `chain_head(before, state)` after each bl
 and whoever has the two checkpoints can make the block again and compare (`replay_check.py`).
 Costs: the checkpoints are hashed as they are written anyway; a link is 200 bytes in the log.
 
-Times are no part of a state (`_VOLATILE`): they differ between two equal runs. Which evaluation was the best is not
-either: it decides nothing that is trained.
+Times are no part of a state (`CheckpointManifest.state_digest`): they differ between two equal runs.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from pathlib import Path
 from stoker.errors import BadRun
 from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files
 from stoker.records import CheckpointManifest
-from stoker.records.codec import digest
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.foreign_files import read_below
 
-_VOLATILE = frozenset({"wall_s", "save_every_s", "save_s", "best"})
 _MOST_MANIFEST_BYTES = 64 << 20
 
 RECORDS = ("run.json", "spec.json", "plan.json", "plans.jsonl", "environment.json", "device.json", "coupling.json")
@@ -50,22 +47,6 @@ class Block:
     state: str
     blob: str
     previous: str
-
-
-def state_digest(manifest: CheckpointManifest) -> str:
-    """SHA-256 (hex) of the state that a checkpoint holds; equal for two runs that are equal bit for bit.
-
-    The digests of its files are taken from the manifest: whoever relies on them has checked the files.
-    """
-    skeleton = dict(manifest.skeleton)
-    progress = skeleton.pop("progress", None)
-    return digest({
-        "spec": manifest.spec_digest,
-        "position": manifest.position,
-        "files": {file.name: file.sha256 for file in manifest.files},
-        "skeleton": skeleton,
-        "progress": [] if progress is None else [item for item in progress["of"] if item[0] not in _VOLATILE],
-    })  # fmt: skip
 
 
 def chain_head(previous: str, update: int, state: str) -> str:
@@ -106,7 +87,7 @@ def keep_block(
         if name := same_files(index, {file.name: file.sha256 for file in manifest.files}, below):
             raise BadRun(f"checkpoint {checkpoint} is not whole: {name} is not what its manifest says")
         update = manifest.position.updates
-        head = chain_head(previous, update, state_digest(manifest))
+        head = chain_head(previous, update, manifest.state_digest())
         return Block(block=number, update=update, state=head, blob=put(copy), previous=previous)
     finally:
         copy.unlink(missing_ok=True)

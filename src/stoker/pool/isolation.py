@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -50,7 +51,8 @@ _LOOK_S = 0.2
 _MOST_ENTRIES = 200_000
 _TMP_SHARE = 8
 _SYSTEM = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime",
-           "/etc/OpenCL", "/etc/vulkan")  # fmt: skip
+           "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+"""What the loader reads, and where libraries see how many CPUs there are: without it PyTorch takes its slowest code."""
 _PROBE_S = 60.0
 
 
@@ -204,7 +206,7 @@ class Isolation(abc.ABC):
         stdout: IO[bytes] | int = subprocess.DEVNULL,
         stderr: IO[bytes] | int = subprocess.DEVNULL,
     ) -> IsolatedProcess:
-        """Start a program.
+        """Start a program; it ends with the thread that called this.
 
         Raises:
             PlaceFailed: the disk has no room for its quota, or it cannot be started.
@@ -246,7 +248,7 @@ class Isolation(abc.ABC):
 
     def _limited(self, limits: Limits, group: ControlGroup | None) -> list[str]:
         """Limits of each process: files, no core dumps; last in line for the CPU, first where memory runs out."""
-        words = ["prlimit", "--core=0", "--nofile=4096"]
+        words = ["setpriv", "--pdeathsig", "KILL", "--", "prlimit", "--core=0", "--nofile=4096"]
         if not self.limits_itself:
             words.append(f"--fsize={limits.disk_bytes}")
             if group is None:
@@ -303,8 +305,7 @@ class Bubblewrap(Isolation):
         """Why it cannot be used here."""
         if os.uname().machine != MACHINE:
             return f"its filter of system calls is for {MACHINE}, and this machine is {os.uname().machine}"
-        programs = ["bwrap", "prlimit", *(["setpriv"] if os.getuid() == 0 else [])]
-        missing = [program for program in programs if shutil.which(program) is None]
+        missing = [program for program in ("bwrap", "prlimit", "setpriv") if shutil.which(program) is None]
         return f"there is no {', '.join(missing)}: apt-get install bubblewrap util-linux" if missing else None
 
     def command(self, program: Program, aside: Path, stack: ExitStack) -> tuple[list[str], list[int]]:
@@ -363,7 +364,7 @@ class Gvisor(Isolation):
 
     def problem(self) -> str | None:
         """Why it cannot be used here."""
-        missing = [program for program in ("runsc", "prlimit") if shutil.which(program) is None]
+        missing = [program for program in ("runsc", "prlimit", "setpriv") if shutil.which(program) is None]
         return f"there is no {', '.join(missing)}: apt-get install runsc util-linux" if missing else None
 
     def command(self, program: Program, aside: Path, stack: ExitStack) -> tuple[list[str], list[int]]:
@@ -418,7 +419,9 @@ class Podman(Isolation):
 
     def problem(self) -> str | None:
         """Why it cannot be used here."""
-        missing = [program for program in ("podman", "newuidmap", "prlimit") if shutil.which(program) is None]
+        missing = [
+            program for program in ("podman", "newuidmap", "prlimit", "setpriv") if shutil.which(program) is None
+        ]
         if missing:
             return f"there is no {', '.join(missing)}: apt-get install podman uidmap util-linux"
         if os.getuid() == 0:
@@ -492,7 +495,7 @@ def user_of(folder: Path) -> int:
     owner = folder.stat().st_uid
     if FIRST_USER <= owner < FIRST_USER + NUM_USERS:
         return owner
-    return FIRST_USER + int.from_bytes(str(folder.resolve()).encode()[-8:], "big") % NUM_USERS
+    return FIRST_USER + int(hashlib.sha256(os.fsencode(folder.resolve())).hexdigest(), 16) % NUM_USERS
 
 
 def give_to(folder: Path, user: int) -> None:

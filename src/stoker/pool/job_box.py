@@ -40,6 +40,8 @@ KIND = "pool"
 INSIDE, RUNS_INSIDE = "/stoker", "/runs"
 
 MOST_ORDER_BYTES = 4 << 20
+_FOR_TENSORS = 0.8
+"""Share of a job's memory that its plan may use: the rest is for Python and its libraries [0 to 1]."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -182,12 +184,13 @@ class JobBox:
 
     def training(self, host: Host) -> Program:
         """The program that trains the run, or goes on with it; its order is written first."""
-        order = self.order
+        order, megabytes = self.order, int(_FOR_TENSORS * host.limits.memory_bytes) >> 20
         self.remove_word("stop")
         self.remove_word("host-0.json")
         self.write_word("order.json", dumps(LaunchOrder(
             run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
-            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}"), device=order.device,
+            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}", "--memory", f"{megabytes}MiB"),
+            device=order.device,
             variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )).encode())  # fmt: skip

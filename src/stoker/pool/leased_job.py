@@ -116,6 +116,7 @@ class LeasedJob:
         self._process: IsolatedProcess | None = None
         self._preparing: threading.Thread | None = None
         self._problem: StokerError | None = None
+        self._is_prepared = False
         self._began = self._ran_before_s = 0.0
         self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
         self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
@@ -138,7 +139,7 @@ class LeasedJob:
         return read_order(self._blobs.whole(self._order_digest, 4 << 20))
 
     def begin(self, order: PoolOrder, *, beats: int = 0, ran_s: float = 0.0, blocks: Sequence[Block] = ()) -> None:
-        """Fetch what the job needs and start it, in a thread.
+        """Fetch what the job needs, in a thread; `tick` starts it then.
 
         Args:
             order: what to run.
@@ -155,7 +156,7 @@ class LeasedJob:
                 if order.resume and not (self._box.run / "run.json").exists():
                     self._resume(order)
                 self._blobs.clear()
-                self._start()
+                self._is_prepared = True
             except StokerError as problem:
                 self._problem = problem
             except OSError as problem:
@@ -196,6 +197,8 @@ class LeasedJob:
             if self._problem is not None:
                 self._close(f"failed: {self._problem.message}")
                 return
+            if self._process is None and self._is_prepared:
+                self._start()  # here, since a child of a thread would end with the thread
             if self._process is None:
                 self._beat()
                 return

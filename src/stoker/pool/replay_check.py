@@ -19,21 +19,23 @@ Costs: the time of the block, and the start of a process. Source: the table of m
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from stoker.errors import BadRun, PlaceFailed
 from stoker.pool.blob_tree import TreeLimits, unpack
-from stoker.pool.commitment import RECORDS, Block, chain_head, state_digest
+from stoker.pool.commitment import RECORDS, Block, chain_head
 from stoker.pool.isolation import Host
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
+from stoker.records.codec import parsed
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.store.foreign_files import read_below
 
@@ -104,26 +106,34 @@ def check_block(
         run = _start_of(folder, None if start is None else start[0])
         program = box.replay(run, block.update, host, each=trace)
         code, out, err = host.isolation.run(program, timeout_s=host.limits.time_s)
-        try:
-            answer = json.loads(out.splitlines()[-1]) if out.strip() else {}
-        except ValueError:
-            answer = {}
+        answer = _answer_in(out)
         if answer.get("kind") in ("BadRun", "BadJob"):
             return ReplayVerdict(equal=False, why=f"the block cannot be made: {answer['problem']}")
-        if code != 0 or "manifests" not in answer:
+        if code != 0 or "manifest" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])
             raise PlaceFailed(f"the replay ended with exit code {code}: {said}")
-        manifests = [from_json(one, CheckpointManifest) for one in answer["manifests"]]
-        if not manifests or manifests[-1].position.updates != block.update:
+        try:
+            manifest = from_json(answer["manifest"], CheckpointManifest)
+            states = tuple(map(str, answer["states"]))
+        except (ValueError, KeyError, TypeError) as problem:
+            raise PlaceFailed(f"the replay gave an answer that cannot be read: {problem}") from problem
+        if manifest.position.updates != block.update:
             raise PlaceFailed("the replay left no checkpoint at the end of the block")
-        states = tuple(map(state_digest, manifests))
         plans = _plans_of(folder / "claimed")
         num_updates = block.update - (0 if before is None else before.update)
-        made = _Made(manifests[-1], run, folder / "made.safetensors", host.limits.disk_bytes)
+        made = _Made(manifest, run, folder / "made.safetensors", host.limits.disk_bytes)
         verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
         return ReplayVerdict(equal=verdict.equal, why=verdict.why, trace=states if trace else ())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer_in(out: bytes) -> dict[str, Any]:
+    """What a replay printed last, which the job may have printed in its place; {} if it is no object of JSON."""
+    with suppress(ValueError, IndexError):
+        answer = parsed(out.strip().splitlines()[-1])
+        return answer if isinstance(answer, dict) else {}
+    return {}
 
 
 def first_difference(claimed: Sequence[str], made: Sequence[str]) -> int | None:
@@ -183,7 +193,7 @@ def _chain_problem(before: Block | None, block: Block, claimed: _Checkpoint) -> 
         return f"update {block.update:,} comes after update {before.update:,}"
     if before is not None and block.previous != before.state:
         return "the link does not follow the one before"
-    if block.state != chain_head(block.previous, block.update, state_digest(manifest)):
+    if block.state != chain_head(block.previous, block.update, manifest.state_digest()):
         return "the state that was committed is not the one of its checkpoint"
     return ""
 
@@ -216,7 +226,7 @@ def _compare(
 ) -> ReplayVerdict:
     """Compare the state that was claimed with the one that was made."""
     updates = f"{num_updates:,} update{'' if num_updates == 1 else 's'}"
-    if state_digest(claimed[1]) == state_digest(made.manifest):
+    if claimed[1].state_digest() == made.manifest.state_digest():
         return ReplayVerdict(equal=True, why=f"{updates} made again, equal bit for bit")
     if is_same_class:
         names = _differing_files(claimed[1], made.manifest)

@@ -7,7 +7,7 @@ Use when: somebody else claims to have made these updates. Costs: the time of th
 Does not do: several processes; runs whose length is given in seconds, since no other machine can know it.
 
 `python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--each] [--set NAME=VALUE …]` prints one JSON
-object: the checkpoint, or with `--each` those of all updates, each as its manifest.
+object: the manifest of the checkpoint, and digests of the states that were saved, with `--each` after every update.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StokerError as error:
         print(json.dumps({"problem": error.message, "kind": type(error).__name__}))  # noqa: T201 - the answer
         return error.exit_code
-    print(json.dumps({"manifests": to_json(manifests)}))  # noqa: T201 - likewise
+    states = [manifest.state_digest() for manifest in manifests]
+    print(json.dumps({"manifest": to_json(manifests[-1]), "states": states}))  # noqa: T201 - likewise
     return 0
 
 
