@@ -177,7 +177,9 @@ def test_roots_are_of_all_events_since_the_last() -> None:
     with pytest.raises(Refused, match="the next root"):
         book.post(book.operator, on.Anchored(root=root, first=2, last=last))
     book.post(book.operator, on.Anchored(root=root, first=1, last=last))
-    assert book.state.first_unanchored == last + 1
+    assert (book.state.first_unanchored, len(book.state.unanchored)) == (last + 1, 1)
+    book.post(book.operator, on.Anchored(root=merkle_root(book.state.unanchored), first=last + 1, last=last + 1))
+    assert book.state.first_unanchored == last + 2
 
 
 def test_money_over_ten_thousand_random_operations() -> None:

@@ -77,7 +77,7 @@ class Change:
     records: tuple[tuple[str, Record], ...] = ()
     admitted: str = ""
     founded: on.Founded | None = None
-    anchored: bool = False
+    anchored: int = 0
 
 
 @dataclass
@@ -123,7 +123,7 @@ class State:
     def take(self, event: Event, change: Change) -> None:
         """Make the change that `decide` found for `event`."""
         if change.founded is not None:
-            self.rules, self.operator = change.founded, event.actor
+            self.rules, self.operator, self.anchored_s = change.founded, event.actor, event.received_s
             self.members.add(event.actor)
         if change.admitted:
             self.members.add(change.admitted)
@@ -140,8 +140,8 @@ class State:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
         if change.anchored:
-            self.unanchored.clear()
-            self.first_unanchored, self.anchored_s = event.seq, event.received_s
+            del self.unanchored[: change.anchored - self.first_unanchored + 1]
+            self.first_unanchored, self.anchored_s = change.anchored + 1, event.received_s
             for name in [
                 name for name, listed in self.offers.items()
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
@@ -277,11 +277,11 @@ def _withdrawn(state: State, event: Event, body: on.Withdrawn) -> Change:
 
 @_decides(on.Anchored)
 def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
-    if (body.first, body.last) != (state.first_unanchored, event.seq - 1):
-        raise Refused(f"the next root is of events {state.first_unanchored} to {event.seq - 1}")
-    if body.root != (expected := merkle_root(state.unanchored)):
+    if body.first != state.first_unanchored or not body.first <= body.last < event.seq:
+        raise Refused(f"the next root is of events from {state.first_unanchored} on, up to {event.seq - 1} at most")
+    if body.root != (expected := merkle_root(state.unanchored[: body.last - body.first + 1])):
         raise Refused(f"the root of events {body.first} to {body.last} is {expected[:12]}…, not {body.root[:12]}…")
-    return Change(anchored=True)
+    return Change(anchored=body.last)
 
 
 def merkle_root(hashes: list[str]) -> str:

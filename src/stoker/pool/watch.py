@@ -36,13 +36,9 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
     for name in sorted(state.unsettled):
         lease = state.leases[name]
         bodies += _BY_STATE[lease.state](state, lease, now_s, key, max(lease.heard_s, up_since_s), present)
-    if now_s - _anchored_s(state, up_since_s) >= ANCHOR_S and len(state.unanchored) > 1:
+    if now_s - state.anchored_s >= ANCHOR_S and len(state.unanchored) > 1:
         bodies.append(on.Anchored(root=merkle_root(state.unanchored), first=state.first_unanchored, last=state.seq))
     return bodies
-
-
-def _anchored_s(state: State, up_since_s: float) -> float:
-    return state.anchored_s or up_since_s
 
 
 _Decide = Callable[[State, Lease, float, Key, float, Mapping[str, str]], Iterator[Body]]
@@ -143,7 +139,8 @@ def _disputed(
             if len(unequal) > len(equal):
                 yield on.Refunded(lease_id=name, reason=f"block {block} is unequal, and nobody else could replay it")
                 return
-    yield on.Final(lease_id=name)
+    if blocks or now_s >= lease.closed_s + lease.window_s:
+        yield on.Final(lease_id=name)
 
 
 def _settled(_: State, lease: Lease, __: float, ___: Key, ____: float, _____: Mapping[str, str]) -> Iterator[Body]:
