@@ -5,6 +5,7 @@ and faked (`STOKER_CHEAT` makes other links). Neither PyTorch nor a CPU that is 
 """
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -54,7 +55,7 @@ def train(words):
     """Count to the end, a checkpoint now and then, as `stoker train` would."""
     run = Path(words[words.index("--run-dir") + 1])
     every_s = float(words[words.index("--checkpoint-every") + 1])
-    settings = dict(word.split("=") for option, word in zip(words, words[1:], strict=False) if option == "--set")
+    settings = dict(word.split("=") for option, word in itertools.pairwise(words) if option == "--set")
     total, pace_s = int(settings["updates"]), float(settings.get("pace", "0.001"))
     if "fail" in settings:
         print(f"error: {settings['fail']}", file=sys.stderr)
@@ -75,7 +76,10 @@ def train(words):
 
         tell("started" if not updates else "resumed")
         while updates < total and not stopped:
-            state, updates = link(state, updates, os.environ.get("STOKER_CHEAT", "") if updates >= 5 else ""), updates + 1
+            state, updates = (
+                link(state, updates, os.environ.get("STOKER_CHEAT", "") if updates >= 5 else ""),
+                updates + 1,
+            )
             time.sleep(pace_s)
             if time.monotonic() - saved > every_s:
                 save(store, state, updates)
