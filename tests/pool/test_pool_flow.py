@@ -16,8 +16,8 @@ import pytest
 
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
+from stoker.pool import control_plane, pool_launcher
 from stoker.pool import events as on
-from stoker.pool import pool_launcher
 from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT
@@ -28,7 +28,7 @@ from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.records import ENDED, Device
-from tests.pool.server import in_thread, shift, until
+from tests.pool.server import Killable, in_thread, shift, until
 
 COUNTING = Path(__file__).with_name("counting.py").read_bytes()
 DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=1, memory_bytes=1 << 30, fast_dtypes=("fp32",))
@@ -142,17 +142,30 @@ class Market:
 @pytest.fixture
 def market(monkeypatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
+    monkeypatch.setattr(control_plane, "PRESENT_S", 5.0)
+    with open_folder() as folder, ExitStack() as stack:
+        _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))
+        yield launched(Market(folder, operator, stack), monkeypatch)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that the users of isolated programs can reach; the test is skipped where nothing isolates."""
     if problem := Bubblewrap().trial():
         pytest.skip(problem)
     folder = Path(tempfile.mkdtemp(prefix="stoker-pool-flow-", dir="/var/tmp"))
     folder.chmod(0o755)
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))
-        made = Market(folder, operator, stack)
-        monkeypatch.setattr(pool_launcher, "_client", lambda terms: made.renter)
-        monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(made.renter, folder / "renter"))
-        yield made
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def launched(market: Market, monkeypatch: pytest.MonkeyPatch) -> Market:
+    """The market, for whose renter the launcher acts."""
+    monkeypatch.setattr(pool_launcher, "_client", lambda terms: market.renter)
+    monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(market.renter, market.folder / "renter"))
+    return market
 
 
 @contextmanager
@@ -247,6 +260,29 @@ def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tm
         again = LAUNCHER.start(submission, lambda text: None)
         assert market.follow(again)[-1] == "finished"
         assert market.leases()[1]["commitments"][0]["update"] > market.leases()[0]["commitments"][-1]["update"]
+
+
+def test_a_control_plane_that_is_killed_again_and_again_stops_no_job(monkeypatch):
+    """SIGKILL at any moment: agents go on and reconcile, the job finishes, every credit is where it should be."""
+    with open_folder() as folder, ExitStack() as stack:
+        plane = Killable(folder)
+        plane.start()
+        stack.callback(plane.kill)
+        market = launched(Market(folder, plane.client(), stack), monkeypatch)
+        with nothing_said(market.lenders):
+            market.lend("ox", 0.4)
+            market.lend("eye", 0.9)
+            handle = LAUNCHER.start(market.submission("updates=3000"), lambda text: None)
+            for number in range(4):
+                blocks = 2 * number + 1
+                until(lambda blocks=blocks: len(market.leases()[0]["commitments"]) >= blocks)
+                plane.kill()
+                assert LAUNCHER.state(handle).phase == "unknown"
+                plane.start()
+            assert market.follow(handle)[-1] == "finished"
+            assert len(market.leases()) == 1
+            assert market.leases()[0]["reason"] == "finished"
+            market.require_right()
 
 
 def test_a_job_that_fails_is_not_carried_from_agent_to_agent(market):

@@ -252,7 +252,9 @@ class Agent:
                 self._offered_until = 0.0
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             wait_s = 0.0 if self._job is not None or why else 2.0
-            self._take(self.client.work(wait_s=wait_s), may_accept=not why and not self._stops)
+            self._take(
+                self.client.work(wait_s=wait_s, replays=self.lending.replays), may_accept=not why and not self._stops
+            )
         except PlaceUnreachable as problem:
             self.tell(f"the pool does not answer: {problem.message}")
             time.sleep(_POLL_S)

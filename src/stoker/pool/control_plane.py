@@ -128,6 +128,7 @@ class ControlPlane:
         for lease in self.state.leases.values():
             self._note_blobs(lease)
         self._present: dict[str, float] = {}
+        self._not_replaying: set[str] = set()
         self._turn = asyncio.Lock()
         self._news = asyncio.Condition()
         rates = rates or Rates()
@@ -225,7 +226,7 @@ class ControlPlane:
         while True:
             try:
                 for body in due(
-                    self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.present()
+                    self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 ):
                     await self.submit(self._own(body))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
@@ -245,6 +246,10 @@ class ControlPlane:
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
+
+    def verifiers(self) -> dict[str, str]:
+        """Of the agents that are present those that replay blocks, with their determinism class."""
+        return {key: own for key, own in self.present().items() if key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -314,6 +319,9 @@ class ControlPlane:
             raise _Forbidden("work is for the key that signs")
         wait_s = _number(request, "wait_s")
         self._present[key] = time.monotonic()
+        (self._not_replaying.discard if request.query_params.get("replays", "1") == "1" else self._not_replaying.add)(
+            key
+        )
         await self._until(lambda: any(self._work_of(key)), wait_s)
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)
