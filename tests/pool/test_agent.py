@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from stoker.errors import PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, offer_of
+from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
@@ -169,6 +170,29 @@ def test_the_load_of_others_means_that_the_owner_is_back(tmp_path, monkeypatch) 
     assert [look(0.0, 2.0) for _ in range(5)] == [""] * 5
     assert [look(1.8, 0.2), look(1.8, 0.2), look(0.1, 1.9)] == [""] * 3
     assert [look(1.8, 0.2) for _ in range(3)][-1] == "the owner uses the machine"
+
+
+def test_two_traces_name_the_first_bad_update(lender) -> None:
+    """A dispute comes down to one update, counted from the beginning of the run."""
+    lease = {"commitments": [{"update": 100}, {"update": 104}]}
+    assert first_bad_update(lease, 1, ["a", "b", "x", "y"], ["a", "b", "c", "d"]) == 103
+    assert first_bad_update(lease, 1, ["a", "b", "c", "d"], ["a", "b", "c", "d"]) is None
+
+
+def test_outside_of_the_hours_nothing_is_lent(pool, tmp_path, monkeypatch) -> None:
+    """A lease waits, and a job that runs over the end is given notice."""
+    lending = replace(LENDING, hours=(22, 6))
+    agent = Agent(pool, lending, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
+    lease_of(pool)
+    monkeypatch.setattr(agent_module.time, "time", lambda: 12 * 3600.0)
+    agent.step()
+    assert not pool.posted
+    monkeypatch.setattr(agent_module.time, "time", lambda: 23 * 3600.0)
+    agent.step()
+    assert pool.of(on.Accepted)
+    monkeypatch.setattr(agent_module.time, "time", lambda: 31 * 3600.0)
+    agent.step()
+    assert pool.of(on.Reclaiming)
 
 
 def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) -> None:

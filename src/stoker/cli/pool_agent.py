@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -125,6 +126,10 @@ def verify(
     trace: Annotated[
         bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="Another one's --trace --json: name the first bad update."),
+    ] = None,
     isolation: IsolationName = "best",
     folder: Folder = None,
     key: KeyName = "default",
@@ -135,11 +140,12 @@ def verify(
     with pool_reported(debug=debug):
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
-        from stoker.pool.agent import determinism_class, replay_lease
+        from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
         from stoker.pool.isolation import Host, Limits, best_isolation
 
         kind, device = best_isolation(isolation), resolve_place("here", attached_devices())
         limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
+        theirs = _traces(against)
         host = Host(isolation=kind, limits=limits, devices=_device_files(device.kind, device.index))
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []
@@ -147,11 +153,18 @@ def verify(
             for number in numbers:
                 verdict = replay_lease(
                     client, lease, number, folder=_folder(folder) / "checks", host=host,
-                    own_class=determinism_class(device), trace=trace,
+                    own_class=determinism_class(device), trace=trace or number in theirs,
                 )  # fmt: skip
                 found.append(
                     {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
                 )
+                if number in theirs:
+                    found[-1]["first_bad_update"] = bad = first_bad_update(
+                        client.lease(lease), number, theirs[number], verdict.trace
+                    )
+                    if not as_json:
+                        print(f"block {number}: " + ("the traces are equal" if bad is None else
+                                                     f"the traces differ from update {bad:,} on"))  # fmt: skip
                 if not as_json:
                     word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
                     print(f"block {number}: {word}: {verdict.why}")
@@ -175,6 +188,17 @@ def dispute(
 
         client.post(Disputed(lease_id=lease, reason=reason))
         print(f"the pay of {lease} is held until it is settled; `stoker pool ledger` shows what comes of it")
+
+
+def _traces(path: Path | None) -> dict[int, list[str]]:
+    """States by block, as another one's `verify --trace --json` printed them."""
+    if path is None:
+        return {}
+    try:
+        blocks = json.loads(path.read_bytes())["blocks"]
+        return {int(one["block"]): [str(state) for state in one["trace"]] for one in blocks if one["trace"]}
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise BadJob(f"--against {path}: no output of `stoker pool verify --trace --json`: {problem}") from problem
 
 
 def _folder(given: Path | None) -> Path:

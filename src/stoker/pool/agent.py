@@ -27,7 +27,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Host, Isolation, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.leased_job import BlobCache, LeasedJob
-from stoker.pool.replay_check import ReplayVerdict, check_block
+from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest
 
@@ -130,11 +130,34 @@ def offer_of(
     )  # fmt: skip
 
 
-class OwnersUse:
-    """Whether the owner uses the machine: a file says so, or processes outside of the job load the CPUs."""
+def is_lent_at(hours: tuple[int, int] | None, time_s: float) -> bool:
+    """Whether a time [s since 1970] is within hours of the day, UTC, which may go over midnight; None: always.
 
-    def __init__(self, paused: Path, *, looks_at_load: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._paused, self._looks_at_load, self._clock = paused, looks_at_load, clock
+    >>> [is_lent_at((22, 6), hour * 3600.0) for hour in (21, 22, 0, 5, 6)]
+    [False, True, True, True, False]
+    """
+    if hours is None:
+        return True
+    begin, end = hours
+    hour = int(time_s // 3600) % 24
+    return begin <= hour < end if begin <= end else hour >= begin or hour < end
+
+
+class OwnersUse:
+    """Whether the owner has the machine: a file says so, the hour does, or processes outside of the job load the CPUs.
+
+    Args:
+        paused: the file.
+        looks_at_load: whether load counts.
+        hours: in which it is lent.
+        clock: time of any origin [s].
+    """
+
+    def __init__(
+        self, paused: Path, *, looks_at_load: bool, hours: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._paused, self._looks_at_load, self._hours, self._clock = paused, looks_at_load, hours, clock
         self._before: tuple[float, float, float] | None = None
         self._busy_looks = 0
 
@@ -142,6 +165,8 @@ class OwnersUse:
         """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
         if self._paused.exists():
             return "the owner has paused lending"
+        if not is_lent_at(self._hours, time.time()):
+            return "the hours in which it is lent are over"
         if not self._looks_at_load:
             return ""
         now = self._clock()
@@ -195,7 +220,9 @@ class Agent:
     _stops: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._owner = OwnersUse(self.folder / _PAUSED, looks_at_load=self.lending.when == "idle")
+        self._owner = OwnersUse(
+            self.folder / _PAUSED, looks_at_load=self.lending.when == "idle", hours=self.lending.hours
+        )
         for name in ("leases", "checks"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -385,6 +412,15 @@ def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
                             state=str(commitment["state"]), blob=str(commitment["blob"]), previous=head))  # fmt: skip
         head = blocks[-1].state
     return blocks
+
+
+def first_bad_update(lease: dict[str, Any], number: int, claimed: Sequence[str], made: Sequence[str]) -> int | None:
+    """The first update of a block after which two traces differ [updates, from 1]; None: they are equal.
+
+    A third agent that makes that update alone says which trace is right.
+    """
+    index = first_difference(claimed, made)
+    return None if index is None else int(lease["commitments"][number]["update"]) - len(made) + index + 1
 
 
 def replay_lease(
