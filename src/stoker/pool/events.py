@@ -226,10 +226,19 @@ class Withdrawn(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Body):
-    """What the renter expects: hours of the meter, and credits for them [micro-credits], verification not included."""
+    """What the renter expects.
+
+    Attributes:
+        hours: of the meter [h].
+        credits: for them [micro-credits], replays not included.
+        raw_hours: of them before earlier runs corrected them [h]; 0: not known. What the next correction is made of.
+        job: what the renter calls the job, such as its JobSpec's digest: later forecasts of the same job learn from it.
+    """
 
     hours: float
     credits: int
+    raw_hours: float = 0.0
+    job: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +254,7 @@ class Opened(Body):
         verify_fraction: share of blocks that another agent replays [0 to 1].
         value_per_hour: what an hour of waiting is worth to the renter [micro-credits].
         delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
+        inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
     """
 
     lease_id: str
@@ -258,9 +268,12 @@ class Opened(Body):
     value_per_hour: int = 0
     forecast: Forecast
     delegate: str = ""
+    inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
+            raise ValueError("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
         if not 0 <= self.verify_fraction <= 1:
             raise ValueError(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
         if self.delegate and not _HASH.fullmatch(self.delegate):

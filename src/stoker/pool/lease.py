@@ -108,7 +108,7 @@ class Lease:
     """All that is known of a lease; times are the control plane's [s since 1970], 0: not yet; money in micro-credits.
 
     Attributes:
-        order: SHA-256 of what to run.
+        order, inputs: SHA-256 of what to run, and of further blobs that it names.
         deposit: what the renter put into escrow.
         check_fraction: share of blocks to be replayed; the provider's record may demand more than the renter asked for.
         promised_s: notice that the offer promised [s].
@@ -156,6 +156,7 @@ class Lease:
     result: str = ""
     reason: str = ""
     ended_by: str = ""
+    inputs: tuple[str, ...] = ()
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.
@@ -266,4 +267,4 @@ class Lease:
     @property
     def blobs(self) -> frozenset[str]:
         """SHA-256 of all blobs that the lease needs."""
-        return frozenset({self.order, *(one.blob for one in self.commitments), self.result} - {""})
+        return frozenset({self.order, *self.inputs, *(one.blob for one in self.commitments), self.result} - {""})

@@ -48,6 +48,7 @@ class Record:
 
     Attributes:
         finished, lost, reclaimed, left: leases that ended with results, by silence, by notice, without notice.
+        declined: leases that it did not take up.
         slashed: leases for which its bond was cut.
         passed, failed: jobs that a replay found right, or wrong.
         ran_s: time that its leases were running [s]: what its hazard is estimated from.
@@ -58,6 +59,7 @@ class Record:
     lost: int = 0
     reclaimed: int = 0
     left: int = 0
+    declined: int = 0
     slashed: int = 0
     passed: int = 0
     failed: int = 0
@@ -333,6 +335,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
+        inputs=body.inputs,
     ).after("opened")  # fmt: skip
     return Change(lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)))
 
@@ -441,6 +444,9 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
         if how is not None:
             record = replace(record, **{how: getattr(record, how) + 1})
         records = ((lease.agent, record),)
+    elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
+        record = state.record_of(lease.agent)
+        records = ((lease.agent, replace(record, declined=record.declined + 1)),)
     return Change(
         lease=lease,
         offer=replace(listed, lease_id="") if listed is not None and listed.lease_id == lease.lease_id else None,
