@@ -32,7 +32,7 @@ PRIOR_DECLINED, PRIOR_ACCEPTED = 0.5, 9.5
 """As if it had declined one lease in twenty."""
 EIGHT_IN_TEN = 2 * 1.2816
 """Width of the interval that holds 8 of 10 normal deviates [standard deviations]."""
-_ISOLATIONS: tuple[Isolation, ...] = ("bubblewrap", "gvisor", "podman")
+ISOLATIONS: tuple[Isolation, ...] = ("bubblewrap", "podman", "gvisor")
 """From the weakest on."""
 _LEAST_INTERVAL_S = 30.0
 
@@ -193,14 +193,20 @@ class Columns:
             offer = listed.offer
             record = records.get(listed.agent, none)
             rows.append((
-                known.setdefault(offer.device.kind, len(known)), offer.price_per_hour, offer.device.count,
+                known.setdefault(forecast_word(listed), len(known)), offer.price_per_hour, offer.device.count,
                 offer.measured.fp32_flop_per_s, offer.upload_bytes_per_s, offer.download_bytes_per_s, offer.disk_bytes,
-                _ISOLATIONS.index(offer.isolation), offer.min_s, min(offer.max_s, left_today_s(offer.hours, now_s)),
+                ISOLATIONS.index(offer.isolation), offer.min_s, min(offer.max_s, left_today_s(offer.hours, now_s)),
                 hazard_per_hour(record), declines(record),
                 1.0 if record.passed < FIRST_JOBS else max(1 / record.passed, LEAST_CHECKED),
             ))  # fmt: skip
         table = np.array(rows, dtype=np.float64).reshape(len(rows), 13)
         return cls(tuple(offers), tuple(known), table[:, 0].astype(np.int64), *table.T[1:])
+
+
+def forecast_word(listed: ListedOffer) -> str:
+    """What a forecast is for: the kind of device, of a CPU with the number of its cores, as in `cpu/4`."""
+    device, cores = listed.offer.device, listed.offer.measured.cores
+    return f"{device.kind}/{cores}" if device.kind == "cpu" and cores else device.kind
 
 
 def left_today_s(hours: tuple[int, int] | None, now_s: float) -> float:
@@ -283,7 +289,7 @@ def _problems(
     problems: list[tuple[NDArray[np.bool_], str]] = [
         (columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)
     ]
-    least = _ISOLATIONS.index(needs.least_isolation)
+    least = ISOLATIONS.index(needs.least_isolation)
     problems.append((columns.isolation < least, f"isolates less than {needs.least_isolation}"))
     problems.append((columns.count != needs.num_devices, f"has another number of devices than {needs.num_devices}"))
     if needs.disk_bytes:
@@ -383,7 +389,7 @@ def worth_probing(ranking: Ranking, value_per_hour: int, most: int = 3) -> list[
         spread = 0.0 if match.forecast is None else match.forecast.spread
         lucky = match.low_credits + value_per_hour * match.hours * math.exp(-1.2816 * spread)
         if match is best or lucky < best.score:
-            kinds.setdefault(match.listed.offer.device.kind, match)
+            kinds.setdefault(forecast_word(match.listed), match)
     return list(kinds.values())[:most] if len(kinds) > 1 else []
 
 
