@@ -294,7 +294,7 @@ def _problems(
     problems.append((columns.count != needs.num_devices, f"has another number of devices than {needs.num_devices}"))
     if needs.disk_bytes:
         problems.append((columns.disk < needs.disk_bytes, f"has less disk than {format_bytes(needs.disk_bytes)}"))
-    problems.append((columns.most_s < columns.least_s, "is not lent at this hour"))
+    problems.append((columns.most_s < np.maximum(columns.least_s, 1.0), "is not lent at this hour"))
     return problems
 
 
