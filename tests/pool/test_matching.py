@@ -92,7 +92,7 @@ def test_what_cannot_be_taken_is_counted_by_its_reason() -> None:
         "has another number of devices than 1": 1,
         "has less disk than 953.7 MiB": 1,
         "is not lent at this hour": 1,
-        "is finished after 2 h 0 min": 1,
+        "is finished after 2 h": 1,
     }
     assert rank_offers(Columns.of([], {}, 0.0), needs, forecasts()).best is None
 
