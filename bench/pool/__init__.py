@@ -1,1 +1,1 @@
-"""Agents of a pool that cheat, and what a pool costs."""
+"""Benchmarks of the pool, and agents that cheat."""

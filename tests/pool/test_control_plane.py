@@ -158,12 +158,16 @@ def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:
             renter.get_blob("0" * 64, tmp_path / "none")
         with pytest.raises(Refused, match="names no blob"):
             renter.get_blob("log.db", tmp_path / "none")
-        assert other.put_blob(b"secret") == order
+        agent.post(on.Offered(offer=offer("second", time.time())))
+        other.post(opened("theft", offer_id="second", order=order, bond=0))
         with pytest.raises(Refused, match="have part in a lease"):
             other.get_blob(order, tmp_path / "stolen")
+        assert not other.has_blob(order)
         with pytest.raises(Refused, match="the hash"):
             renter._request("PUT", f"/v1/blobs/{'1' * 64}", b"other content", size=13)
-        assert sorted(path.name for path in plane.blobs.folder.iterdir()) == [order]
+        assert sorted(path.name for path in plane.blobs.folder.iterdir()) == [order, "senders"]
+        assert other.put_blob(b"secret") == order
+        other.get_blob(order, tmp_path / "own")
 
 
 def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:

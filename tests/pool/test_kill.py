@@ -128,7 +128,7 @@ def end(parties: Parties, state: str) -> None:
 
 
 def storm(folder: Path, kills: int, seed: int) -> None:
-    """Events from four threads while the server is killed again and again; nothing is lost, and nothing counts twice."""
+    """Events from four threads while the server is killed again and again; none is lost or counts twice."""
     draw, stop = random.Random(seed), threading.Event()
     with killable(folder) as server:
         operator = server.client()

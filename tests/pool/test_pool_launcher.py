@@ -15,7 +15,8 @@ from stoker.pool.blob_tree import TreeLimits, pack_folder
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER, Terms
-from stoker.records.codec import dumps
+from stoker.pool.state import ListedOffer, Record
+from stoker.records.codec import dumps, to_json
 from stoker.testing import LauncherConformance
 from tests.pool.fake_pool import FakePool
 
@@ -48,12 +49,13 @@ class Pool(FakePool):
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
-        offer = {
-            "offer_id": name, "device": {"kind": "cpu", "count": 1, "memory_bytes": 1}, "price_per_hour": price,
-            "isolation": "bubblewrap", "measured": {"cores": 1}, "determinism_class": "same", "reclaim_s": 60,
-            "min_s": 0, "max_s": 100_000,
+        fields: dict[str, Any] = {
+            "offer_id": name, "device": on.OfferedDevice(kind="cpu"), "price_per_hour": price,
+            "isolation": "bubblewrap", "measured": on.Measured(cores=1), "determinism_class": "same", "reclaim_s": 60,
+            "min_s": 0, "max_s": 100_000, "expires_s": 1e10,
         }  # fmt: skip
-        self.offers[name] = {"offer": offer | changes, "agent": name, "is_free": True, "is_present": True}
+        listed = ListedOffer(offer=on.Offer(**fields | changes), agent=name, offered_s=0.0)
+        self.offers[name] = {**to_json(listed), "is_free": True, "is_present": True, "record": to_json(Record())}
 
     def state(self, what: str) -> Any:
         self._answer()
@@ -126,6 +128,15 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
     assert len(pool.leases) == 1, "a run that is going on was started twice"
     assert lease["agent"] == "cheap"
+
+
+def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
+    """Offers are taken by money and hours until the run is done: ten times the speed for three times the price."""
+    pool.offers.clear()
+    pool.offer("slow", 300_000, measured=on.Measured(cores=1, fp32_flop_per_s=1e9))
+    pool.offer("fast", 900_000, measured=on.Measured(cores=1, fp32_flop_per_s=1e10))
+    started(pool)
+    assert pool.of(on.Opened)[0].offer_id == "fast"
 
 
 def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool, tmp_path) -> None:

@@ -13,13 +13,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.terminal import AsJson, Debug, print_document, print_table, printable, reported
-from stoker.errors import BadJob, BadRun, ServiceError
+from stoker.cli.terminal import (
+    AsJson,
+    Debug,
+    Settings,
+    load_job,
+    output,
+    print_document,
+    print_table,
+    printable,
+    reported,
+    waiting,
+)
+from stoker.errors import BadJob, BadRun, DoesNotFit, ServiceError
 from stoker.units import format_seconds, parse_duration, parse_money
 
 if TYPE_CHECKING:
     from stoker.pool.client import PoolClient
     from stoker.pool.events import Event
+    from stoker.pool.matching import Ranking
 
 PoolWord = Annotated[
     str | None,
@@ -222,19 +234,100 @@ def pool_audit(
 
 def pool_offers(
     pool: PoolWord = None,
+    job_file: Annotated[
+        Path | None, typer.Option("--for", metavar="JOB", help="Rank them for a job: money and hours until it is done.")
+    ] = None,
+    settings: Settings = None,
+    value: Annotated[
+        str, typer.Option("--value", metavar="USD", help="With --for: what an hour of waiting is worth to you.")
+    ] = "1usd",
+    max_cost: Annotated[str | None, typer.Option("--max-cost", metavar="USD", help="With --for: the most.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="With --for: the longest, such as 12h.")
+    ] = None,
+    verify: Annotated[
+        float, typer.Option("--verify", metavar="PERCENT", min=0, max=100, help="With --for: blocks to be replayed.")
+    ] = 5.0,
+    isolation: Annotated[
+        str, typer.Option("--isolation", metavar="KIND", help="With --for: bubblewrap, podman or gvisor, at least.")
+    ] = "bubblewrap",
     show_all: Annotated[bool, typer.Option("--all", help="Also what is taken, lapsed, or without its agent.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List what a pool offers, the cheapest hour first."""
+    """List what a pool offers, the cheapest hour first; for a job, in the order of money and hours until it is done."""
     with pool_reported(debug=debug):
-        offers = client_of(pool).state("offers")
+        client = client_of(pool)
+        offers = client.state("offers")
+        if job_file is not None:
+            needs = {
+                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value), "verify": verify / 100,
+                "max_cost": None if max_cost is None else parse_money(max_cost), "isolation": isolation,
+                "deadline_s": None if deadline is None else parse_duration(deadline),
+            }  # fmt: skip
+            _offers_for(job_file, settings, offers, client.state("leases"), needs, as_json=as_json)
+            return
         shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
         shown.sort(key=lambda one: one["offer"]["price_per_hour"])
         if as_json:
             print_document(shown)
             return
         _render_offers(shown, len(offers) - len(shown), Console())
+
+
+def _offers_for(
+    job_file: Path, settings: list[str] | None, documents: list[dict[str, Any]], leases: list[dict[str, Any]],
+    wanted: dict[str, Any], *, as_json: bool,
+) -> None:  # fmt: skip
+    """Rank offers for a job, and print them."""
+    import time
+
+    from stoker.pool.events import CREDIT
+    from stoker.pool.forecasting import rank_for_job
+    from stoker.pool.matching import ISOLATIONS, Needs, listed_offers
+    from stoker.records import to_json
+
+    if wanted["isolation"] not in ISOLATIONS:
+        raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(ISOLATIONS)}")
+    needs = Needs(
+        value_per_hour=round(wanted["value"] * CREDIT), verify_fraction=wanted["verify"],
+        least_isolation=wanted["isolation"], deadline_s=wanted["deadline_s"],
+        max_credits=None if wanted["max_cost"] is None else round(wanted["max_cost"] * CREDIT),
+    )  # fmt: skip
+    offers, records = listed_offers(documents)
+    with waiting("forecasting the job on what is offered", quiet=as_json), output(for_json=as_json):
+        job, entry = load_job(job_file, settings)
+        ranking = rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
+    if as_json:
+        print_document(to_json(ranking))
+    else:
+        _render_ranking(ranking, Console())
+    if ranking.best is None:
+        raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _render_ranking(ranking: Ranking, console: Console) -> None:
+    from stoker.pool.escrow import credits_text
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in (
+        ("offer", "left"), ("device", "left"), ("an hour", "right"), ("by price", "right"), ("done in", "right"),
+        ("in all", "right"), ("in 8 of 10", "right"), ("risk", "right"), ("why", "left"),
+    ):  # fmt: skip
+        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "why")
+    for number, match in enumerate(ranking.matches):
+        offer = match.listed.offer
+        interval = f"{credits_text(match.low_credits).split()[0]} to {credits_text(match.high_credits)}"
+        table.add_row(
+            offer.offer_id, f"{offer.device.count} × {offer.device.kind}", credits_text(offer.price_per_hour),
+            f"{match.sticker}.", format_seconds(match.hours * 3600), credits_text(match.credits), interval,
+            f"{100 * match.risk:.0f} %", printable(match.why), style="" if number else "bold",
+        )  # fmt: skip
+    print_table(table, console)
+    for why, count in ranking.refused.items():
+        console.print(f"{count} cannot be taken: {printable(why)}", style="dim", soft_wrap=True)
+    if ranking.best is None:
+        console.print("no offer can be taken", style="yellow")
 
 
 def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Console) -> None:

@@ -1,6 +1,7 @@
 """Blobs: orders, checkpoints and results, each a file named by the SHA-256 of its content.
 
 A blob is hashed while it is written aside and renamed when the hash is right, so that a name never has other content.
+Who sent a blob is kept beside it: a hash is public once a lease names it, and knowing it gives nobody the content.
 What no unsettled lease needs is deleted after an hour; of what no lease names yet, each key may store so much.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from stoker.errors import BadRun
 from stoker.pool.events import Refused
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import Appended, aside_path, make_directories, remove_leftovers, sync_file
+from stoker.store.files import Appended, append_line, aside_path, make_directories, remove_leftovers, sync_file
 from stoker.units import GIB, format_bytes
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -37,9 +38,8 @@ class BlobStore:
 
     def __init__(self, folder: Path, limits: BlobLimits | None = None, now: Callable[[], float] = time.time) -> None:
         self.folder, self.limits, self._now = folder, limits or BlobLimits(), now
-        self._sent_by: dict[str, str] = {}
         with disk_errors(folder, "the pool's blobs", error=BadRun, option="--folder DIR"):
-            make_directories(folder)
+            make_directories(folder / "senders")
             remove_leftovers(folder)
 
     def path(self, digest: str) -> Path:
@@ -52,9 +52,12 @@ class BlobStore:
             raise Refused(f"{digest[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits in lower case")
         return self.folder / digest
 
-    def is_sender(self, digest: str, key: str) -> bool:
-        """Whether that key sent the blob, since the pool was started."""
-        return self._sent_by.get(digest) == key
+    def senders(self, digest: str) -> set[str]:
+        """Keys that have sent the blob, and so know its content."""
+        try:
+            return set((self.folder / "senders" / digest).read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return set()
 
     async def write(self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: set[str]) -> None:
         """Take a blob.
@@ -72,8 +75,8 @@ class BlobStore:
         """
         target = self.path(digest)
         unnamed = sum(
-            path.stat().st_size for name, key in self._sent_by.items()
-            if key == sender and name not in named and (path := self.folder / name).exists()
+            path.stat().st_size for path in self.folder.iterdir()
+            if _DIGEST.fullmatch(path.name) and path.name not in named and sender in self.senders(path.name)
         )  # fmt: skip
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed)
         if size > limit:
@@ -99,13 +102,13 @@ class BlobStore:
                     )
                 file.close()
                 sync_file(aside)
+                append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
                 aside.replace(target)
             except BaseException:
                 file.close()
                 raise
             finally:
                 aside.unlink(missing_ok=True)
-        self._sent_by[digest] = sender
 
     def delete_unneeded(self, needed: set[str]) -> list[str]:
         """Delete blobs that no lease needs and that are older than an hour; their names."""
@@ -115,7 +118,7 @@ class BlobStore:
                 try:
                     if self._now() - path.stat().st_mtime > KEPT_S:
                         path.unlink()
-                        self._sent_by.pop(path.name, None)
+                        (self.folder / "senders" / path.name).unlink(missing_ok=True)
                         gone.append(path.name)
                 except FileNotFoundError:
                     continue

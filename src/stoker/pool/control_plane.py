@@ -377,9 +377,6 @@ class ControlPlane:
         is_agent = any(one.agent == key and one.state in LIVE for one in self._unsettled())
         if not (is_agent or self.state.accounts.balance(key) > 0):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
-        if (path := self.blobs.path(digest)).exists():
-            path.touch()
-            return _json({"sha256": digest})
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
@@ -391,18 +388,25 @@ class ControlPlane:
         path = self.blobs.path(digest)
         if not path.is_file():
             raise _NotFound(f"there is no blob {digest[:12]}… here")
-        if request.method == "HEAD":  # whether it has to be sent: no secret to who knows the hash
-            path.touch()
-        elif key != self.key.public and not self.blobs.is_sender(digest, key) and not self._may_read(key, digest):
+        if key != self.key.public and key not in self._readers(digest):
+            if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it
+                raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
+        path.touch()
         return FileResponse(path, media_type="application/octet-stream")
 
-    def _may_read(self, key: str, digest: str) -> bool:
-        leases = (self.state.leases[name] for name in self._named.get(digest, ()))
-        return any(
-            key in (one.renter, one.agent, one.delegate) or any(asked.verifier == key for asked in one.challenges)
-            for one in leases
-        )
+    def _readers(self, digest: str) -> set[str]:
+        """Keys that may read a blob: who sent it, and who has part in a lease in which one who may read it named it.
+
+        Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
+        """
+        readers = self.blobs.senders(digest)
+        leases = sorted((self.state.leases[name] for name in self._named.get(digest, ())), key=lambda one: one.opened_s)
+        for lease in leases:
+            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
+            if namer in readers:
+                readers |= {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+        return readers - {""}
 
 
 def _number(request: Request, name: str) -> float:

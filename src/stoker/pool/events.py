@@ -226,10 +226,19 @@ class Withdrawn(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Body):
-    """What the renter expects: hours of the meter, and credits for them [micro-credits], verification not included."""
+    """What the renter expects.
+
+    Attributes:
+        hours: of the meter [h].
+        credits: for them [micro-credits], replays not included.
+        raw_hours: of them before earlier runs corrected them [h]; 0: not known. What the next correction is made of.
+        job: what the renter calls the job, such as its JobSpec's digest: later forecasts of the same job learn from it.
+    """
 
     hours: float
     credits: int
+    raw_hours: float = 0.0
+    job: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

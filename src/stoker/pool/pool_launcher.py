@@ -8,7 +8,7 @@ Use when: machines of strangers will do. Costs: what the lease says; blocks take
 Does not do: several devices, secrets, images, jobs whose length is in seconds.
 
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
-`window=1h`, `key=NAME`, `isolation=gvisor` (no weaker one).
+`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
 
 Leases of one run are `JOB.0`, `JOB.1`, …: everything is found again from the job's name and the pool's log.
 """
@@ -46,11 +46,13 @@ from stoker.units import format_bytes, format_seconds, parse_duration, parse_mon
 
 if TYPE_CHECKING:
     from stoker.pool.client import PoolClient
+    from stoker.pool.events import Isolation
     from stoker.pool.job_box import PoolOrder
     from stoker.pool.leased_job import BlobCache
+    from stoker.pool.state import ListedOffer
 
 _SYNTAX = "pool[:OFFER][/cpu|DEVICE]"
-_STRONGER = {"bubblewrap": 0, "podman": 1, "gvisor": 2}
+_KINDS = ("bubblewrap", "podman", "gvisor")
 _MOST_HOME_BYTES = 1 << 40
 _LOG = "events.jsonl"
 _MOVES = ("lost", "reclaimed", "refused", "restarted")
@@ -70,6 +72,7 @@ class Terms:
         block_s: time between commitments [s].
         window_s: time to dispute [s].
         isolation: the weakest kind that will do.
+        value_per_hour: what an hour of waiting is worth [micro-credits].
         deadline_s: the longest that the run may take, moves included [s]; None: no limit.
     """
 
@@ -79,7 +82,8 @@ class Terms:
     bond: int | None = None
     block_s: float = 60.0
     window_s: int = 3600
-    isolation: str = "bubblewrap"
+    isolation: Isolation = "bubblewrap"
+    value_per_hour: int = 1_000_000
     deadline_s: float | None = None
 
     @classmethod
@@ -89,19 +93,20 @@ class Terms:
         Raises:
             BadJob: an option is unknown, or has another form.
         """
-        known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline"}
+        known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value"}
         for name in options.keys() - known - {"root", "data", "price"}:
             raise BadJob(f"--place-option {name}: the pool has no such option",
                          remedy=f"It has {', '.join(sorted(known))}.")  # fmt: skip
         isolation = options.get("isolation", "bubblewrap")
-        if isolation not in _STRONGER:
-            raise BadJob(f"--place-option isolation={isolation}: wanted {', '.join(_STRONGER)}")
+        if isolation not in _KINDS:
+            raise BadJob(f"--place-option isolation={isolation}: wanted {', '.join(_KINDS)}")
         return cls(
             pool=options.get("pool", ""), key=options.get("key", "default"),
             verify=_share(options.get("verify", "5%")),
             bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")), isolation=isolation,
+            value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
         )  # fmt: skip
 
@@ -146,19 +151,19 @@ class PoolLauncher(Launcher):
         """What is offered now."""
         terms = Terms.of(options)
         client = _client(terms)
-        offers = _free_offers(client, target, terms, set())
+        offers = _ranked_offers(client, target, terms)
         if not offers:
             wanted = target.address or target.device or "any device"
             text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
             return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
-        best = offers[0]
+        best = offers[0].offer
         facts = {
             "offers": f"{len(offers)} free",
-            "best": f"{best['offer_id']}: {best['device']['kind']}, {best['price_per_hour'] / 1e6:g} credits an hour",
-            "isolation": f"{best['isolation']}: an owner with root reads the job and its data all the same",
+            "best": f"{best.offer_id}: {best.device.kind}, {best.price_per_hour / 1e6:g} credits an hour",
+            "isolation": f"{best.isolation}: an owner with root reads the job and its data all the same",
         }
-        device, cores = str(best["device"]["kind"]), int(best["measured"]["cores"])
-        if device == "cpu" and best["determinism_class"] == _own_class():
+        device, cores = best.device.kind, best.measured.cores
+        if device == "cpu" and best.determinism_class == _own_class():
             from stoker.devices import attached_cpu  # noqa: PLC0415 - not at the place
 
             here = attached_cpu()
@@ -168,15 +173,15 @@ class PoolLauncher(Launcher):
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The offers that are free."""
         terms = Terms.of(request.options)
-        found = _free_offers(_client(terms), request.target, terms, set())
+        found = _ranked_offers(_client(terms), request.target, terms)
         return tuple(
             Offer(
-                text=request.target.text if number == 0 else f"pool:{offer['offer_id']}", num_nodes=1, devices_each=1,
-                device=str(offer["device"]["kind"]), starts_in_s=0.0, price_per_h=offer["price_per_hour"] / 1e6,
-                price_source=f"the offer {offer['offer_id']}",
-                why=f"isolation {offer['isolation']}, notice {offer['reclaim_s']} s",
+                text=request.target.text if number == 0 else f"pool:{offer.offer_id}", num_nodes=1, devices_each=1,
+                device=offer.device.kind, starts_in_s=0.0, price_per_h=offer.price_per_hour / 1e6,
+                price_source=f"the offer {offer.offer_id}",
+                why=f"isolation {offer.isolation}, notice {offer.reclaim_s} s",
             )
-            for number, offer in enumerate(found)
+            for number, offer in enumerate(one.offer for one in found)
         )  # fmt: skip
 
     def script(self, submission: Submission) -> str:
@@ -380,23 +385,21 @@ class _PoolRun:
 
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
-        offers = [
-            offer for offer in _free_offers(self.client, target, terms, avoided) if offer["offer_id"] not in refused
-        ]
+        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided | refused)
         if not offers:
             raise PlaceFailed("the pool has no free offer that is not known to fail",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
-        offer, lease_id = offers[0], f"{self.handle['job']}.{number}"
-        rate, limit_s = int(offer["price_per_hour"]), min(limit_s, float(offer["max_s"]))
+        offer, lease_id = offers[0].offer, f"{self.handle['job']}.{number}"
+        rate, limit_s = offer.price_per_hour, min(limit_s, float(offer.max_s))
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.ceil(limit_s), rate)
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        deposit = max(required_deposit(credits_, checked), pay_for(int(offer["min_s"]), rate))
+        deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
         self.client.post(on.Opened(
-            lease_id=lease_id, offer_id=str(offer["offer_id"]), order=digest, rate_per_hour=rate, deposit=deposit,
+            lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_), delegate=self.client.address.key,
+            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, job=self.handle["job"]), delegate=self.client.address.key,
             inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
         return lease_id
@@ -492,20 +495,29 @@ def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], Po
     return found
 
 
-def _free_offers(
-    client: PoolClient, target: LaunchTarget, terms: Terms, avoided: set[str]
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Free offers that will do, the cheapest first; each with its agent."""
-    found = []
-    listed = client.state("offers")
-    for one in listed if isinstance(listed, list) else listed.values():
-        offer = {**one["offer"], "agent": one["agent"]}
-        is_free = bool(one["is_free"] and one["is_present"])
-        is_wanted = target.address in ("", "best", offer["offer_id"]) and target.device in ("", offer["device"]["kind"])
-        is_isolated = _STRONGER.get(offer["isolation"], -1) >= _STRONGER[terms.isolation]
-        if is_free and is_wanted and is_isolated and offer["agent"] not in avoided:
-            found.append(offer)
-    return sorted(found, key=lambda offer: (offer["price_per_hour"], offer["offer_id"]))
+def _ranked_offers(
+    client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0, avoided: set[str] = frozenset()  # type: ignore[assignment]
+) -> list[ListedOffer]:  # fmt: skip
+    """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
+
+    The time of the run is taken for a device like the cheapest one, and scaled by what others were measured at.
+    """
+    from stoker.pool.matching import Columns, Needs, RunForecast, listed_offers, rank_offers  # noqa: PLC0415 - not at the place
+
+    listed, records = listed_offers(client.state("offers"))
+    usable = [
+        one for one in listed
+        if target.address in ("", "best", one.offer.offer_id) and target.device in ("", one.offer.device.kind)
+        and not {one.agent, one.offer.offer_id} & avoided
+    ]  # fmt: skip
+    if not usable:
+        return []
+    usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
+    forecast = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
+    needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
+                  checkpoint_blocked_s=0.1)  # fmt: skip
+    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: forecast, most=len(usable))
+    return [match.listed for match in ranking.matches]
 
 
 def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:

@@ -48,6 +48,7 @@ class Record:
 
     Attributes:
         finished, lost, reclaimed, left: leases that ended with results, by silence, by notice, without notice.
+        declined: leases that it did not take up.
         slashed: leases for which its bond was cut.
         passed, failed: jobs that a replay found right, or wrong.
         ran_s: time that its leases were running [s]: what its hazard is estimated from.
@@ -58,6 +59,7 @@ class Record:
     lost: int = 0
     reclaimed: int = 0
     left: int = 0
+    declined: int = 0
     slashed: int = 0
     passed: int = 0
     failed: int = 0
@@ -442,6 +444,9 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
         if how is not None:
             record = replace(record, **{how: getattr(record, how) + 1})
         records = ((lease.agent, record),)
+    elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
+        record = state.record_of(lease.agent)
+        records = ((lease.agent, replace(record, declined=record.declined + 1)),)
     return Change(
         lease=lease,
         offer=replace(listed, lease_id="") if listed is not None and listed.lease_id == lease.lease_id else None,
