@@ -399,8 +399,8 @@ class _PoolRun:
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, job=self.handle["job"]), delegate=self.client.address.key,
-            inputs=tuple(filter(None, (order.tree, order.resume))),
+            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, job=self.handle["job"]),
+            delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
         return lease_id
 
@@ -516,7 +516,7 @@ def _ranked_offers(
     forecast = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
     needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
                   checkpoint_blocked_s=0.1)  # fmt: skip
-    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: forecast, most=len(usable))
+    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda _: forecast, most=len(usable))
     return [match.listed for match in ranking.matches]
 
 
