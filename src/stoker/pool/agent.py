@@ -56,6 +56,7 @@ _PAUSED, _LOCK = "paused", "lock"
 _BUSY_STATUS = (429, 503)
 _LOOKS = 3
 _MOST_TRIES = 3
+_KEPT_BOXES = 4
 _LOOK_S = 2.0
 _POLL_S = 0.5
 
@@ -402,6 +403,9 @@ class Agent:
             )  # fmt: skip
         except StokerError as problem:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
+        boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in boxes[:-_KEPT_BOXES]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
