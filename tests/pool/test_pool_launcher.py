@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +138,18 @@ def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
     pool.offer("fast", 900_000, measured=on.Measured(cores=1, fp32_flop_per_s=1e10))
     started(pool)
     assert pool.of(on.Opened)[0].offer_id == "fast"
+
+
+def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> None:
+    """A device on which the run cannot be is left out; the time that was expected stands in the lease."""
+    pool.offers.clear()
+    pool.offer("small", 100_000, device=on.OfferedDevice(kind="t4"))
+    pool.offer("large", 900_000, device=on.OfferedDevice(kind="h100"))
+    forecasts = {"t4": "it does not fit", "h100": {"run_s": 1800.0, "spread": 0.1, "raw_s": 3600.0}}
+    started(pool, options={"forecasts": json.dumps(forecasts), "identity": "a job", "verify": "none"})
+    opened = pool.of(on.Opened)[0]
+    assert opened.offer_id == "large"
+    assert (opened.forecast.raw_hours, opened.forecast.job) == (1.0, "a job")
 
 
 def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool, tmp_path) -> None:

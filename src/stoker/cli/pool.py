@@ -128,9 +128,8 @@ def pool_wallet(
         assert client.key is not None
         account = client.key.public
         balances = client.state("balances")["balances"]
-        held = [lease for lease in client.state("leases") if account in (lease["renter"], lease["agent"])]
-        escrow = sum(lease["escrow"] for lease in held if lease["renter"] == account)
-        bonds = sum(lease["bond_held"] for lease in held if lease["agent"] == account)
+        escrow = sum(lease["escrow"] for lease in client.state("leases", renter=account, unsettled="1"))
+        bonds = sum(lease["bond_held"] for lease in client.state("leases", agent=account, unsettled="1"))
         if as_json:
             print_document({"key": account, "balance": balances.get(account, 0), "in_escrow": escrow, "bonds": bonds})
             return

@@ -156,6 +156,7 @@ def launch(
         probe = launcher.probe(target, submission.options)
         if probe.missing:
             raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
+        submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         forecast, limit_s = None, options.time_limit_s
         if launcher.limits_time and limit_s is None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.records.launch import LaunchState
 
 if TYPE_CHECKING:
+    from stoker.jobs import Entry, Job
     from stoker.launching.bundle import Bundle
     from stoker.launching.environment_lock import EnvironmentLock
 
@@ -222,6 +223,10 @@ class Launcher(abc.ABC):
     @abc.abstractmethod
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """Ways to run a job there; none if no shape fits."""
+
+    def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
+        """The submission with what the place has to know of the job to choose among its machines; here, as it is."""
+        return submission
 
     @abc.abstractmethod
     def script(self, submission: Submission) -> str:

@@ -147,9 +147,15 @@ class PoolClient:
         answer = self._json("GET", f"/v1/events?{urlencode({'after': after, 'wait_s': wait_s})}", wait_s=wait_s)
         return [read_event(document) for document in answer["events"]]
 
-    def state(self, what: str) -> JSON:
-        """`offers`, `leases`, `balances`, `records` or `pool`, as the control plane has them now."""
-        return self._json("GET", f"/v1/state/{quote(what)}")
+    def state(self, what: str, **only: str) -> JSON:
+        """`offers`, `leases`, `balances`, `records` or `pool`, as the control plane has them now.
+
+        Args:
+            what: which.
+            only: of leases: `prefix` of the name, `renter`, `agent`, `unsettled` ("1": what is not final).
+        """
+        query = f"?{urlencode(only)}" if only else ""
+        return self._json("GET", f"/v1/state/{quote(what)}{query}")
 
     def lease(self, lease_id: str) -> dict[str, Any]:
         """One lease; see `lease.Lease` for its fields, and `escrow` and `bond_held` for what is held."""

@@ -46,6 +46,8 @@ _CLEAN_S = 300.0
 _MOST_WAIT_S = 60.0
 PRESENT_S = 90.0
 """An agent counts as present for so long after it asked for work [s]."""
+_LOG = "log"
+"""What readers of the log wait for; agents wait for their own key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +127,14 @@ class ControlPlane:
         self.state = self.log.replay()
         self.up_since_s = now()
         self._named: dict[str, set[str]] = defaultdict(set)
+        self._concerned: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
-            self._note_blobs(lease)
+            self._note(lease)
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
         self._turn = asyncio.Lock()
-        self._news = asyncio.Condition()
+        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
         self._by_address = _Buckets(rates.per_address, rates.per_address * rates.burst_s)
         self._by_key = _Buckets(rates.per_key, rates.per_key * rates.burst_s)
@@ -181,10 +185,10 @@ class ControlPlane:
                 return event
             await asyncio.to_thread(self.log.append, event)
             self.state.take(event, change)
-            if change.lease is not None:
-                self._note_blobs(change.lease)
-        async with self._news:
-            self._news.notify_all()
+        self._wake(_LOG)
+        if change.lease is not None:
+            for key in self._note(change.lease):
+                self._wake(key)
         return event
 
     def _checked(self, draft: Draft) -> tuple[Event, Change | None]:
@@ -204,9 +208,17 @@ class ControlPlane:
     def _own(self, body: Body) -> Draft:
         return draft_of(body, self.key, self.key.public, time_s=self._now())
 
-    def _note_blobs(self, lease: Lease) -> None:
+    def _note(self, lease: Lease) -> set[str]:
+        """Keep in mind which blobs a lease names and whose work it is; the keys that it concerns."""
         for digest in lease.blobs:
             self._named[digest].add(lease.lease_id)
+        concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
+        for key in concerned:
+            if lease.state == "final":
+                self._concerned[key].discard(lease.lease_id)
+            else:
+                self._concerned[key].add(lease.lease_id)
+        return concerned
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -231,6 +243,7 @@ class ControlPlane:
                     await self.submit(self._own(body))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
+                    self._documents.clear()
                     for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
                         self._named.pop(digest, None)
             except StokerError as problem:  # a full disk, or an event that became illegal in between: tried again
@@ -275,7 +288,7 @@ class ControlPlane:
 
     async def _events(self, request: Request) -> Response:
         after = int(_number(request, "after"))
-        await self._until(lambda: self.state.seq > after, _number(request, "wait_s"))
+        await self._until(_LOG, lambda: self.state.seq > after, _number(request, "wait_s"))
         texts = await asyncio.to_thread(self.log.documents, after)
         return Response(b'{"events":[' + ",".join(texts).encode() + b"]}", media_type="application/json")
 
@@ -290,12 +303,20 @@ class ControlPlane:
             case "offers":
                 present = self.present()
                 return _json([
-                    {**to_json(listed), "is_present": listed.agent in present, "is_free": listed.is_free(now_s),
-                     "record": to_json(state.record_of(listed.agent))}
-                    for listed in state.offers.values()
+                    {**self._document(f"offer/{name}", listed), "is_present": listed.agent in present,
+                     "is_free": listed.is_free(now_s),
+                     "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent))}
+                    for name, listed in state.offers.items()
                 ])  # fmt: skip
             case "leases":
-                return _json([self._lease_document(lease) for lease in state.leases.values()])
+                query = request.query_params
+                names = sorted(state.unsettled) if query.get("unsettled") else state.leases
+                return _json([
+                    self._lease_document(lease) for lease in map(state.leases.__getitem__, names)
+                    if lease.lease_id.startswith(query.get("prefix", ""))
+                    and query.get("renter", lease.renter) == lease.renter
+                    and query.get("agent", lease.agent) == lease.agent
+                ])  # fmt: skip
             case "balances":
                 return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
             case "records":
@@ -311,7 +332,14 @@ class ControlPlane:
 
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
-        return {**to_json(lease), "escrow": escrow, "bond_held": bond}
+        return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond}
+
+    def _document(self, name: str, record: object) -> dict[str, Any]:
+        """The JSON of a record, made once until the record is replaced by another."""
+        known = self._documents.get(name)
+        if known is None or known[0] is not record:
+            known = self._documents[name] = record, to_json(record)
+        return known[1]
 
     async def _work(self, request: Request) -> Response:
         key = self._signed_by(request)
@@ -319,18 +347,22 @@ class ControlPlane:
             raise _Forbidden("work is for the key that signs")
         wait_s = _number(request, "wait_s")
         self._present[key] = time.monotonic()
+<<<<<<< HEAD
         (self._not_replaying.discard if request.query_params.get("replays", "1") == "1" else self._not_replaying.add)(
             key
         )
         await self._until(lambda: any(self._work_of(key)), wait_s)
+=======
+        await self._until(key, lambda: any(self._work_of(key)), wait_s)
+>>>>>>> pool-market
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)
-        live = [one.lease_id for one in self._unsettled() if one.agent == key and one.state in LIVE]
+        live = [one.lease_id for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
         return _json({"leases": waiting, "challenges": challenges, "live": live})
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
         """Leases that wait for an agent's accept, and challenges for it."""
-        unsettled = self._unsettled()
+        unsettled = self._leases_of(key)
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
             {**to_json(challenge), "lease": self._lease_document(one)}
@@ -339,14 +371,29 @@ class ControlPlane:
         ]  # fmt: skip
         return waiting, challenges
 
-    def _unsettled(self) -> list[Lease]:
-        return [self.state.leases[name] for name in sorted(self.state.unsettled)]
+    def _leases_of(self, key: str) -> list[Lease]:
+        """Unsettled leases in which a key is the agent or a verifier."""
+        return [self.state.leases[name] for name in sorted(self._concerned.get(key, ()))]
 
-    async def _until(self, is_there: Callable[[], bool], wait_s: float) -> None:
-        """Wait until something is there, `wait_s` at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(wait_s, _MOST_WAIT_S)), self._news:
-                await self._news.wait_for(is_there)
+    async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
+        """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""
+        news = asyncio.Event()
+        self._waiting[name].add(news)
+        try:
+            async with asyncio.timeout(min(wait_s, _MOST_WAIT_S)):
+                while not is_there():
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            return
+        finally:
+            self._waiting[name].discard(news)
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def _wake(self, name: str) -> None:
+        for news in self._waiting.get(name, ()):
+            news.set()
 
     def _signed_by(self, request: Request) -> str:
         """The key that signed a request which is no event."""
@@ -374,7 +421,7 @@ class ControlPlane:
 
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
-        is_agent = any(one.agent == key and one.state in LIVE for one in self._unsettled())
+        is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
         if not (is_agent or self.state.accounts.balance(key) > 0):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")

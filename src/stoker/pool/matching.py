@@ -49,12 +49,14 @@ class RunForecast:
         basis: what it rests on: `datasheet`, `probe`, `history`, …
         reference_flop_per_s: rate of the device that `run_s` is for; an offer measured slower or faster is scaled by
             it; 0: not scaled.
+        raw_s: `run_s` before earlier runs corrected it [s]; 0: they did not.
     """
 
     run_s: float
     spread: float = 0.1
     basis: str = "datasheet"
     reference_flop_per_s: float = 0.0
+    raw_s: float = 0.0
 
     @classmethod
     def of_interval(cls, value_s: float, low_s: float, high_s: float, **more: Any) -> RunForecast:
@@ -413,7 +415,8 @@ def calibrated(forecast: RunForecast, ratios: Sequence[float]) -> RunForecast:
     prior, data = 1 / max(forecast.spread, 1e-3) ** 2, len(logs) / noise**2
     mean = sum(logs) / len(logs) * data / (prior + data)
     spread = math.sqrt(1 / (prior + data) + noise**2)
-    return replace(forecast, run_s=forecast.run_s * math.exp(mean), spread=spread, basis="history")
+    run_s = forecast.run_s * math.exp(mean)
+    return replace(forecast, run_s=run_s, spread=spread, basis="history", raw_s=forecast.raw_s or forecast.run_s)
 
 
 def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str) -> list[float]:

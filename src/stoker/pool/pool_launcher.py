@@ -16,6 +16,7 @@ Leases of one run are `JOB.0`, `JOB.1`, …: everything is found again from the 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 import shutil
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,16 +46,20 @@ from stoker.store import cache_root
 from stoker.units import format_bytes, format_seconds, parse_duration, parse_money
 
 if TYPE_CHECKING:
+    from stoker.jobs import Entry, Job
     from stoker.pool.client import PoolClient
     from stoker.pool.events import Isolation
     from stoker.pool.job_box import PoolOrder
     from stoker.pool.leased_job import BlobCache
+    from stoker.pool.matching import RunForecast
     from stoker.pool.state import ListedOffer
 
 _SYNTAX = "pool[:OFFER][/cpu|DEVICE]"
 _KINDS = ("bubblewrap", "podman", "gvisor")
 _MOST_HOME_BYTES = 1 << 40
 _LOG = "events.jsonl"
+_FORECASTS, _IDENTITY = "forecasts", "identity"
+"""Options that `with_forecasts` adds."""
 _MOVES = ("lost", "reclaimed", "refused", "restarted")
 _MOST_LEASES = 100
 _ACCEPT_S = 60.0
@@ -74,6 +79,8 @@ class Terms:
         isolation: the weakest kind that will do.
         value_per_hour: what an hour of waiting is worth [micro-credits].
         deadline_s: the longest that the run may take, moves included [s]; None: no limit.
+        forecasts: of the run by kind of device, or why it cannot run there, where they were made.
+        identity: of the job, by which later forecasts learn from this run.
     """
 
     pool: str = ""
@@ -85,6 +92,8 @@ class Terms:
     isolation: Isolation = "bubblewrap"
     value_per_hour: int = 1_000_000
     deadline_s: float | None = None
+    forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
+    identity: str = ""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Terms:
@@ -94,7 +103,7 @@ class Terms:
             BadJob: an option is unknown, or has another form.
         """
         known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value"}
-        for name in options.keys() - known - {"root", "data", "price"}:
+        for name in options.keys() - known - {"root", "data", "price", _FORECASTS, _IDENTITY}:
             raise BadJob(f"--place-option {name}: the pool has no such option",
                          remedy=f"It has {', '.join(sorted(known))}.")  # fmt: skip
         isolation = options.get("isolation", "bubblewrap")
@@ -108,7 +117,18 @@ class Terms:
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")), isolation=isolation,
             value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
+            forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
         )  # fmt: skip
+
+
+def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
+    """Forecasts by kind of device, as `with_forecasts` wrote them."""
+    found = json.loads(text)
+    if not found:
+        return {}
+    from stoker.pool.matching import RunForecast  # noqa: PLC0415 - not at the place
+
+    return {word: one if isinstance(one, str) else RunForecast(**one) for word, one in found.items()}
 
 
 def _share(text: str) -> float:
@@ -183,6 +203,22 @@ class PoolLauncher(Launcher):
             )
             for number, offer in enumerate(one.offer for one in found)
         )  # fmt: skip
+
+    def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
+        """The submission with the run's forecast on each kind of device that is offered."""
+        from stoker.launching.launch import identity_of  # noqa: PLC0415 - not at the place
+        from stoker.pool.forecasting import job_forecasts  # noqa: PLC0415 - likewise
+        from stoker.pool.matching import forecast_word  # noqa: PLC0415 - likewise
+
+        terms = Terms.of(submission.options)
+        client = _client(terms)
+        words = sorted({forecast_word(one) for one in _ranked_offers(client, submission.target, terms)})
+        if submission.time_limit_s is None and words:
+            tell(f"forecasting for {', '.join(words)}")
+        forecast_of = job_forecasts(job, entry, client.state("leases"))
+        found = {word: one if isinstance(one := forecast_of(word), str) else asdict(one) for word in words}
+        options = {**submission.options, _FORECASTS: json.dumps(found), _IDENTITY: identity_of(entry)}
+        return replace(submission, options=options)
 
     def script(self, submission: Submission) -> str:
         """The order, and the terms of the lease."""
@@ -391,6 +427,7 @@ class _PoolRun:
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
         offer, lease_id = offers[0].offer, f"{self.handle['job']}.{number}"
         rate, limit_s = offer.price_per_hour, min(limit_s, float(offer.max_s))
+        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(offers[0])))
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.ceil(limit_s), rate)
@@ -399,7 +436,7 @@ class _PoolRun:
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, job=self.handle["job"]),
+            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
         return lease_id
@@ -500,7 +537,8 @@ def _ranked_offers(
 ) -> list[ListedOffer]:  # fmt: skip
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
 
-    The time of the run is taken for a device like the cheapest one, and scaled by what others were measured at.
+    Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what others
+    were measured at.
     """
     from stoker.pool.matching import Columns, Needs, RunForecast, listed_offers, rank_offers  # noqa: PLC0415 - not at the place
 
@@ -513,11 +551,23 @@ def _ranked_offers(
     if not usable:
         return []
     usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
-    forecast = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
+    flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
     needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
                   checkpoint_blocked_s=0.1)  # fmt: skip
-    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda _: forecast, most=len(usable))
+    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: terms.forecasts.get(word, flat),
+                          most=len(usable))  # fmt: skip
     return [match.listed for match in ranking.matches]
+
+
+def _word_of(listed: ListedOffer) -> str:
+    from stoker.pool.matching import forecast_word  # noqa: PLC0415 - not at the place
+
+    return forecast_word(listed)
+
+
+def _raw_hours(forecast: RunForecast | str | None) -> float:
+    """Hours of a forecast before earlier runs corrected it; 0 where there is none."""
+    return 0.0 if forecast is None or isinstance(forecast, str) else (forecast.raw_s or forecast.run_s) / 3600
 
 
 def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:

@@ -68,6 +68,9 @@ class Record:
     wrong_verdicts: int = 0
 
 
+_NO_RECORD = Record()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """What one event changes."""
@@ -106,7 +109,7 @@ class State:
 
     def record_of(self, agent: str) -> Record:
         """Evidence about an agent."""
-        return self.records.get(agent, Record())
+        return self.records.get(agent, _NO_RECORD)
 
     def lease(self, lease_id: str) -> Lease:
         """The lease of that name.
