@@ -347,14 +347,9 @@ class ControlPlane:
             raise _Forbidden("work is for the key that signs")
         wait_s = _number(request, "wait_s")
         self._present[key] = time.monotonic()
-<<<<<<< HEAD
-        (self._not_replaying.discard if request.query_params.get("replays", "1") == "1" else self._not_replaying.add)(
-            key
-        )
-        await self._until(lambda: any(self._work_of(key)), wait_s)
-=======
+        replays = request.query_params.get("replays", "1") == "1"
+        (self._not_replaying.discard if replays else self._not_replaying.add)(key)
         await self._until(key, lambda: any(self._work_of(key)), wait_s)
->>>>>>> pool-market
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)
         live = [one.lease_id for one in self._leases_of(key) if one.agent == key and one.state in LIVE]

@@ -537,8 +537,8 @@ def _ranked_offers(
 ) -> list[ListedOffer]:  # fmt: skip
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
 
-    Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what others
-    were measured at.
+    Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what the
+    others were measured at.
     """
     from stoker.pool.matching import Columns, Needs, RunForecast, listed_offers, rank_offers  # noqa: PLC0415 - not at the place
 
