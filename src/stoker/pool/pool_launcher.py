@@ -256,6 +256,7 @@ class PoolLauncher(Launcher):
         handle: Handle = {
             "pool": str(client.address), "key": terms.key, "job": job, "first": len(before),
             "until_s": 0.0 if terms.deadline_s is None else time.time() + terms.deadline_s,
+            "max_credits": None if submission.max_cost is None else round(submission.max_cost * 1e6),
             "limit_s": submission.time_limit_s, "address": submission.target.address,
             "device": submission.target.device, "options": dict(submission.options),
         }  # fmt: skip
@@ -376,6 +377,8 @@ class _PoolRun:
         order = self.continued(self.order(leases[0]), leases)
         try:
             lease_id = self.open(order, len(leases), avoided, left_s, refused)
+        except BadJob as problem:
+            return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
             return LaunchState(phase="queued", why=f"{why}; waiting for another offer: {problem.message}",
                                restarts=restarts, at=_now())  # fmt: skip
@@ -414,6 +417,7 @@ class _PoolRun:
 
         Raises:
             PlaceFailed: there is none.
+            BadJob: none is within what may be spent.
             Refused: the deposit is not covered, or somebody else was faster.
         """
         from stoker.pool import events as on  # noqa: PLC0415 - not at the place
@@ -425,13 +429,14 @@ class _PoolRun:
         if not offers:
             raise PlaceFailed("the pool has no free offer that is not known to fail",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
-        offer, lease_id = offers[0].offer, f"{self.handle['job']}.{number}"
-        rate, limit_s = offer.price_per_hour, min(limit_s, float(offer.max_s))
-        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(offers[0])))
+        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
+        listed, limit_s = self._affordable(offers, limit_s, checked, terms)
+        offer, lease_id = listed.offer, f"{self.handle['job']}.{number}"
+        rate = offer.price_per_hour
+        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(listed)))
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
-        credits_ = pay_for(math.ceil(limit_s), rate)
-        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
+        credits_ = pay_for(math.floor(limit_s), rate)
         deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
@@ -440,6 +445,33 @@ class _PoolRun:
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
         return lease_id
+
+    def _affordable(
+        self, offers: list[ListedOffer], limit_s: float, checked: float, terms: Terms
+    ) -> tuple[ListedOffer, float]:
+        """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
+
+        Raises:
+            BadJob: there is none on which the run would end.
+        """
+        most = self.handle["max_credits"]
+        if most is None:
+            return offers[0], min(limit_s, float(offers[0].offer.max_s))
+        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600
+                    for one in _leases(self.client, self.handle["job"])[int(self.handle["first"]):]
+                    if one["state"] not in ("slashed", "refunded"))  # fmt: skip
+        left = max(0, int(most) - spent)
+        for listed in offers:
+            rate = max(1, listed.offer.price_per_hour)
+            paid_s = left / (rate * (1 + checked)) * 3600
+            forecast = terms.forecasts.get(_word_of(listed))
+            needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
+            if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
+                return listed, min(limit_s, paid_s, float(listed.offer.max_s))
+        raise BadJob(
+            f"{left / 1e6:g} of {most / 1e6:g} credits are left, and no free offer finishes the run for that",
+            remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
+        )
 
     def _newest(self) -> str:
         """The index with the newest state of the run: results, else the last block that nothing speaks against."""
