@@ -150,11 +150,9 @@ def test_no_more_than_the_most_is_deposited(pool, tmp_path) -> None:
     LAUNCHER.state(handle)
     second = pool.of(on.Opened)[1]
     assert second.deposit == pytest.approx(125_000, abs=1000)
-    forecasts = json.dumps({"cpu/1": {"run_s": 3600.0}})
-    with pytest.raises(PlaceFailed, match="no free offer finishes the run for that"):
-        LAUNCHER.start(
-            submission(run="other-1", max_cost=0.15, options={"forecasts": forecasts, "verify": "100%"}), print
-        )
+    options = {"forecasts": json.dumps({"cpu/1": {"run_s": 3600.0}}), "verify": "100%"}
+    with pytest.raises(BadJob, match="no free offer finishes the run for that"):
+        LAUNCHER.start(submission(run="other-1", max_cost=0.15, options=options), print)
 
 
 def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> None:
