@@ -130,6 +130,20 @@ def test_one_voucher_pays_for_all_beats_before_it() -> None:
     assert book.state.leases["job"].unsigned == ()
 
 
+def test_beats_that_wait_for_long_are_kept_few() -> None:
+    """Of a renter that never answers the last thousand can be agreed to, and with any of them all before."""
+    book = Book()
+    book.run(beats=0)
+    for index in range(1002):
+        book.pass_time(10)
+        book.post(book.agent, on.Beat(lease_id="job", index=index, running_s=10 * (index + 1)))
+    assert len(book.state.leases["job"].unsigned) == 1000
+    with pytest.raises(Refused, match="co-sign 2 or later"):
+        book.post(book.renter, on.Cosigned(lease_id="job", index=1))
+    book.post(book.renter, on.Cosigned(lease_id="job", index=2))
+    assert book.state.leases["job"].paid_s == 30
+
+
 def test_commitments_are_a_chain() -> None:
     """A commitment that skips a block, or follows another state than the last, is refused."""
     book = Book()

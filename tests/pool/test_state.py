@@ -83,6 +83,22 @@ def test_a_device_is_leased_once_at_a_time() -> None:
     book.post(book.renter, opened("second"))
 
 
+def test_a_withdrawn_offer_does_not_free_its_device() -> None:
+    """Nor does the same offer made again while the lease goes on."""
+    book = Book()
+    book.run()
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.renter, on.Closed(lease_id="job", reason="enough"))
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is gone"):
+        book.post(book.renter, opened("second"))
+
+
 def test_clocks_that_are_wrong() -> None:
     """An event dated too far from the pool's clock is refused with the difference and the remedy."""
     book = Book()
@@ -156,6 +172,22 @@ def test_a_wrong_accusation_costs_the_accuser_its_record() -> None:
     assert book.balance(book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
     assert book.state.record_of(book.other.public).wrong_verdicts == 1
     assert book.state.record_of(book.third.public).wrong_verdicts == 0
+
+
+def test_a_verifier_at_work_is_paid_before_the_lease_is_settled() -> None:
+    """A renter cannot save its fee by settling early."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    asked = on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=100)
+    with pytest.raises(Refused, match="not signed by the pool"):
+        book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw="0" * 128))
+    book.post(book.operator, asked)
+    with pytest.raises(Refused, match="its verifier is paid first"):
+        book.post(book.renter, on.Final(lease_id="job"))
+    book.post(book.other, on.VerdictGiven(lease_id="job", block=1, verifier=book.other.public, equal=True))
+    book.post(book.renter, on.Final(lease_id="job"))
+    assert book.balance(book.other) == 10 * CREDIT + 100
 
 
 def test_a_lease_that_passed_adds_to_the_record() -> None:

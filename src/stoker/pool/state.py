@@ -277,6 +277,8 @@ def _withdrawn(state: State, event: Event, body: on.Withdrawn) -> Change:
     if (known := state.offers.get(body.offer_id)) is None:
         raise Refused(f"there is no offer {body.offer_id!r}")
     _by(event, "who made the offer", known.agent)
+    if known.lease_id:  # kept until the lease ends: its device is not free under that name
+        return Change(offer=replace(known, offer=replace(known.offer, expires_s=event.received_s)))
     return Change(gone_offer=body.offer_id)
 
 
@@ -563,6 +565,8 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
             raise Refused(f"lease {lease.lease_id} can be disputed until {lease.window_s:.0f} s after it was closed")
         if any(lease.unequal(one.block) for one in lease.challenges):
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
+    elif lease.state == "closed" and lease.open_challenges and event.received_s < lease.closed_s + lease.window_s:
+        raise Refused(f"a block of lease {lease.lease_id} is being replayed: its verifier is paid first")
     records: list[tuple[str, Record]] = []
     if any(one.equal for one in lease.challenges) and lease.state == "closed":
         record = state.record_of(lease.agent)
