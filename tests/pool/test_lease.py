@@ -17,7 +17,7 @@ LEGAL = {
     "open": {"opened": "funded"},
     "funded": {"accepted": "running", "closed": "closed"},
     "running": {"beat": "running", "cosigned": "running", "committed": "running", "suspected": "suspect",
-                "reclaiming": "reclaiming", "finished": "closed", "closed": "closed"},
+                "reclaiming": "reclaiming", "preempting": "reclaiming", "finished": "closed", "closed": "closed"},
     "suspect": {"beat": "running", "cosigned": "suspect", "committed": "suspect", "lost": "closed", "closed": "closed"},
     "reclaiming": {"beat": "reclaiming", "cosigned": "reclaiming", "committed": "reclaiming", "lost": "closed",
                    "finished": "closed", "closed": "closed"},

@@ -94,6 +94,7 @@ pool_app.command("offers")(pool.pool_offers)
 pool_app.command("ledger")(pool.pool_ledger)
 pool_app.command("wallet")(pool.pool_wallet)
 pool_app.command("audit")(pool.pool_audit)
+pool_app.command("team")(pool.pool_team)
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
 
 

@@ -247,7 +247,7 @@ class ControlPlane:
                     self._documents.clear()
                     for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
                         self._named.pop(digest, None)
-            except Exception:  # noqa: BLE001 - without these decisions no lease would end: the fault is told, and the rest goes on
+            except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is told
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
 

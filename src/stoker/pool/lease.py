@@ -43,6 +43,7 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("running", "committed"): "running",
     ("running", "suspected"): "suspect",
     ("running", "reclaiming"): "reclaiming",
+    ("running", "preempting"): "reclaiming",
     ("running", "finished"): "closed",
     ("running", "closed"): "closed",
     ("suspect", "beat"): "running",
@@ -159,6 +160,7 @@ class Lease:
     reason: str = ""
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
+    num_devices: int = 1
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.
