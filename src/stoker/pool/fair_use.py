@@ -1,9 +1,9 @@
 """Fair use of a team's pool: whose turn it is where devices are short.
 
-What: the operator makes teams, each with a weight, a priority and a quota. A renter that finds nothing waits, in the log.
-While there are not enough devices of a kind for all who wait, the next one goes to the highest priority, and among
-equals to the team with the smallest weighted dominant share. For a higher priority a running lease is preempted, once it
-has a committed checkpoint, with the notice that its offer promised.
+What: the operator makes teams, each with a weight, a priority and a quota. A renter that finds nothing waits, in the
+log. While there are not enough devices of a kind for all who wait, the next one goes to the highest priority, and among
+equals to the team with the smallest weighted dominant share. For a higher priority a running lease is preempted, once
+it has a committed checkpoint, with the notice that its offer promised.
 Use when: one pool, several teams. Costs: a look over offers and leases for each lease that is opened.
 Does not do: reserve devices for a request that needs several offers at once.
 Source: A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, section 4; its resources are here kinds of devices.
