@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve demo-pool test pytest test-slow test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,9 @@ demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and 
 
 demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and asked for a real image's class (2 minutes, and the demo's run)
 	@$(BIN)/python examples/serve_demo.py
+
+demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (6 minutes; needs bubblewrap)
+	@$(BIN)/python examples/pool_demo.py
 
 test: $(INSTALLED) ## Everything that must hold; the same command CI runs (14 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint pytest

@@ -1,1 +1,1 @@
-"""Benchmarks of the pool."""
+"""Benchmarks of the pool, and agents that cheat."""

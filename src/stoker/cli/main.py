@@ -21,6 +21,7 @@ from stoker.cli import (
     jobs,
     machines,
     pool,
+    pool_agent,
     predictions,
     run_commands,
     serve,
@@ -95,6 +96,10 @@ pool_app.command("ledger")(pool.pool_ledger)
 pool_app.command("wallet")(pool.pool_wallet)
 pool_app.command("audit")(pool.pool_audit)
 pool_app.command("team")(pool.pool_team)
+pool_app.command("offer")(pool_agent.offer)
+pool_app.command("pause")(pool_agent.pause)
+pool_app.command("verify")(pool_agent.verify)
+pool_app.command("dispute")(pool_agent.dispute)
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
 
 

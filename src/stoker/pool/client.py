@@ -162,13 +162,14 @@ class PoolClient:
         answer: dict[str, Any] = self._json("GET", f"/v1/leases/{quote(lease_id)}")
         return answer
 
-    def work(self, *, wait_s: float = 0.0) -> dict[str, Any]:
+    def work(self, *, wait_s: float = 0.0, replays: bool = True) -> dict[str, Any]:
         """What waits for this client's key: `leases` to accept, `challenges` to replay, `ended` leases to stop.
 
-        Asking is also how an agent shows that it is there.
+        Asking is also how an agent shows that it is there, and whether it replays blocks of others.
         """
         key = self._require_key()
-        target = f"/v1/work?{urlencode({'agent': key.public, 'wait_s': wait_s})}"
+        query = urlencode({"agent": key.public, "wait_s": wait_s, "replays": int(replays)})
+        target = f"/v1/work?{query}"
         answer: dict[str, Any] = self._json("GET", target, wait_s=wait_s)
         return answer
 

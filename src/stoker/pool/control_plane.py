@@ -131,6 +131,7 @@ class ControlPlane:
         for lease in self.state.leases.values():
             self._note(lease)
         self._present: dict[str, float] = {}
+        self._not_replaying: set[str] = set()
         self._turn = asyncio.Lock()
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -236,7 +237,9 @@ class ControlPlane:
         cleaned_s = time.monotonic()
         while True:
             try:
-                bodies = due(self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.present())
+                bodies = due(
+                    self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
+                )
                 for body in bodies:
                     try:
                         await self.submit(self._own(body))
@@ -260,6 +263,10 @@ class ControlPlane:
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
+
+    def verifiers(self) -> dict[str, str]:
+        """Of the agents that are present those that replay blocks, with their determinism class."""
+        return {key: own for key, own in self.present().items() if key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -344,6 +351,8 @@ class ControlPlane:
             raise _Forbidden("work is for the key that signs")
         wait_s = _number(request, "wait_s")
         self._present[key] = time.monotonic()
+        replays = request.query_params.get("replays", "1") == "1"
+        (self._not_replaying.discard if replays else self._not_replaying.add)(key)
         await self._until(key, lambda: any(self._work_of(key)), wait_s)
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)

@@ -14,7 +14,7 @@ from stoker.pool import events as on
 from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Lease
+from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
 from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root
 
 VERDICT_S = 600.0
@@ -31,7 +31,7 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
         now_s: the clock [s since 1970].
         key: the pool's, which draws blocks.
         up_since_s: when this control plane began to answer.
-        present: keys of agents that listen now, with their determinism class.
+        present: keys of agents that listen now and replay blocks, with their determinism class.
     """
     bodies: list[Body] = []
     for name in sorted(state.unsettled):
@@ -87,13 +87,19 @@ def _closed(state: State, lease: Lease, now_s: float, key: Key, _: float, presen
             is_open = True
             if now_s < lease.closed_s + lease.window_s:
                 yield from _asked(state, lease, block, now_s, draw, present)
-    if now_s >= lease.closed_s + lease.window_s and not (is_open and _is_awaited(lease, now_s)):
+    if now_s >= lease.closed_s + lease.window_s and not (is_open and _is_awaited(lease, now_s, present)):
         yield on.Final(lease_id=lease.lease_id)
 
 
-def _is_awaited(lease: Lease, now_s: float) -> bool:
-    """Whether a verifier was asked, and still has time."""
-    return any(now_s - one.since_s < verdict_time(lease) for one in lease.open_challenges)
+def _is_awaited(lease: Lease, now_s: float, present: Mapping[str, str]) -> bool:
+    """Whether a verifier was asked, is there, and still has time."""
+    return any(_is_at_it(lease, one, now_s, present) for one in lease.open_challenges)
+
+
+def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Mapping[str, str]) -> bool:
+    """Whether the verifier of a challenge has still to answer: one that has gone is waited for no longer."""
+    is_in_time = now_s - challenge.since_s < verdict_time(lease)
+    return challenge.equal is None and is_in_time and challenge.verifier in present
 
 
 def verdict_time(lease: Lease) -> float:
@@ -106,7 +112,7 @@ def _asked(
 ) -> Iterator[Body]:
     """Ask another agent for a block, if none is at it: one of the same determinism class where there is one."""
     of_block = [one for one in lease.challenges if one.block == block]
-    if any(one.equal is None and now_s - one.since_s < verdict_time(lease) for one in of_block):
+    if any(_is_at_it(lease, one, now_s, present) for one in of_block):
         return
     asked = {one.verifier for one in of_block}
     free = sorted(agent for agent in present if agent not in asked and agent not in (lease.agent, lease.renter))
@@ -136,7 +142,7 @@ def _disputed(
         if len(equal) < (needed if unequal else 1):
             before = [*_asked(state, lease, block, now_s, draw, present)]
             yield from before
-            is_waiting = bool(before) or _is_awaited(lease, now_s) or now_s < lease.closed_s + lease.window_s
+            is_waiting = bool(before) or _is_awaited(lease, now_s, present) or now_s < lease.closed_s + lease.window_s
             if is_waiting:
                 return
             if len(unequal) > len(equal):
