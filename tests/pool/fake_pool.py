@@ -55,7 +55,7 @@ class FakePool:
         self.leases[lease_id] = {
             "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
             "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
-            "determinism_class": determinism_class, "check_fraction": 0.0,
+            "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
         }  # fmt: skip
         return self.leases[lease_id]
 

@@ -140,6 +140,21 @@ def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
     assert pool.of(on.Opened)[0].offer_id == "fast"
 
 
+def test_no_more_than_the_most_is_deposited(pool, tmp_path) -> None:
+    """Run, replays and what earlier leases cost together stay within --max-cost; an offer beyond it is left out."""
+    handle, lease = started(pool, max_cost=0.15)
+    opened = pool.of(on.Opened)[0]
+    assert opened.deposit == pytest.approx(150_000, abs=100)
+    assert opened.forecast.hours == pytest.approx(0.75)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    LAUNCHER.state(handle)
+    second = pool.of(on.Opened)[1]
+    assert second.deposit == pytest.approx(125_000, abs=1000)
+    options = {"forecasts": json.dumps({"cpu/1": {"run_s": 3600.0}}), "verify": "100%"}
+    with pytest.raises(BadJob, match="no free offer finishes the run for that"):
+        LAUNCHER.start(submission(run="other-1", max_cost=0.15, options=options), print)
+
+
 def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> None:
     """A device on which the run cannot be is left out; the time that was expected stands in the lease."""
     pool.offers.clear()

@@ -248,7 +248,8 @@ def prepare(
         expected=tuple(str(path) for path in found if path not in inside),
         job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
         environment=_environment(entry, options), image=options.image, variables=options.variables,
-        secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
+        secrets=options.secrets, max_cost=options.max_cost,
+        owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
         send_limit=options.send_limit,
         options={name: value for name, value in options.place.items() if name != "price"},  # for the meter alone
     )  # fmt: skip

@@ -144,6 +144,7 @@ class Submission:
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
         owner: machine and directory of the run here, by which a run there of the same name is told from another's.
         send_limit: no more than this is sent [bytes].
+        max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
             (default: `.stoker` in the home directory there).
     """
@@ -164,6 +165,7 @@ class Submission:
     save_s: float = 30.0
     owner: str = ""
     send_limit: float = 10 * 2.0**30
+    max_cost: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
