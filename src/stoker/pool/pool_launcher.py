@@ -442,7 +442,7 @@ class _PoolRun:
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.ceil(expected_s), rate),
+            forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
                                  raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
