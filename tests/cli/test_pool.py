@@ -76,6 +76,18 @@ def test_a_ledger_that_anyone_can_audit(home: Path) -> None:
     assert said("audit", str(home / "none.jsonl")).exit_code == 2
 
 
+def test_teams(home: Path) -> None:
+    """The operator makes them; what cannot be meant is said."""
+    with in_thread(home / "pool") as (plane, operator):
+        options = ("--pool", str(operator.address), "--folder", str(home / "pool"))
+        made = said("team", "a", "--member", "1" * 64, "--weight", "2", "--priority", "1", "--quota", "8", *options)
+        assert made.exit_code == 0, made.output
+        assert plane.state.teams["a"].most_devices == 8
+        wrong = said("team", "a", "--member", "x", *options)
+        assert wrong.exit_code == 2
+        assert "wanted keys" in wrong.output
+
+
 def agent_of(operator: PoolClient, name: str, price: float, device: OfferedDevice, measured: Measured) -> None:
     """An agent that offers a device, and is there."""
     agent = PoolClient(operator.address, Key.made())

@@ -17,7 +17,7 @@ LEGAL = {
     "open": {"opened": "funded"},
     "funded": {"accepted": "running", "closed": "closed"},
     "running": {"beat": "running", "cosigned": "running", "committed": "running", "suspected": "suspect",
-                "reclaiming": "reclaiming", "finished": "closed", "closed": "closed"},
+                "reclaiming": "reclaiming", "preempting": "reclaiming", "finished": "closed", "closed": "closed"},
     "suspect": {"beat": "running", "cosigned": "suspect", "committed": "suspect", "lost": "closed", "closed": "closed"},
     "reclaiming": {"beat": "reclaiming", "cosigned": "reclaiming", "committed": "reclaiming", "lost": "closed",
                    "finished": "closed", "closed": "closed"},
@@ -128,6 +128,20 @@ def test_one_voucher_pays_for_all_beats_before_it() -> None:
     book.post(book.renter, on.Cosigned(lease_id="job", index=4))
     assert book.state.leases["job"].paid_s == 50
     assert book.state.leases["job"].unsigned == ()
+
+
+def test_beats_that_wait_for_long_are_kept_few() -> None:
+    """Of a renter that never answers the last thousand can be agreed to, and with any of them all before."""
+    book = Book()
+    book.run(beats=0)
+    for index in range(1002):
+        book.pass_time(10)
+        book.post(book.agent, on.Beat(lease_id="job", index=index, running_s=10 * (index + 1)))
+    assert len(book.state.leases["job"].unsigned) == 1000
+    with pytest.raises(Refused, match="co-sign 2 or later"):
+        book.post(book.renter, on.Cosigned(lease_id="job", index=1))
+    book.post(book.renter, on.Cosigned(lease_id="job", index=2))
+    assert book.state.leases["job"].paid_s == 30
 
 
 def test_commitments_are_a_chain() -> None:

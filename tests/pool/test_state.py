@@ -7,6 +7,7 @@ import pytest
 from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
+from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
 from stoker.pool.state import State, apply, draw_message, merkle_root
 from tests.pool.book import Book, offer, opened
@@ -81,6 +82,22 @@ def test_a_device_is_leased_once_at_a_time() -> None:
         book.post(book.renter, opened("second"))
     book.post(book.renter, on.Closed(lease_id="job", reason="enough"))
     book.post(book.renter, opened("second"))
+
+
+def test_a_withdrawn_offer_does_not_free_its_device() -> None:
+    """Nor does the same offer made again while the lease goes on."""
+    book = Book()
+    book.run()
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.renter, on.Closed(lease_id="job", reason="enough"))
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is gone"):
+        book.post(book.renter, opened("second"))
 
 
 def test_clocks_that_are_wrong() -> None:
@@ -158,6 +175,22 @@ def test_a_wrong_accusation_costs_the_accuser_its_record() -> None:
     assert book.state.record_of(book.third.public).wrong_verdicts == 0
 
 
+def test_a_verifier_at_work_is_paid_before_the_lease_is_settled() -> None:
+    """A renter cannot save its fee by settling early."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    asked = on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=100)
+    with pytest.raises(Refused, match="not signed by the pool"):
+        book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw="0" * 128))
+    book.post(book.operator, asked)
+    with pytest.raises(Refused, match="its verifier is paid first"):
+        book.post(book.renter, on.Final(lease_id="job"))
+    book.post(book.other, on.VerdictGiven(lease_id="job", block=1, verifier=book.other.public, equal=True))
+    book.post(book.renter, on.Final(lease_id="job"))
+    assert book.balance(book.other) == 10 * CREDIT + 100
+
+
 def test_a_lease_that_passed_adds_to_the_record() -> None:
     """After a replay that was equal, the next lease of that provider has one more passed job behind it."""
     book = Book()
@@ -193,7 +226,7 @@ def test_money_over_ten_thousand_random_operations() -> None:
         book.pass_time(draw.choice((0.5, 5, 5, 40)))
         key, body = draw.choice(keys), random_body(book, draw, number)
         if draw.random() < 0.85:
-            key = rightful(book, body)
+            key = rightful(book, body, draw)
         before = (book.state.seq, dict(book.state.accounts.balances), book.state.accounts.deposited)
         try:
             book.post(key, body)
@@ -217,13 +250,15 @@ def test_money_over_ten_thousand_random_operations() -> None:
     assert twin.records == book.state.records
 
 
-def rightful(book: Book, body: Body) -> Key:
+def rightful(book: Book, body: Body, draw: random.Random) -> Key:
     """Who may sign such an event, most often."""
     by_public = {key.public: key for key in (book.operator, book.renter, book.agent, book.other, book.third)}
     lease = book.state.leases.get(getattr(body, "lease_id", ""))
     match body:
         case on.Offered() | on.Withdrawn():
             return book.agent
+        case on.Waiting():
+            return draw.choice([book.renter, book.other])
         case on.Opened() | on.Cosigned():
             return book.renter
         case on.Accepted() | on.Beat() | on.Committed() | on.Reclaiming() | on.Finished():
@@ -241,6 +276,14 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     lease = draw.choice(lively or leases) if leases else None
     name = "none" if lease is None else lease.lease_id
     box, anyone = f"box{draw.randrange(4)}", draw.choice([book.renter, book.agent, book.other]).public
+    if draw.random() < 0.03:
+        return draw.choice([
+            on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
+            on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
+        ])  # fmt: skip
+    for ready in to_preempt(book.state, book.now_s):
+        if draw.random() < 0.5:
+            return on.Preempting(lease_id=ready.lease_id, by_s=book.now_s + draw.choice([60, 130]))
     if lease is None or draw.random() < 0.08:
         rate = draw.randrange(1, CREDIT)
         return draw.choice([

@@ -141,6 +141,34 @@ def pool_wallet(
         console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
 
 
+def pool_team(
+    team: Annotated[str, typer.Argument(metavar="NAME", help="The team; an earlier one of that name is replaced.")],
+    member: Annotated[list[str] | None, typer.Option("--member", metavar="KEY", help="A renter; repeatable.")] = None,
+    weight: Annotated[float, typer.Option("--weight", help="Its share against others' where devices are short.")] = 1.0,
+    priority: Annotated[int, typer.Option("--priority", min=0, help="Higher comes first, and preempts.")] = 0,
+    quota: Annotated[int, typer.Option("--quota", metavar="N", min=0, help="Devices at a time; 0: no limit.")] = 0,
+    pool: PoolWord = None,
+    folder: PoolFolder = None,
+    debug: Debug = False,
+) -> None:
+    """As the pool's operator, make a team: who, its share, its priority, its quota."""
+    with pool_reported(debug=debug):
+        from stoker.pool.events import TeamMade
+        from stoker.pool.keys import read_key
+        from stoker.pool.serve import pool_folder
+
+        try:
+            body = TeamMade(
+                team=team, members=tuple(member or ()), weight=weight, priority=priority, most_devices=quota
+            )
+        except ValueError as problem:
+            raise BadJob(f"stoker pool team: {problem}") from problem
+        operator = client_of(pool)
+        operator.key = read_key((pool_folder() if folder is None else folder) / "control.key")
+        receipt = operator.post(body)
+        print(f"team {team} of {len(body.members)}, event {receipt.seq}")
+
+
 def pool_ledger(
     pool: PoolWord = None,
     after: Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after number N.")] = 0,

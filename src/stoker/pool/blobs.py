@@ -41,6 +41,7 @@ class BlobStore:
         with disk_errors(folder, "the pool's blobs", error=BadRun, option="--folder DIR"):
             make_directories(folder / "senders")
             remove_leftovers(folder)
+            self._senders = {path.name: set(path.read_text().split()) for path in (folder / "senders").iterdir()}
 
     def path(self, digest: str) -> Path:
         """Where a blob is, or would be.
@@ -54,10 +55,7 @@ class BlobStore:
 
     def senders(self, digest: str) -> set[str]:
         """Keys that have sent the blob, and so know its content."""
-        try:
-            return set((self.folder / "senders" / digest).read_text(encoding="ascii").split())
-        except FileNotFoundError:
-            return set()
+        return set(self._senders.get(digest, ()))
 
     async def write(self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: set[str]) -> None:
         """Take a blob.
@@ -75,8 +73,8 @@ class BlobStore:
         """
         target = self.path(digest)
         unnamed = sum(
-            path.stat().st_size for path in self.folder.iterdir()
-            if _DIGEST.fullmatch(path.name) and path.name not in named and sender in self.senders(path.name)
+            path.stat().st_size for name, senders in self._senders.items()
+            if sender in senders and name not in named and (path := self.folder / name).exists()
         )  # fmt: skip
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed)
         if size > limit:
@@ -102,6 +100,7 @@ class BlobStore:
                     )
                 file.close()
                 sync_file(aside)
+                self._senders.setdefault(digest, set()).add(sender)
                 append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
                 aside.replace(target)
             except BaseException:
@@ -119,6 +118,7 @@ class BlobStore:
                     if self._now() - path.stat().st_mtime > KEPT_S:
                         path.unlink()
                         (self.folder / "senders" / path.name).unlink(missing_ok=True)
+                        self._senders.pop(path.name, None)
                         gone.append(path.name)
                 except FileNotFoundError:
                     continue

@@ -237,17 +237,21 @@ class ControlPlane:
         cleaned_s = time.monotonic()
         while True:
             try:
-                for body in due(
+                bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
-                ):
-                    await self.submit(self._own(body))
+                )
+                for body in bodies:
+                    try:
+                        await self.submit(self._own(body))
+                    except StokerError as problem:  # a full disk, or it became illegal in between: tried again
+                        _log.warning("%s", first_line(problem))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
                     for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
                         self._named.pop(digest, None)
-            except StokerError as problem:  # a full disk, or an event that became illegal in between: tried again
-                _log.warning("%s", first_line(problem))
+            except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is told
+                _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
 
     def _needed_blobs(self) -> set[str]:

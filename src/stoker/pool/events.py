@@ -27,6 +27,9 @@ they are paid by the second.
 | slashed, refunded | control plane | pay goes back to the renter, with or without the agent's bond |
 | final | renter or control plane | pay to the agent, what is left to the renter |
 | anchored | control plane | Merkle root of the events since the last one |
+| team | control plane | a team of renters: weight, priority, quota |
+| waiting | renter | found no free offer: keeps its place |
+| preempting | control plane | a lease makes room for a higher priority, after its notice |
 
 Source: RFC 8785 (canonical JSON) for the idea; numbers are written as Python does.
 """
@@ -436,12 +439,61 @@ class Anchored(Body):
     last: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeamMade(Body):
+    """A team of renters, or an earlier one of that name again; see `fair_use`.
+
+    Attributes:
+        members: their keys; a key belongs to the team that named it first.
+        weight: a team of weight 2 is due twice the share.
+        priority: higher ones come first, and may have leases of lower ones preempted.
+        most_devices: quota of devices at a time; 0: none.
+    """
+
+    team: str
+    members: tuple[str, ...] = ()
+    weight: float = 1.0
+    priority: int = 0
+    most_devices: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.team):
+            raise ValueError(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+        if not all(_HASH.fullmatch(member) for member in self.members):
+            raise ValueError("members: wanted keys, each of 64 hexadecimal digits in lower case")
+        if not self.weight > 0:
+            raise ValueError(f"weight {self.weight}: wanted more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Body):
+    """The renter waits for a device of one of these kinds (none named: any) until `until_s` [s since 1970]."""
+
+    request_id: str
+    kinds: tuple[str, ...] = ()
+    until_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.request_id):
+            raise ValueError(f"request_id {self.request_id[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preempting(Body):
+    """The lease ends at `by_s` [s since 1970], for someone with a higher priority."""
+
+    lease_id: str
+    by_s: float
+
+
 KINDS: dict[str, type[Body]] = {
     "founded": Founded, "deposited": Deposited, "offered": Offered, "withdrawn": Withdrawn, "opened": Opened,
     "accepted": Accepted, "beat": Beat, "cosigned": Cosigned, "committed": Committed, "suspected": Suspected,
     "lost": Lost, "reclaiming": Reclaiming, "finished": Finished, "closed": Closed, "challenged": Challenged,
     "verdict": VerdictGiven, "disputed": Disputed, "slashed": Slashed, "refunded": Refunded, "final": Final,
-    "anchored": Anchored,
+    "anchored": Anchored, "team": TeamMade, "waiting": Waiting, "preempting": Preempting,
 }  # fmt: skip
 """Every kind of event and its body."""
 _KIND_OF = {body: kind for kind, body in KINDS.items()}

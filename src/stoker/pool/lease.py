@@ -29,6 +29,8 @@ LOST_S = 60.0
 """Silence after which a lease may be given up [s]."""
 ACCEPT_S = 60.0
 """Time that an agent has to accept [s]."""
+MOST_UNSIGNED = 1000
+"""Beats that wait to be co-signed at most; of more, the oldest can only be agreed to with a later one."""
 CLOCK_SLACK_S = 2.0
 """Most that the meter may be ahead of the time since the lease was accepted [s]."""
 
@@ -41,6 +43,7 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("running", "committed"): "running",
     ("running", "suspected"): "suspect",
     ("running", "reclaiming"): "reclaiming",
+    ("running", "preempting"): "reclaiming",
     ("running", "finished"): "closed",
     ("running", "closed"): "closed",
     ("suspect", "beat"): "running",
@@ -157,6 +160,7 @@ class Lease:
     reason: str = ""
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
+    num_devices: int = 1
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.
@@ -196,7 +200,7 @@ class Lease:
             )
         return replace(
             self, beat_index=index, running_s=running_s, samples=samples, chain=chain or self.chain, heard_s=now_s,
-            unsigned=(*self.unsigned, (index, running_s)),
+            unsigned=(*self.unsigned[-MOST_UNSIGNED + 1 :], (index, running_s)),
         )  # fmt: skip
 
     def cosigned(self, index: int) -> Lease:
@@ -209,7 +213,9 @@ class Lease:
             raise Refused(f"beat {index} of lease {self.lease_id} is co-signed already, up to {self.paid_index}")
         if index > self.beat_index:
             raise Refused(f"lease {self.lease_id} has no beat {index}: its last one is {self.beat_index}")
-        seconds = next(running_s for number, running_s in self.unsigned if number == index)
+        seconds = next((running_s for number, running_s in self.unsigned if number == index), None)
+        if seconds is None:
+            raise Refused(f"beat {index} of lease {self.lease_id} is long ago: co-sign {self.unsigned[0][0]} or later")
         left = tuple(beat for beat in self.unsigned if beat[0] > index)
         return replace(self, paid_index=index, paid_s=seconds, unsigned=left)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from stoker.pool.events import Isolation
     from stoker.pool.job_box import PoolOrder
     from stoker.pool.leased_job import BlobCache
-    from stoker.pool.matching import RunForecast
+    from stoker.pool.matching import Match, RunForecast
     from stoker.pool.state import ListedOffer
 
 _SYNTAX = "pool[:OFFER][/cpu|DEVICE]"
@@ -176,7 +176,7 @@ class PoolLauncher(Launcher):
             wanted = target.address or target.device or "any device"
             text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
             return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
-        best = offers[0].offer
+        best = offers[0].listed.offer
         facts = {
             "offers": f"{len(offers)} free",
             "best": f"{best.offer_id}: {best.device.kind}, {best.price_per_hour / 1e6:g} credits an hour",
@@ -201,7 +201,7 @@ class PoolLauncher(Launcher):
                 price_source=f"the offer {offer.offer_id}",
                 why=f"isolation {offer.isolation}, notice {offer.reclaim_s} s",
             )
-            for number, offer in enumerate(one.offer for one in found)
+            for number, offer in enumerate(one.listed.offer for one in found)
         )  # fmt: skip
 
     def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
@@ -212,7 +212,7 @@ class PoolLauncher(Launcher):
 
         terms = Terms.of(submission.options)
         client = _client(terms)
-        words = sorted({forecast_word(one) for one in _ranked_offers(client, submission.target, terms)})
+        words = sorted({forecast_word(one.listed) for one in _ranked_offers(client, submission.target, terms)})
         if submission.time_limit_s is None and words:
             tell(f"forecasting for {', '.join(words)}")
         forecast_of = job_forecasts(job, entry, client.state("leases"))
@@ -430,25 +430,25 @@ class _PoolRun:
             raise PlaceFailed("the pool has no free offer that is not known to fail",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        listed, limit_s = self._affordable(offers, limit_s, checked, terms)
-        offer, lease_id = listed.offer, f"{self.handle['job']}.{number}"
+        match, limit_s = self._affordable(offers, limit_s, checked, terms)
+        offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
         rate = offer.price_per_hour
-        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(listed)))
+        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(match.listed)))
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
         deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
+        expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=limit_s / 3600, credits=credits_, raw_hours=raw_hours, job=terms.identity),
+            forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
+                                 raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
         ), patience_s=20.0)  # fmt: skip
         return lease_id
 
-    def _affordable(
-        self, offers: list[ListedOffer], limit_s: float, checked: float, terms: Terms
-    ) -> tuple[ListedOffer, float]:
+    def _affordable(self, offers: list[Match], limit_s: float, checked: float, terms: Terms) -> tuple[Match, float]:
         """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
 
         Raises:
@@ -456,18 +456,19 @@ class _PoolRun:
         """
         most = self.handle["max_credits"]
         if most is None:
-            return offers[0], min(limit_s, float(offers[0].offer.max_s))
+            return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
         spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600
                     for one in _leases(self.client, self.handle["job"])[int(self.handle["first"]):]
                     if one["state"] not in ("slashed", "refunded"))  # fmt: skip
         left = max(0, int(most) - spent)
-        for listed in offers:
+        for match in offers:
+            listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
             paid_s = left / (rate * (1 + checked)) * 3600
             forecast = terms.forecasts.get(_word_of(listed))
             needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
             if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
-                return listed, min(limit_s, paid_s, float(listed.offer.max_s))
+                return match, min(limit_s, paid_s, float(listed.offer.max_s))
         raise BadJob(
             f"{left / 1e6:g} of {most / 1e6:g} credits are left, and no free offer finishes the run for that",
             remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
@@ -566,7 +567,7 @@ def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], Po
 
 def _ranked_offers(
     client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0, avoided: set[str] = frozenset()  # type: ignore[assignment]
-) -> list[ListedOffer]:  # fmt: skip
+) -> list[Match]:  # fmt: skip
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
 
     Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what the
@@ -588,7 +589,7 @@ def _ranked_offers(
                   checkpoint_blocked_s=0.1)  # fmt: skip
     ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: terms.forecasts.get(word, flat),
                           most=len(usable))  # fmt: skip
-    return [match.listed for match in ranking.matches]
+    return list(ranking.matches)
 
 
 def _word_of(listed: ListedOffer) -> str:

@@ -19,11 +19,14 @@ from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
+from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.keys import is_signed
 from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, SUSPECT_S, Challenge, Commitment, Lease
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
+MOST_WAITING, MOST_WAIT_S = 16, 600.0
+"""Requests of one key that wait, and how long before they are posted again [s]."""
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
 
@@ -83,6 +86,9 @@ class Change:
     admitted: str = ""
     founded: on.Founded | None = None
     anchored: int = 0
+    team: on.TeamMade | None = None
+    waiting: WaitingRequest | None = None
+    served: str = ""
 
 
 @dataclass
@@ -100,6 +106,8 @@ class State:
     leases: dict[str, Lease] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     unsettled: set[str] = field(default_factory=set)
+    teams: dict[str, on.TeamMade] = field(default_factory=dict)
+    waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
     num_offers: Counter[str] = field(default_factory=Counter)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
@@ -144,6 +152,7 @@ class State:
         if change.gone_offer:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
+        self._take_turns(event, change)
         if change.anchored:
             del self.unanchored[: change.anchored - self.first_unanchored + 1]
             self.first_unanchored, self.anchored_s = change.anchored + 1, event.received_s
@@ -156,6 +165,17 @@ class State:
         self.unanchored.append(self.head)
         self._remember(event)
         self.accounts.require_conserved()
+
+    def _take_turns(self, event: Event, change: Change) -> None:
+        """Teams, and who waits: until its time is over, or it has a lease on such a device."""
+        if change.team is not None:
+            self.teams[change.team.team] = change.team
+        if change.waiting is not None:
+            self.waiting[change.waiting.renter, change.waiting.request.request_id] = change.waiting
+        for key, one in list(self.waiting.items()):
+            is_served = one.renter == change.served and change.lease is not None and one.asks_for(change.lease.device)
+            if is_served or event.received_s >= one.request.until_s:
+                del self.waiting[key]
 
     def _drop_offer(self, offer_id: str) -> None:
         self.num_offers[self.offers.pop(offer_id).agent] -= 1
@@ -225,7 +245,10 @@ def decide(state: State, event: Event) -> Change:
     return change
 
 
-_BY_OPERATOR = (on.Deposited, on.Suspected, on.Lost, on.Challenged, on.Slashed, on.Refunded, on.Anchored)
+_BY_OPERATOR = (
+    on.Deposited, on.Suspected, on.Lost, on.Challenged, on.Slashed, on.Refunded, on.Anchored, on.TeamMade,
+    on.Preempting,
+)  # fmt: skip
 
 _Decider = Callable[[State, Event, Any], Change]
 _DECIDERS: dict[type[Body], _Decider] = {}
@@ -277,6 +300,8 @@ def _withdrawn(state: State, event: Event, body: on.Withdrawn) -> Change:
     if (known := state.offers.get(body.offer_id)) is None:
         raise Refused(f"there is no offer {body.offer_id!r}")
     _by(event, "who made the offer", known.agent)
+    if known.lease_id:  # kept until the lease ends: its device is not free under that name
+        return Change(offer=replace(known, offer=replace(known.offer, expires_s=event.received_s)))
     return Change(gone_offer=body.offer_id)
 
 
@@ -287,6 +312,26 @@ def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
     if body.root != (expected := merkle_root(state.unanchored[: body.last - body.first + 1])):
         raise Refused(f"the root of events {body.first} to {body.last} is {expected[:12]}…, not {body.root[:12]}…")
     return Change(anchored=body.last)
+
+
+@_decides(on.TeamMade)
+def _team(state: State, _: Event, body: on.TeamMade) -> Change:
+    taken = {member: team.team for team in state.teams.values() for member in team.members if team.team != body.team}
+    if both := [member for member in body.members if member in taken]:
+        raise Refused(f"the key {escrow.short(both[0])} is in team {taken[both[0]]} already")
+    return Change(team=body)
+
+
+@_decides(on.Waiting)
+def _waiting(state: State, event: Event, body: on.Waiting) -> Change:
+    mine = [one for one in state.waiting.values() if one.renter == event.actor]
+    known = next((one for one in mine if one.request.request_id == body.request_id), None)
+    if known is None and len(mine) >= MOST_WAITING:
+        raise Refused(f"one key waits for {MOST_WAITING} devices at most")
+    if body.until_s > event.received_s + MOST_WAIT_S:
+        raise Refused(f"a request waits for {MOST_WAIT_S:.0f} s at most", remedy="Post it again before it lapses.")
+    since_s = event.received_s if known is None else known.since_s
+    return Change(waiting=WaitingRequest(renter=event.actor, request=body, since_s=since_s))
 
 
 def merkle_root(hashes: list[str]) -> str:
@@ -338,9 +383,13 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
-        inputs=body.inputs,
+        inputs=body.inputs, num_devices=offer.device.count,
     ).after("opened")  # fmt: skip
-    return Change(lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)))
+    require_turn(state, event.actor, listed, event.received_s)
+    return Change(
+        lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)),
+        served=event.actor,
+    )  # fmt: skip
 
 
 @_decides(on.Accepted)
@@ -401,6 +450,17 @@ def _reclaiming(state: State, event: Event, body: on.Reclaiming) -> Change:
         raise Refused(
             f"notice of {notice_s:.0f} s for lease {lease.lease_id}, its offer promised {lease.promised_s:.0f} s"
         )
+    return Change(lease=replace(after, reclaim_by_s=body.by_s))
+
+
+@_decides(on.Preempting)
+def _preempting(state: State, event: Event, body: on.Preempting) -> Change:
+    lease = state.lease(body.lease_id)
+    after = lease.after("preempting")
+    if lease not in to_preempt(state, event.received_s):
+        raise Refused(f"nobody with a higher priority waits for the device of lease {lease.lease_id}")
+    if body.by_s < event.received_s + lease.promised_s:
+        raise Refused(f"lease {lease.lease_id} has a notice of {lease.promised_s:.0f} s")
     return Change(lease=replace(after, reclaim_by_s=body.by_s))
 
 
@@ -563,6 +623,8 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
             raise Refused(f"lease {lease.lease_id} can be disputed until {lease.window_s:.0f} s after it was closed")
         if any(lease.unequal(one.block) for one in lease.challenges):
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
+    elif lease.state == "closed" and lease.open_challenges and event.received_s < lease.closed_s + lease.window_s:
+        raise Refused(f"a block of lease {lease.lease_id} is being replayed: its verifier is paid first")
     records: list[tuple[str, Record]] = []
     if any(one.equal for one in lease.challenges) and lease.state == "closed":
         record = state.record_of(lease.agent)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.events import Body
+from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
 from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root
@@ -36,6 +37,8 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
     for name in sorted(state.unsettled):
         lease = state.leases[name]
         bodies += _BY_STATE[lease.state](state, lease, now_s, key, max(lease.heard_s, up_since_s), present)
+    for lease in to_preempt(state, now_s) if state.waiting else ():
+        bodies.append(on.Preempting(lease_id=lease.lease_id, by_s=now_s + lease.promised_s + BEAT_S))
     if now_s - state.anchored_s >= ANCHOR_S and len(state.unanchored) > 1:
         bodies.append(on.Anchored(root=merkle_root(state.unanchored), first=state.first_unanchored, last=state.seq))
     return bodies
