@@ -132,7 +132,13 @@ def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
             agent.post(on.Offered(offer=offer(now_s=time.time())))
         with pytest.raises(Refused, match="requests a second"):
             agent.post(on.Offered(offer=offer(now_s=time.time())))
-        assert operator.state("pool")["seq"] == 7
+        other = joined(operator)
+        assert other.key is not None
+        unsigned = {**to_json(draft_of(on.Withdrawn(offer_id="x"), Key.made(), "0" * 64)), "actor": other.key.public}
+        for _number in range(9):
+            assert raw(other, canonical(unsigned))[0] == 401
+        other.post(on.Offered(offer=offer("other", time.time())))
+        assert operator.state("pool")["seq"] == 9
 
 
 def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class ControlPlane:
     # ---------------------------------------------------------------------------------------------------------- events
 
     async def submit(self, draft: Draft) -> Event:
-        """Put a draft into the log, once; the event that it is there.
+        """Put a draft, whose signature was checked, into the log, once; the event that it is there.
 
         Raises:
             Refused: it is illegal.
@@ -193,8 +193,6 @@ class ControlPlane:
 
     def _checked(self, draft: Draft) -> tuple[Event, Change | None]:
         """The event for a draft and what it changes; None: the log has it already."""
-        if not draft.is_signed():
-            raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         if (known := self.log.find(draft.actor, draft.nonce)) is not None:
             if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
@@ -285,6 +283,8 @@ class ControlPlane:
             if len(content) > MOST_BYTES:
                 break
         draft = read_draft(bytes(content))
+        if not draft.is_signed():  # before it counts against the key, which somebody else may have written there
+            raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
         event = await self.submit(draft)
         signature = self.key.sign(receipt_message(self.key.public, event.seq, event.hash))
