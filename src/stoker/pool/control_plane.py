@@ -197,11 +197,26 @@ class ControlPlane:
             if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
             return known, None
+        self._require_stored(draft)
         event = Event(
             seq=self.state.seq + 1, previous=self.state.head, draft=draft,
             received_s=max(round(self._now(), 3), self.state.received_s),
         )  # fmt: skip
         return event, decide(self.state, event)
+
+    def _require_stored(self, draft: Draft) -> None:
+        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it."""
+        body = draft.read_body()
+        if not isinstance(body, on.Committed | on.Finished):
+            return
+        digest = body.blob if isinstance(body, on.Committed) else body.result
+        path = self.blobs.path(digest)
+        if not path.is_file() or draft.actor not in self._readers(digest):
+            raise Refused(
+                f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
+                remedy="Send the blob first.",
+            )
+        path.touch()  # it is not deleted before the lease names it
 
     def _own(self, body: Body) -> Draft:
         return draft_of(body, self.key, self.key.public, time_s=self._now())

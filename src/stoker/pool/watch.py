@@ -57,12 +57,12 @@ def _running(
 ) -> Iterator[Body]:
     name, silent_s = lease.lease_id, now_s - heard_s
     yield from _agreed(lease, key)
-    if escrow.pay_for(lease.running_s, lease.rate_per_hour) >= state.held(name)[0]:
+    if escrow.is_used_up(lease, state.held(name)[0]):
         yield on.Closed(lease_id=name, reason="the deposit is used up")
     elif now_s - lease.accepted_s >= lease.most_s:
         yield on.Closed(lease_id=name, reason=f"the offer lends for {lease.most_s:.0f} s at most")
     elif lease.state == "reclaiming" and now_s >= lease.reclaim_by_s + BEAT_S:
-        yield on.Closed(lease_id=name, reason="reclaimed by the owner")
+        yield on.Closed(lease_id=name, reason=lease.reason or "reclaimed by the owner")
     elif lease.state == "running" and silent_s >= SUSPECT_S:
         yield on.Suspected(lease_id=name)
     elif lease.state != "running" and silent_s >= LOST_S:
