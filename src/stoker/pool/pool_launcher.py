@@ -10,7 +10,8 @@ Does not do: several devices, secrets, images, jobs whose length is in seconds.
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
 `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
 
-Leases of one run are `JOB.0`, `JOB.1`, …: everything is found again from the job's name and the pool's log.
+Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
+everything is found again from the job's name and the pool's log.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOVES = ("lost", "reclaimed", "refused", "restarted")
 _MOST_LEASES = 100
+_NO_SUCH_LEASE = 404
+_MOST_KEPT_BYTES = 4 << 20
 _ACCEPT_S = 60.0
 
 
@@ -239,15 +242,16 @@ class PoolLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the order and open the first lease."""
         from stoker.pool.job_box import order_of  # noqa: PLC0415 - not at the place
+        from stoker.pool.lease import MOST_COMMITMENTS  # noqa: PLC0415 - likewise
 
         terms = Terms.of(submission.options)
         client = _client(terms)
         if submission.time_limit_s is None:
             raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
                               remedy="Say it: --time-limit 2h.")  # fmt: skip
-        job = (
-            f"{submission.run[:40]}-{hashlib.sha256(f'{submission.owner} {submission.run}'.encode()).hexdigest()[:10]}"
-        )
+        assert client.key is not None
+        name = f"{client.key.public} {submission.owner} {submission.run}"
+        job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
         before = _leases(client, job)
         if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
             raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -265,7 +269,8 @@ class PoolLauncher(Launcher):
         blobs = _blobs(client, job)
         sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
         tell(f"sending the order: {format_bytes(sent)} at most")
-        order = order_of(submission, blobs.put, blobs.aside(), block_s=terms.block_s)
+        block_s = max(terms.block_s, submission.time_limit_s / (MOST_COMMITMENTS - 10))
+        order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
         run = _PoolRun(client, handle, blobs)
         order = run.continued(order, before)
         lease_id = run.open(order, len(before), set(), submission.time_limit_s)
@@ -341,8 +346,8 @@ class _PoolRun:
                                    evidence=_lease_words(waiting[0]), restarts=restarts, at=_now())  # fmt: skip
             if problem := self._result_problem(last):
                 return self._next(leases, restarts, problem)
-            return LaunchState(phase="finished", why="trained to its end, and checked", evidence=_lease_words(last),
-                               exit_code=0, restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
+                               restarts=restarts, at=_now())  # fmt: skip
         if reason.startswith("stopped"):
             return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
@@ -364,7 +369,7 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}",
                                at=_now())  # fmt: skip
         mine = leases[int(self.handle["first"]) :]
-        used_s = sum(int(lease["running_s"]) for lease in mine if lease["state"] not in ("slashed", "refunded"))
+        used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
         left_s = float(self.handle["limit_s"]) - used_s
         if left_s <= 0:
             limit = format_seconds(float(self.handle["limit_s"]))
@@ -460,9 +465,9 @@ class _PoolRun:
         most = self.handle["max_credits"]
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
-        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600
-                    for one in _leases(self.client, self.handle["job"])[int(self.handle["first"]):]
-                    if one["state"] not in ("slashed", "refunded"))  # fmt: skip
+        mine = _leases(self.client, self.handle["job"])[int(self.handle["first"]) :]
+        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600 for one in mine if not one["outcome"])
+        spent += sum(int(asked["fee"]) for one in mine for asked in one["challenges"])
         left = max(0, int(most) - spent)
         for match in offers:
             listed = match.listed
@@ -527,7 +532,13 @@ class _PoolRun:
 
         digest = self._newest()
         limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        return b"" if not digest else read_member(self.blobs.fetch(digest), _LOG, limits) or b""
+        if not digest:
+            return b""
+        path = self.blobs.fetch(digest)
+        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
+            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
+                other.unlink(missing_ok=True)
+        return read_member(path, _LOG, limits) or b""
 
     def fetch(self, into: Path) -> None:
         """Write the newest state into `into`; each file is checked, and replaced at once."""
@@ -572,9 +583,9 @@ def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
 
 
 def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    """Whether more replays speak against one of its blocks than for it, or it was settled against its agent."""
+    """Whether it was settled against its agent, or more replays speak against one of its blocks before it is settled."""
     counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
-    return lease["state"] in ("slashed", "refunded") or any(unequal > equal for equal, unequal in counts)
+    return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
 
 
 def _num_good(lease: Mapping[str, Any]) -> int:
@@ -590,15 +601,27 @@ def _num_good(lease: Mapping[str, Any]) -> int:
 
 def _is_judged(lease: Mapping[str, Any]) -> bool:
     """Whether a lease with an unequal replay is settled one way or the other."""
-    return lease["state"] in ("slashed", "refunded", "final")
+    return bool(lease["outcome"]) or lease["state"] == "final"
 
 
 def _waits_for_replays(lease: Mapping[str, Any]) -> bool:
     """Whether blocks of a lease are still to be replayed before its states can be relied on."""
-    if lease["state"] in ("final", "slashed", "refunded") or not lease["commitments"]:
+    if _is_judged(lease) or not lease["commitments"]:
         return False
     expected = math.ceil(float(lease["check_fraction"]) * len(lease["commitments"]))
     return len({one["block"] for one in lease["challenges"] if one["equal"] is True}) < expected
+
+
+def _checked_words(leases: list[dict[str, Any]]) -> str:
+    """How much of a finished run was replayed."""
+    leases = [lease for lease in leases if not _is_wrong(lease)]
+    drawn = sum(math.ceil(float(lease["check_fraction"]) * len(lease["commitments"])) for lease in leases)
+    equal = sum(len({one["block"] for one in lease["challenges"] if one["equal"] is True}) for lease in leases)
+    if not drawn:
+        return "trained to its end; nothing was replayed"
+    if equal < drawn:
+        return f"trained to its end; of {drawn} blocks that were drawn nobody could replay {drawn - equal}"
+    return "trained to its end, and checked"
 
 
 def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], PoolOrder]) -> set[str]:
@@ -649,15 +672,26 @@ def _raw_hours(forecast: RunForecast | str | None) -> float:
 
 
 def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
-    """The leases of a run, in order."""
+    """The leases of a run, in order.
+
+    Raises:
+        PlaceFailed: one of them is somebody else's.
+    """
     from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
 
+    assert client.key is not None
     found: list[dict[str, Any]] = []
     while len(found) < _MOST_LEASES:
         try:
-            found.append(client.lease(f"{job}.{len(found)}"))
-        except Refused:
-            break
+            lease = client.lease(f"{job}.{len(found)}")
+        except Refused as refused:
+            if refused.http_status == _NO_SUCH_LEASE:
+                break
+            raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
+        if lease["renter"] != client.key.public:
+            raise PlaceFailed(f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
+                              remedy="Give the run another name.")  # fmt: skip
+        found.append(lease)
     return found
 
 

@@ -107,7 +107,7 @@ def check_block(
         program = box.replay(run, block.update, host, each=trace)
         code, out, err = host.isolation.run(program, timeout_s=host.limits.time_s)
         answer = _answer_in(out)
-        if answer.get("kind") in ("BadRun", "BadJob"):
+        if answer.get("kind") == "NotTheRun":
             return ReplayVerdict(equal=False, why=f"the block cannot be made: {answer['problem']}")
         if code != 0 or "manifest" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ MOST_OFFERS = 64
 """Offers that one key may have."""
 MOST_WAITING, MOST_WAIT_S = 16, 600.0
 """Requests of one key that wait, and how long before they are posted again [s]."""
+_WITH_KEY = re.compile(r"[0-9a-f]{16}-")
+"""A lease's name that is for one key alone."""
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
 
@@ -358,6 +361,8 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
         raise Refused(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
     offer, rules = listed.offer, state.rules
+    if _WITH_KEY.match(body.lease_id) and not body.lease_id.startswith(event.actor[:16]):
+        raise Refused(f"lease names that begin with {body.lease_id[:17]} are for the key that begins so")
     if event.actor == listed.agent:
         raise Refused("nobody rents from their own key: it would earn a record for nothing")
     if body.rate_per_hour < offer.price_per_hour:
