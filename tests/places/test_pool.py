@@ -72,6 +72,7 @@ def host_of(kind: Any) -> Host:
 
 def ordered(pool: FakePool, folder: Path, **changes: Any) -> tuple[PoolOrder, str]:
     """The order of JOB, and its blob."""
+    folder.mkdir(parents=True, exist_ok=True)
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB),))
     submission = Submission(run="digits-1a2b3c", target=LaunchTarget(text="pool", kind="pool", address=""), code=code,
                             stoker=stoker_bundle(), job_file="job.py")  # fmt: skip
