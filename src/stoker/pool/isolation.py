@@ -173,6 +173,8 @@ class IsolatedProcess:
         if self._group is None and len(members) > limits.processes:
             return f"it has more than {limits.processes} processes"
         folders = tuple(self._program.writable.values())
+        if not all(folder.is_dir() for folder in folders):
+            return "its folder was removed"
         if sum(map(disk_bytes, folders)) + unlinked_bytes(members, folders) > limits.disk_bytes:
             return f"it writes more than {format_bytes(limits.disk_bytes)}"
         for folder in folders:
