@@ -105,12 +105,12 @@ def leases_of(address: str) -> list[dict[str, Any]]:
 def wait_until_committed(demo: Demo, address: str, name: str, blocks: int) -> None:
     """Wait until an agent's lease has so many blocks."""
     until = time.monotonic() + 180
-    while time.monotonic() < until:
+    while time.monotonic() < until and demo.processes["job"].poll() is None:
         for lease in leases_of(address):
             if lease["offer_id"] == name and len(lease["commitments"]) >= blocks:
                 return
         time.sleep(0.2)
-    sys.exit(f"{name} committed nothing:\n{demo.text(name)}")
+    sys.exit(f"{name} committed nothing:\n{demo.text(name)}\n{demo.text('job')}")
 
 
 def main() -> int:

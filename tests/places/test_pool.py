@@ -72,6 +72,7 @@ def host_of(kind: Any) -> Host:
 
 def ordered(pool: FakePool, folder: Path, **changes: Any) -> tuple[PoolOrder, str]:
     """The order of JOB, and its blob."""
+    folder.mkdir(parents=True, exist_ok=True)
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB),))
     submission = Submission(run="digits-1a2b3c", target=LaunchTarget(text="pool", kind="pool", address=""), code=code,
                             stoker=stoker_bundle(), job_file="job.py")  # fmt: skip
@@ -118,7 +119,8 @@ def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
     assert len(lease["commitments"]) >= 2
     assert lease["commitments"][-1]["update"] == 400 * 12
     assert not (folder / "leases" / "digits.0").exists()
-    for verdict in verdicts(pool, lease, folder, host):
+    last = len(lease["commitments"]) - 1
+    for verdict in verdicts(pool, lease, folder, host, sorted({0, last // 2, last})):
         assert verdict.equal, verdict.why
     unpack(pool.folder / lease["result"], folder / "home", TreeLimits(num_bytes=1 << 30))
     assert {"model.safetensors", "run.json", "events.jsonl"} <= {path.name for path in (folder / "home").iterdir()}
@@ -148,7 +150,8 @@ def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
     until(job)
     blocks = blocks_of(lease, order)
     short = [two.block for one, two in itertools.pairwise(blocks)
-             if two.update - one.update <= 40 and two.update >= 30 and one.update > 20]  # fmt: skip
+             if two.update - one.update <= 40 and one.update > 20
+             and any(update % 10 == 9 for update in range(one.update, two.update))]  # fmt: skip
     if not short:
         pytest.skip("no block of at most 40 updates was committed")
     verdict = replay_lease(pool, lease["lease_id"], short[-1], folder=folder / "checks", host=host, own_class="other")  # type: ignore[arg-type]
@@ -156,18 +159,21 @@ def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
 
 
 def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
-    """After SIGKILL another agent goes on from the last block, and ends with the weights of a run never stopped."""
+    """After SIGKILL another agent goes on from the last block, and ends with the weights of a run never stopped.
+
+    Both under one plan: where a run tries plans, which update has which is decided by their speed.
+    """
     pool = FakePool(folder / "blobs")
-    whole, job = run_lease(pool, folder / "one", host, number=0)
+    whole, job = run_lease(pool, folder / "one", host, number=0, arguments=("--plan", "safe"))
     until(job)
-    broken, job = run_lease(pool, folder / "two", host, number=1)
+    broken, job = run_lease(pool, folder / "two", host, number=1, arguments=("--plan", "safe"))
     until(job, lambda: len(broken["commitments"]) >= 1)
     os.kill(job._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
     job.kill()
     last = broken["commitments"][-1]
     resumed, job = run_lease(
         pool, folder / "three", host, number=2, resume=last["blob"], resume_head=last["state"],
-        resume_update=last["update"], resume_block=last["block"],
+        resume_update=last["update"], resume_block=last["block"], arguments=("--plan", "safe"),
     )  # fmt: skip
     until(job)
     assert resumed["reason"] == "finished", resumed

@@ -12,13 +12,16 @@ from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Submission
 from stoker.pool import events as on
 from stoker.pool import pool_launcher
-from stoker.pool.blob_tree import TreeLimits, pack_folder
-from stoker.pool.job_box import PoolOrder
+from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
+from stoker.pool.commitment import chain_head
+from stoker.pool.job_box import PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER, Terms
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import dumps, to_json
+from stoker.store import CheckpointStore
 from stoker.testing import LauncherConformance
+from tests.pool.counting import save
 from tests.pool.fake_pool import FakePool
 
 KEY, JOB = "c" * 64, "digits-1a2b3c"
@@ -101,15 +104,20 @@ def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def commit(pool: Pool, lease: dict[str, Any], tmp_path, *updates: int) -> None:
-    """Blocks of a lease, each with a log."""
+    """Blocks of a lease, each with a checkpoint and a log."""
     for update in updates:
         run = tmp_path / f"run-{lease['lease_id']}-{update}"
         run.mkdir()
         (run / "events.jsonl").write_text("".join(f'{{"update": {n}}}\n' for n in range(update)))
-        pack_folder(run, ["events.jsonl"], tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
+        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update)
+        pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
         blob = pool.put_blob(tmp_path / "tree")
-        lease["commitments"].append({"block": len(lease["commitments"]), "update": update, "state": f"{update:064x}",
-                                     "blob": blob})  # fmt: skip
+        order = read_order((pool.folder / lease["order"]).read_bytes())
+        previous = lease["commitments"][-1]["state"] if lease["commitments"] else order.resume_head
+        state = chain_head(previous, update, manifest.state_digest())
+        lease["commitments"].append(
+            {"block": len(lease["commitments"]), "update": update, "state": state, "blob": blob}
+        )
 
 
 def judged(lease: dict[str, Any], *equal: bool) -> None:
@@ -183,7 +191,8 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool
     assert LAUNCHER.state(handle).phase == "queued", "every agent was lost, and one was asked again"
 
 
-def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path) -> None:
+@pytest.mark.parametrize("settled", ["slashed", "final"])
+def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path, settled) -> None:
     """After a slash the run goes on from the block before the wrong one, also where another lease had taken it up."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, 30)
@@ -193,7 +202,7 @@ def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path) -> None:
     heir["state"] = "running"
     commit(pool, heir, tmp_path, 40)
     judged(lease, True, False, True)
-    lease["state"] = "slashed"
+    lease["state"] = settled
     assert LAUNCHER.state(handle).phase == "requeued"
     assert heir["reason"].startswith("restarted")
     last = pool.of(on.Opened)[-1]
@@ -216,6 +225,39 @@ def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
     assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
     assert LAUNCHER.events(handle, 15) == LAUNCHER.events(handle, 0)[15:]
     assert not list((tmp_path / "home").glob(".writing*"))
+
+
+def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -> None:
+    """A block that nobody looked at, by an agent that cheated elsewhere, is not gone on from."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, 30)
+    lease |= {"state": "final", "reason": "finished", "result": lease["commitments"][2]["blob"]}
+    lease["challenges"] = [{"block": 0, "equal": True}, {"block": 2, "equal": False}, {"block": 2, "equal": False}]
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
+    lease["challenges"] = lease["challenges"][1:]
+    pool.leases.pop(f"{handle['job']}.1")
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert len(pool.of(on.Opened)[-1].inputs) == 1, "it begins anew"
+
+
+@pytest.mark.parametrize("what", ["nothing committed", "another checkpoint", "no checkpoint"])
+def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) -> None:
+    """An agent that commits to nothing cannot be checked; nor can one whose results hold another state."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    result = lease["commitments"][0]["blob"]
+    if what == "nothing committed":
+        lease["commitments"] = []
+    if what == "no checkpoint":
+        pack_folder(tmp_path, [], tmp_path / "empty", TreeLimits(num_bytes=1))
+        result = pool.put_blob(tmp_path / "empty")
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": result}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "requeued"
+    assert "committed" in state.why
+    assert pool.of(on.Opened)[-1].offer_id == "dear"
 
 
 @pytest.mark.parametrize(("reason", "phase"), [("failed: lr is wrong", "failed"), ("stopped: asked", "stopped")])

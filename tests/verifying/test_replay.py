@@ -34,7 +34,8 @@ def recorded(tmp_path_factory) -> Path:
     def keep(event: Event) -> None:
         if event.kind == "checkpointed":
             manifest = CheckpointStore(run / "checkpoints").newest()[1]
-            shutil.copytree(run, folder / str(manifest.position.updates), dirs_exist_ok=True)
+            being_written = shutil.ignore_patterns(".writing*")
+            shutil.copytree(run, folder / str(manifest.position.updates), dirs_exist_ok=True, ignore=being_written)
 
     stoker.train(job(), run_dir=run, sink=keep, checkpoint_every=stoker.seconds(1e-9))
     return folder

@@ -211,7 +211,7 @@ def train(
                 "--threads": threads, "--profile": profile, "--track": track, "--keep": keep, "--slice": slice_length,
             }  # fmt: skip
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
-            if (deadline or verify) and on.partition(":")[0] != "pool":
+            if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
                 raise BadJob(f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
                              remedy="Leave it out, or name a pool: --on pool.")  # fmt: skip
             if fork:

@@ -32,7 +32,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -47,6 +47,7 @@ LEAST_FREE_BYTES = 1 << 30
 FIRST_USER, NUM_USERS = 61_000, 1000
 """Where the agent is root, programs run under user numbers of this range, which belong to no account."""
 
+_NOBODY = 65_534
 _LOOK_S = 0.2
 _MOST_ENTRIES = 200_000
 _TMP_SHARE = 8
@@ -174,9 +175,12 @@ class IsolatedProcess:
         folders = tuple(self._program.writable.values())
         if sum(map(disk_bytes, folders)) + unlinked_bytes(members, folders) > limits.disk_bytes:
             return f"it writes more than {format_bytes(limits.disk_bytes)}"
-        for folder in folders:
-            if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
-                return f"the disk of this machine is full: {format_bytes(free)} are free"
+        try:
+            free = min((shutil.disk_usage(folder).free for folder in folders), default=LEAST_FREE_BYTES)
+        except FileNotFoundError:
+            return "its folder was removed"
+        if free < LEAST_FREE_BYTES:
+            return f"the disk of this machine is full: {format_bytes(free)} are free"
         return ""
 
 
@@ -193,6 +197,13 @@ class Isolation(abc.ABC):
     @abc.abstractmethod
     def problem(self) -> str | None:
         """Why it cannot be used here, without trying it; None if it may."""
+
+    def user_inside(self, program: Program) -> int:
+        """The user number that a program has, as it sees it itself."""
+        if os.getuid() != 0:
+            return _NOBODY
+        folder = next(iter(program.writable.values()), None)
+        return FIRST_USER if folder is None else user_of(folder)
 
     @abc.abstractmethod
     def command(self, program: Program, aside: Path, stack: ExitStack) -> tuple[list[str], list[int]]:
@@ -281,12 +292,14 @@ class Isolation(abc.ABC):
             return problem
         limits = Limits(memory_bytes=1 << 28, cores=1, disk_bytes=1 << 24, time_s=_PROBE_S)
         script = (
-            '[ $(id -u) != 0 ] && [ ! -e "$HOST_HOME" ] && ! touch /usr/x 2>/dev/null && '
+            '[ $(id -u) = "$USER_INSIDE" ] && [ ! -e "$HOST_HOME" ] && ! touch /usr/x 2>/dev/null && '
             '[ $(grep -c : /proc/net/dev) -le 1 ] && ! kill -0 "$HOST_PID" 2>/dev/null && echo isolated'
         )
         variables = {"PATH": "/usr/bin:/bin", "HOST_HOME": f"{Path.home()}/.bashrc", "HOST_PID": str(os.getpid())}
+        program = Program(argv=("/bin/sh", "-c", script), limits=limits)
+        variables["USER_INSIDE"] = str(self.user_inside(program))
         try:
-            code, out, err = self.run(Program(argv=("/bin/sh", "-c", script), environment=variables, limits=limits))
+            code, out, err = self.run(replace(program, environment=variables))
         except PlaceFailed as error:
             return error.message
         if code == 0 and out.strip() == b"isolated":
@@ -322,7 +335,7 @@ class Bubblewrap(Isolation):
             for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
                 words += ["--cap-add", name]
         else:
-            words += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+            words += ["--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         shown = {**_system_paths(), **program.readable}
         parents = {str(parent) for inside in (*shown, *program.writable) for parent in Path(inside).parents}
         for parent in sorted(parents - {"/", "/usr", "/etc/alternatives"}):
@@ -347,8 +360,7 @@ class Bubblewrap(Isolation):
             words += ["--setenv", name, value]
         words += ["--chdir", program.folder, "--"]
         if is_root:
-            folder = next(iter(program.writable.values()), None)
-            user = str(FIRST_USER if folder is None else user_of(folder))
+            user = str(self.user_inside(program))
             words += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs",
                       "--bounding-set=-all", "--inh-caps=-all", "--"]  # fmt: skip
         return [*words, *program.argv], [descriptor]
@@ -362,6 +374,10 @@ class Gvisor(Isolation):
     limits_itself = True
     own_processes, own_bytes = 256, 256 << 20
 
+    def user_inside(self, program: Program) -> int:
+        """Where the agent is no root, the number 0 stands for its own user, and for no rights beyond that."""
+        return super().user_inside(program) if os.getuid() == 0 else 0
+
     def problem(self) -> str | None:
         """Why it cannot be used here."""
         missing = [program for program in ("runsc", "prlimit", "setpriv") if shutil.which(program) is None]
@@ -374,10 +390,7 @@ class Gvisor(Isolation):
                               remedy="Offer with --isolation podman or bubblewrap.")  # fmt: skip
         rootfs, state = aside / "root", aside / "state"
         state.mkdir()
-        user = 65534
-        if os.getuid() == 0:
-            folder = next(iter(program.writable.values()), None)
-            user = FIRST_USER if folder is None else user_of(folder)
+        user = self.user_inside(program)
         mounts = [_mount("proc", "/proc", "proc"), _mount("tmpfs", "/tmp", "tmpfs", "mode=1777"),  # noqa: S108 - inside
                   _mount("tmpfs", "/dev/shm", "tmpfs", "mode=1777")]  # fmt: skip # noqa: S108 - inside
         shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
@@ -427,6 +440,17 @@ class Podman(Isolation):
         if os.getuid() == 0:
             return "rootless Podman needs an ordinary user, and this is root"
         return None
+
+    def trial(self) -> str | None:
+        """As for all kinds; and its limits hold, which Podman leaves out without a word where it cannot set them."""
+        if problem := super().trial():
+            return problem
+        limits = Limits(memory_bytes=1 << 28, cores=1, processes=64, disk_bytes=1 << 24, time_s=_PROBE_S)
+        files = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/memory.max")
+        _, out, _ = self.run(Program(argv=("/bin/cat", *files), limits=limits))
+        if len(out.split()) == len(files) and all(word.isdigit() for word in out.split()):
+            return None
+        return "limits of memory and processes do not hold: control groups are not delegated to this user"
 
     def command(self, program: Program, aside: Path, stack: ExitStack) -> tuple[list[str], list[int]]:
         """`podman run` on an empty root."""

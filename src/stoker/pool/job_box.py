@@ -248,7 +248,7 @@ class JobBox:
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "USER": "stoker", "LOGNAME": "stoker",  # noqa: S108 - inside
             "LANG": "C.UTF-8", "TMPDIR": "/tmp", "STOKER_CACHE": "/tmp/stoker",  # noqa: S108 - inside
-            "PYTHONPATH": f"{INSIDE}/{order.stoker}", "PYTHONPYCACHEPREFIX": "/tmp/bytecode",  # noqa: S108 - inside
+            "PYTHONPATH": f"{INSIDE}/{order.stoker}", "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": str(cores),
             **order.variables,
         }  # fmt: skip

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import BadJob, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import (
     Handle,
     HostRanks,
@@ -327,19 +327,20 @@ class _PoolRun:
                 return self._restart(last, leases, restarts)
             phase, why = _LIVE_WORDS[state]
             return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())  # type: ignore[arg-type]
-        is_wrong = state == "slashed" or bool(_unequal(last)) or self._resumes_from(last) in poisoned
-        if is_wrong:
-            if not _is_judged(last):
-                return LaunchState(phase="saving", why="a replay found a block unequal; it is being settled",
-                                   evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
-            return self._next(
-                leases, restarts, f"block {min(_unequal(last), default=0)} of {last['lease_id']} is wrong"
-            )
+        if self._resumes_from(last) in poisoned:
+            return self._next(leases, restarts, "an earlier block was wrong")
+        if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
+            return LaunchState(phase="saving", why="a replay found a block unequal; it is being settled",
+                               evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
+        if _is_wrong(last):
+            return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
         if reason.startswith("finished") or last["result"]:
             waiting = [lease for lease in leases if _waits_for_replays(lease)]
             if waiting:
                 return LaunchState(phase="saving", why="the results are there; blocks are being replayed",
                                    evidence=_lease_words(waiting[0]), restarts=restarts, at=_now())  # fmt: skip
+            if problem := self._result_problem(last):
+                return self._next(leases, restarts, problem)
             return LaunchState(phase="finished", why="trained to its end, and checked", evidence=_lease_words(last),
                                exit_code=0, restarts=restarts, at=_now())  # fmt: skip
         if reason.startswith("stopped"):
@@ -371,6 +372,8 @@ class _PoolRun:
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
         avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
+        if leases[-1]["result"] and self._resumes_from(leases[-1]) not in _poisoned(leases, self.order):
+            avoided.add(str(leases[-1]["agent"]))  # what it called its results was none
         refused = {
             str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))
         }
@@ -474,6 +477,37 @@ class _PoolRun:
             remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
         )
 
+    def _result_problem(self, lease: dict[str, Any]) -> str:
+        """Why the results of a lease cannot be relied on; "" if they hold the last state that was committed."""
+        from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files  # noqa: PLC0415 - not at the place
+        from stoker.pool.commitment import chain_head  # noqa: PLC0415 - likewise
+        from stoker.store.checkpoint_store import MANIFEST, manifest_from  # noqa: PLC0415 - likewise
+
+        if not float(lease["check_fraction"]):
+            return ""
+        order, limits = self.order(lease), TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        commitments = lease["commitments"]
+        if not commitments and not order.resume:
+            return f"{lease['lease_id']} committed to nothing"
+        try:
+            path = self.blobs.fetch(str(lease["result"]))
+            index = read_index(path, limits)
+            kept = read_index(self.blobs.fetch(order.resume), limits).digests() if not commitments else {}
+            for name in (one.path for one in index.entries if one.path.endswith(f"/{MANIFEST}")):
+                manifest = manifest_from(read_member(path, name, limits) or b"")
+                files = {file.name: file.sha256 for file in manifest.files}
+                if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
+                    continue
+                if not commitments and kept.get(name) == index.digests()[name]:
+                    return ""  # all updates were made before this lease
+                previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
+                head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
+                if commitments and head == commitments[-1]["state"]:
+                    return ""
+        except (ValueError, BadRun) as problem:
+            return f"the results of {lease['lease_id']} cannot be read: {problem}"
+        return f"the results of {lease['lease_id']} are not what it committed to"
+
     def _newest(self) -> str:
         """The index with the newest state of the run: results, else the last block that nothing speaks against."""
         leases = _leases(self.client, self.handle["job"])
@@ -531,12 +565,27 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
     return words
 
 
-def _unequal(lease: Mapping[str, Any]) -> list[int]:
-    return [int(one["block"]) for one in lease["challenges"] if one["equal"] is False]
+def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
+    """Replays that found a block equal, and unequal."""
+    found = [one["equal"] for one in lease["challenges"] if int(one["block"]) == block]
+    return found.count(True), found.count(False)
 
 
 def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    return lease["state"] == "slashed" or bool(_unequal(lease))
+    """Whether more replays speak against one of its blocks than for it, or it was settled against its agent."""
+    counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
+    return lease["state"] in ("slashed", "refunded") or any(unequal > equal for equal, unequal in counts)
+
+
+def _num_good(lease: Mapping[str, Any]) -> int:
+    """Leading blocks that can be gone on from: of an agent that was wrong only those that were replayed, one by one."""
+    if not _is_wrong(lease):
+        return len(lease["commitments"])
+    for block in range(len(lease["commitments"])):
+        equal, unequal = _verdicts(lease, block)
+        if equal <= unequal:
+            return block
+    return len(lease["commitments"])
 
 
 def _is_judged(lease: Mapping[str, Any]) -> bool:
@@ -556,12 +605,8 @@ def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], Po
     """Blocks that are wrong, or go back to a wrong one, by their blobs."""
     found: set[str] = set()
     for lease in leases:
-        unequal = _unequal(lease) if lease["state"] not in ("final", "refunded") else []
-        first = min(unequal, default=None) if unequal or lease["state"] != "slashed" else 0
-        is_heir = bool(found) and order(lease).resume in found
-        for one in lease["commitments"]:
-            if is_heir or (first is not None and int(one["block"]) >= first):
-                found.add(str(one["blob"]))
+        num_good = 0 if found and order(lease).resume in found else _num_good(lease)
+        found |= {str(one["blob"]) for one in lease["commitments"][num_good:]}
     return found
 
 
