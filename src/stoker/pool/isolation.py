@@ -175,9 +175,12 @@ class IsolatedProcess:
         folders = tuple(self._program.writable.values())
         if sum(map(disk_bytes, folders)) + unlinked_bytes(members, folders) > limits.disk_bytes:
             return f"it writes more than {format_bytes(limits.disk_bytes)}"
-        for folder in folders:
-            if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
-                return f"the disk of this machine is full: {format_bytes(free)} are free"
+        try:
+            free = min((shutil.disk_usage(folder).free for folder in folders), default=LEAST_FREE_BYTES)
+        except FileNotFoundError:
+            return "its folder was removed"
+        if free < LEAST_FREE_BYTES:
+            return f"the disk of this machine is full: {format_bytes(free)} are free"
         return ""
 
 
