@@ -97,8 +97,10 @@ def check_block(
     folder.mkdir(parents=True)
     try:
         try:
-            claimed = _claimed(block, folder / "claimed", fetch, taken)
-            start = None if before is None else _claimed(before, folder / "start", fetch, taken)
+            claimed = _claimed(block, folder / "claimed", fetch, taken, is_same_class=is_same_class)
+            start = None
+            if before is not None:
+                start = _claimed(before, folder / "start", fetch, taken, is_same_class=is_same_class)
         except BadRun as problem:
             return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
         if sentence := _chain_problem(before, block, claimed):
@@ -176,9 +178,25 @@ class _Made:
         return self.copy
 
 
-def _claimed(block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits) -> _Checkpoint:
-    unpack(fetch(block.blob), into, limits)
-    found = CheckpointStore(into / "checkpoints").newest()
+def _claimed(
+    block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits, *, is_same_class: bool
+) -> _Checkpoint:
+    """A checkpoint that was committed.
+
+    Raises:
+        BadRun: it is none, by its own digests.
+        PlaceFailed: it is too large for this machine, or of a version that this one may not read.
+    """
+    path = fetch(block.blob)
+    if (size := path.stat().st_size) > limits.num_bytes:
+        raise PlaceFailed(f"block {block.block} has {size:,} bytes, and at most {limits.num_bytes:,} are taken here")
+    unpack(path, into, limits)
+    try:
+        found = CheckpointStore(into / "checkpoints").newest()
+    except BadRun as problem:
+        if is_same_class:  # with the same versions
+            raise
+        raise PlaceFailed(f"the checkpoint of block {block.block} cannot be read here: {problem.message}") from problem
     if found is None:
         raise BadRun("there is no checkpoint in it")
     return found
