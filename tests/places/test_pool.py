@@ -72,6 +72,7 @@ def host_of(kind: Any) -> Host:
 
 def ordered(pool: FakePool, folder: Path, **changes: Any) -> tuple[PoolOrder, str]:
     """The order of JOB, and its blob."""
+    folder.mkdir(parents=True, exist_ok=True)
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB),))
     submission = Submission(run="digits-1a2b3c", target=LaunchTarget(text="pool", kind="pool", address=""), code=code,
                             stoker=stoker_bundle(), job_file="job.py")  # fmt: skip
@@ -158,18 +159,21 @@ def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
 
 
 def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
-    """After SIGKILL another agent goes on from the last block, and ends with the weights of a run never stopped."""
+    """After SIGKILL another agent goes on from the last block, and ends with the weights of a run never stopped.
+
+    Both under one plan: where a run tries plans, which update has which is decided by their speed.
+    """
     pool = FakePool(folder / "blobs")
-    whole, job = run_lease(pool, folder / "one", host, number=0)
+    whole, job = run_lease(pool, folder / "one", host, number=0, arguments=("--plan", "safe"))
     until(job)
-    broken, job = run_lease(pool, folder / "two", host, number=1)
+    broken, job = run_lease(pool, folder / "two", host, number=1, arguments=("--plan", "safe"))
     until(job, lambda: len(broken["commitments"]) >= 1)
     os.kill(job._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
     job.kill()
     last = broken["commitments"][-1]
     resumed, job = run_lease(
         pool, folder / "three", host, number=2, resume=last["blob"], resume_head=last["state"],
-        resume_update=last["update"], resume_block=last["block"],
+        resume_update=last["update"], resume_block=last["block"], arguments=("--plan", "safe"),
     )  # fmt: skip
     until(job)
     assert resumed["reason"] == "finished", resumed

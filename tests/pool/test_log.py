@@ -106,6 +106,15 @@ def test_forged_events_are_named(tmp_path: Path) -> None:
     assert "its signature is not of" in found.problem
 
 
+def test_a_signature_has_one_spelling(tmp_path: Path) -> None:
+    """Digits in upper case verify as well in most libraries; here they are a changed log, also in its last event."""
+    path = exported(tmp_path, a_job())
+    lines = path.read_text().splitlines(keepends=True)
+    head, _, signature = lines[-1].partition('"signature":"')
+    path.write_text("".join(lines[:-1]) + head + '"signature":"' + signature[:128].upper() + signature[128:])
+    assert audit(path).bad_event == len(lines)
+
+
 def test_a_damaged_log_is_not_served(tmp_path: Path) -> None:
     """The control plane stops with the number of the event, and changes nothing."""
     book = a_job()

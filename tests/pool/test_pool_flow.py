@@ -272,10 +272,11 @@ def test_a_control_plane_that_is_killed_again_and_again_stops_no_job(monkeypatch
         with nothing_said(market.lenders):
             market.lend("ox", 0.4)
             market.lend("eye", 0.9)
-            handle = LAUNCHER.start(market.submission("updates=3000"), lambda text: None)
-            for number in range(4):
-                blocks = 2 * number + 1
-                until(lambda blocks=blocks: len(market.leases()[0]["commitments"]) >= blocks)
+            handle = LAUNCHER.start(market.submission("updates=5000", "pace=0.004", block="2s"), lambda text: None)
+            blocks = 0
+            for _ in range(3):
+                until(lambda blocks=blocks: len(market.leases()[0]["commitments"]) > blocks)
+                blocks = len(market.leases()[0]["commitments"])
                 plane.kill()
                 assert LAUNCHER.state(handle).phase == "unknown"
                 plane.start()

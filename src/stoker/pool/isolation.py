@@ -202,9 +202,12 @@ class IsolatedProcess:
         self._incomplete_looks = 0 if all(is_whole for _, is_whole in counts) else self._incomplete_looks + 1
         if self._incomplete_looks > _MOST_INCOMPLETE_LOOKS:  # what moves all the time hides what is in it
             return "it moves its folders so fast that what it writes cannot be counted"
-        for folder in folders:
-            if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
-                return f"the disk of this machine is full: {format_bytes(free)} are free"
+        try:
+            free = min((shutil.disk_usage(folder).free for folder in folders), default=LEAST_FREE_BYTES)
+        except FileNotFoundError:
+            return "its folder was removed"
+        if free < LEAST_FREE_BYTES:
+            return f"the disk of this machine is full: {format_bytes(free)} are free"
         return ""
 
 

@@ -23,6 +23,7 @@ from stoker.errors import BadRun
 from stoker.store.files import make_directories, write_file
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
+_HEX_SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -52,7 +53,12 @@ class Key:
 
 
 def is_signed(public: str, message: bytes, signature: str) -> bool:
-    """Whether `signature` (hex) of `message` was made with the private half of `public` (hex)."""
+    """Whether `signature` (hex) of `message` was made with the private half of `public` (hex).
+
+    Digits in upper case are refused: a signature has one spelling, so that a changed log cannot pass for the same.
+    """
+    if not (_HEX_KEY.fullmatch(public) and _HEX_SIGNATURE.fullmatch(signature)):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), message)
     except (ValueError, InvalidSignature):
