@@ -543,7 +543,7 @@ class Draft:
         if self.kind not in KINDS:
             raise Refused(f"{self.kind[:80]!r} is no kind of event", remedy=f"Known: {', '.join(KINDS)}.")
         try:
-            return from_json(self.body, KINDS[self.kind])  # type: ignore[type-var]  # no schema: the pool has one
+            return from_json(self.body, KINDS[self.kind])
         except ValueError as problem:
             raise Refused(f"{self.kind}: {problem}") from problem
 
@@ -572,7 +572,7 @@ def read_draft(content: bytes) -> Draft:
             f"an event has at most {MOST_BYTES} bytes, this one has more", remedy="Send a blob, name its hash."
         )
     try:
-        draft = from_json(parsed(content), Draft)  # type: ignore[type-var]
+        draft = from_json(parsed(content), Draft)
         if not (
             _HASH.fullmatch(draft.actor) and _NONCE.fullmatch(draft.nonce) and _SIGNATURE.fullmatch(draft.signature)
         ):
@@ -633,4 +633,4 @@ def read_event(document: JSON) -> Event:
         raise ValueError("an event is an object")  # noqa: TRY004 - like every other misfit
     own = {name: document.get(name) for name in ("seq", "previous", "received_s")}
     rest = {name: value for name, value in document.items() if name not in own}
-    return from_json({**own, "draft": rest}, Event)  # type: ignore[type-var]
+    return from_json({**own, "draft": rest}, Event)

@@ -79,10 +79,10 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
     if not asking:
         return
     offered, free = Counter[str](), 0
-    for one in state.offers.values():
-        if one.lease_id or one.is_free(now_s):
-            offered[one.offer.device.kind] += one.offer.device.count
-        free += one.is_free(now_s) and one.offer.device.kind == device.kind
+    for known in state.offers.values():
+        if known.lease_id or known.is_free(now_s):
+            offered[known.offer.device.kind] += known.offer.device.count
+        free += known.is_free(now_s) and known.offer.device.kind == device.kind
     mine = (-team.priority, dominant_share(team, held, offered))
     first = []
     for one in asking:

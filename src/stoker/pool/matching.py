@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +256,8 @@ def rank_offers(
         problems.append((is_good & (costs.hours * 3600 > needs.deadline_s),
                          f"is finished after {format_seconds(needs.deadline_s)}"))  # fmt: skip
     problems.append((~is_good, "is lost so often that the job would never end"))
-    usable, refused = np.ones(num, dtype=bool), {}
+    usable = np.ones(num, dtype=bool)
+    refused: dict[str, int] = {}
     for is_bad, why in problems:
         if count := int((usable & is_bad).sum()):
             refused[why] = refused.get(why, 0) + count
@@ -354,7 +355,7 @@ def expected_costs(columns: Columns, needs: Needs, forecasts: Sequence[RunForeca
 
 def _transfer_s(num_bytes: float, bytes_per_s: Floats) -> Floats:
     """Time of a transfer [s]; a link that was not measured counts as 100 Mbit/s."""
-    return cast("Floats", num_bytes / np.where(bytes_per_s > 0, bytes_per_s, 12.5e6))
+    return num_bytes / np.where(bytes_per_s > 0, bytes_per_s, 12.5e6)
 
 
 def _why(match: Match, best: Match) -> str:
@@ -455,6 +456,6 @@ def listed_offers(documents: Sequence[Mapping[str, Any]]) -> tuple[list[ListedOf
     for document in documents:
         if document.get("is_free") and document.get("is_present", True):
             names = ("offer", "agent", "offered_s", "lease_id")
-            offers.append(from_json({name: document[name] for name in names}, ListedOffer))  # type: ignore[type-var]
-            records[document["agent"]] = from_json(document["record"], Record)  # type: ignore[type-var]
+            offers.append(from_json({name: document[name] for name in names}, ListedOffer))
+            records[document["agent"]] = from_json(document["record"], Record)
     return offers, records
