@@ -174,7 +174,11 @@ class IsolatedProcess:
 
     def _watch(self) -> None:
         while self._process.poll() is None:
-            if sentence := self._over_limit():
+            try:
+                sentence = self._over_limit()
+            except Exception as problem:  # noqa: BLE001 - what cannot be watched does not run on unwatched
+                sentence = f"it cannot be watched: {problem!r}"
+            if sentence:
                 self.exceeded = sentence
                 self.kill()
                 break
