@@ -13,11 +13,12 @@ import pytest
 from stoker.errors import PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of
+from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of, replay_lease
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Bubblewrap, Limits
+from stoker.pool.isolation import Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
+from stoker.pool.replay_check import ReplayVerdict
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
 from tests.pool.fake_pool import FakePool
@@ -189,10 +190,9 @@ def test_a_paused_owner_makes_no_replays(lender, pool, monkeypatch) -> None:
         def kill(self) -> None:
             self.is_ended = True
 
-    began, process, limits = threading.Event(), Replaying(), []
+    began, process = threading.Event(), Replaying()
 
     def replay(client, lease_id, block, *, host, **_):
-        limits.append(host.limits.time_s)
         host.started(process)
         began.set()
         until(lambda: process.is_ended)
@@ -215,7 +215,25 @@ def test_a_paused_owner_makes_no_replays(lender, pool, monkeypatch) -> None:
     assert process.is_ended
     until(lambda: not lender._is_checking)
     assert lender._others_cpu_s() == 0.0
-    assert limits == [600.0]
+
+
+def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkeypatch) -> None:
+    """A block that sleeps does not hold the only thread for replays for as long as a whole lease may last."""
+    lease = lease_of(pool)
+    commitment = {"block": 0, "update": 10, "state": "a" * 64, "blob": "b" * 64}
+    lease |= {"commitments": [commitment], "running_s": 30}
+    limits: list[float] = []
+
+    def check(*_: Any, host: Host, **__: Any) -> ReplayVerdict:
+        limits.append(host.limits.time_s)
+        return ReplayVerdict(equal=None, why="not looked at")
+
+    monkeypatch.setattr(agent_module, "check_block", check)
+    monkeypatch.setattr(JobBox, "make", lambda *_: None)
+    for ran_s in (30, 90, 10**9):
+        lease["running_s"] = ran_s
+        replay_lease(pool, "job.0", 0, folder=lender.folder / "checks", host=lender.host, own_class="")
+    assert limits == [600.0, 900.0, LENDING.limits.time_s]
 
 
 def test_ctrl_c_gives_the_whole_notice_that_was_promised(lender, pool) -> None:

@@ -46,6 +46,7 @@ from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remo
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
+from stoker.pool.watch import VERDICT_S
 from stoker.records import Device
 from stoker.records.codec import digest, printable
 from stoker.units import format_seconds
@@ -56,7 +57,6 @@ BUSY = 0.5
 """Share of the CPUs that others use, from which on the owner is taken to be back [0 to 1]."""
 
 _PAUSED, _LOCK = "paused", "lock"
-_REPLAY_S = 600.0
 _LOOKS = 3
 _MOST_TRIES = 3
 _KEPT_BOXES = 4
@@ -437,9 +437,9 @@ class Agent:
 
     def _replay(self, lease_id: str, block: int) -> None:
         """Make a block of another agent's run again, and say what came of it."""
-        host = replace(self.host, limits=replace(self.lending.limits, time_s=_REPLAY_S), started=self._began_replay)
         try:
-            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks", host=host,
+            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks",
+                                   host=replace(self.host, started=self._began_replay),
                                    own_class=determinism_class(self.device))  # fmt: skip
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             self._checked[lease_id, block] = _MOST_TRIES
@@ -513,6 +513,9 @@ def replay_lease(
             before = Block(
                 block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
             )
+        # A verdict counts for so long, as in `watch.verdict_time`: what takes longer is of no use, and may be malice.
+        most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
+        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
         box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,
                           TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True))  # fmt: skip
         return check_block(box, before, blocks[number], fetch=cache.fetch, host=host,
