@@ -141,8 +141,10 @@ def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: 
     monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
     monkeypatch.setattr("stoker.pool.agent.Agent.run", lambda agent: lent.append(agent.lending))
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
-    words = ["offer", "--price", "1usd/h", "--pool", f"http://127.0.0.1:1#{'a' * 64}", "--device", "cpu", "--no-measure",
-             "--longest", "3d", "--most-bond", "2usd", "--longest-window", "6h", "--folder", str(home / "agent")]  # fmt: skip
+    words = [
+        "offer", "--price", "1usd/h", "--pool", f"http://127.0.0.1:1#{'a' * 64}", "--device", "cpu", "--no-measure",
+        "--longest", "3d", "--most-bond", "2usd", "--longest-window", "6h", "--folder", str(home / "agent"),
+    ]  # fmt: skip
     answer = said(*words)
     assert answer.exit_code == 0, answer.output
     (lending,) = lent

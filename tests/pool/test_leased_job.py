@@ -172,9 +172,7 @@ def test_a_commitment_that_was_lost_on_its_way_is_posted_again(job: Job, pool: S
 def test_a_commitment_that_is_refused_is_tried_once_more(job: Job, pool: SlowPool) -> None:
     """What the log says is taken over between the two tries; a second refusal does not keep the job from ending."""
     save(job, 10)
-    pool.lost = [on.Beat]
     end(job)
-    pool.lost = []
     real, tries = pool.post, list[on.Body]()
 
     def refuse(body: on.Body, **more: Any) -> None:
