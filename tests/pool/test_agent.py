@@ -331,6 +331,16 @@ def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) ->
     assert [path.name for path in (lender.folder / "leases").iterdir()] == ["job.0"]
 
 
+def test_a_lease_that_cannot_be_taken_up_does_not_end_the_agent(lender, pool) -> None:
+    """Whatever became of its order, the agent starts, and offers."""
+    pool.add_lease("job.0", pool.put_blob(b"no order"))["state"] = "running"
+    (lender.folder / "leases" / "job.0").mkdir(parents=True)
+    lender.step()
+    assert lender._job is None
+    assert pool.of(on.Offered)
+    assert not list((lender.folder / "leases").iterdir())
+
+
 def test_a_lease_is_taken_up_once_the_pool_answers(lender, pool, monkeypatch) -> None:
     """An agent that starts while the pool is away takes its lease up later, and removes nothing before."""
     monkeypatch.setattr(agent_module, "_POLL_S", 0.0)

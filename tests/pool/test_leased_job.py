@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,6 +229,30 @@ def test_what_cannot_be_unpacked_closes_the_lease(pool: SlowPool, tmp_path: Path
     assert "embedded null byte" in pool.leases["job.0"]["reason"]
 
 
+def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tmp_path: Path) -> None:
+    """An owner who comes back while code is fetched does not get a job started afterwards."""
+    may_go_on, isolation = threading.Event(), Nowhere()
+
+    class Slow(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *_: Any) -> Given:
+            assert may_go_on.wait(20)
+            return super().make(folder, order)
+
+    class SlowJob(LeasedJob):
+        box_type = Slow
+
+    host = Host(isolation=isolation, limits=LIMITS)  # type: ignore[arg-type]
+    job = SlowJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
+    job.begin(ORDER)
+    job.reclaim(60.0, "the owner is back")
+    may_go_on.set()
+    job.tick()
+    assert job.is_over
+    assert pool.leases["job.0"]["reason"] == "reclaimed: the owner is back"
+    assert job._process is None
+
+
 def test_a_notice_waits_for_the_pool(job: Job, pool: SlowPool) -> None:
     """An owner who takes the device back while the pool is away does not count as one who left."""
     pool.is_away = True
@@ -238,7 +263,7 @@ def test_a_notice_waits_for_the_pool(job: Job, pool: SlowPool) -> None:
     assert len(pool.of(on.Reclaiming)) == 1
 
 
-def test_a_blob_is_fetched_within_the_limit_alone(tmp_path: Path) -> None:
+def test_a_blob_is_fetched_within_the_limit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that names a huge blob does not fill the owner's disk before anything is looked at."""
     asked = []
 
@@ -252,4 +277,7 @@ def test_a_blob_is_fetched_within_the_limit_alone(tmp_path: Path) -> None:
         cache.fetch("0" * 64)
     with pytest.raises(PlaceFailed):
         cache.whole("0" * 64, 10)
-    assert asked == [1000, 10]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=(1 << 30) + 7))
+    with pytest.raises(PlaceFailed):
+        cache.fetch("0" * 64)
+    assert asked == [1000, 10, 7]

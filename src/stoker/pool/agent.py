@@ -169,14 +169,9 @@ class OwnersUse:
         self._before: tuple[float, float, float] | None = None
         self._busy_looks = 0
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the file says so."""
-        return self._paused.exists()
-
     def is_back(self, job_cpu_s: float) -> str:
         """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
-        if self.is_paused:
+        if self._paused.exists():
             return "the owner has paused lending"
         if not is_lent_at(self._hours, time.time()):
             return "the hours in which it is lent are over"
@@ -232,6 +227,7 @@ class Agent:
     _replaying: IsolatedProcess | None = field(default=None, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _has_offered: bool = field(default=False, init=False)
+    _may_work: bool = field(default=True, init=False)
     _has_adopted: bool = field(default=False, init=False)
     _said: str = field(default="", init=False)
     _stops: int = field(default=0, init=False)
@@ -292,7 +288,7 @@ class Agent:
         why = self._owner.is_back(self._others_cpu_s())
         if why and self._job is not None:
             self._job.reclaim(self.lending.reclaim_s, why)
-        may_work = not why and not self._stops
+        self._may_work = may_work = not why and not self._stops
         if not may_work and self._replaying is not None:
             self._replaying.kill()
         try:
@@ -323,10 +319,10 @@ class Agent:
             self.tell(text)
 
     def _keep_offer(self) -> None:
-        now = time.time()
+        now = time.monotonic()  # the clock of the day may be set back
         if now < self._offered_until - OFFER_S / 2:
             return
-        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=now + OFFER_S)
+        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S)
         self.client.post(on.Offered(offer=offer))
         self._offered_until, self._has_offered = now + OFFER_S, True
 
@@ -410,9 +406,15 @@ class Agent:
                 continue
             lease = self.client.lease(lease_id)
             job = self._job_of(lease)
-            order = job.read_order()
-            job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
-                      blocks=blocks_of(lease, order))  # fmt: skip
+            try:
+                order = job.read_order()
+                job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
+                          blocks=blocks_of(lease, order))  # fmt: skip
+            except Exception as problem:
+                if is_passing(problem):
+                    raise
+                self.tell(f"{lease_id}: cannot be taken up again: {problem}")
+                continue
             held.discard(lease_id)
             self._job = job
             self.tell(f"{lease_id}: taken up again")
@@ -432,7 +434,7 @@ class Agent:
 
     def _began_replay(self, process: IsolatedProcess) -> None:
         self._replaying = process
-        if self._stops or self._owner.is_paused:
+        if not self._may_work:
             process.kill()
 
     def _replay(self, lease_id: str, block: int) -> None:

@@ -26,7 +26,7 @@ from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.isolation import Host, IsolatedProcess, remove_tree
+from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
@@ -43,7 +43,10 @@ _SENDING_ENDS_S = 5.0
 
 
 class BlobCache:
-    """Blobs of a pool, fetched into a folder when they are first read; `most_bytes`: the largest that is fetched."""
+    """Blobs of a pool, fetched into a folder when they are first read.
+
+    `most_bytes`: the largest that is fetched, and that leaves the owner's part of the disk free; None: any.
+    """
 
     def __init__(self, client: PoolClient, folder: Path, most_bytes: int | None = None) -> None:
         self._client, self._folder, self._most_bytes = client, folder, most_bytes
@@ -66,7 +69,10 @@ class BlobCache:
         path = self._folder / sha256
         if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._client.get_blob(sha256, path, most_bytes=most_bytes or self._most_bytes)
+            most = most_bytes or self._most_bytes
+            if self._most_bytes is not None:
+                most = min(most or 0, max(0, shutil.disk_usage(self._folder).free - LEAST_FREE_BYTES))
+            self._client.get_blob(sha256, path, most_bytes=most)
         return path
 
     def whole(self, sha256: str, most_bytes: int) -> bytes:
@@ -252,6 +258,9 @@ class LeasedJob:
     def _do_what_is_due(self) -> None:
         if self._problem is not None:
             self._close(f"failed: {self._problem.message}")
+            return
+        if self._process is None and self._leaving:
+            self._close(self._leaving)
             return
         if self._process is None and self._is_prepared:
             self._start()  # here, since a child of a thread would end with the thread
