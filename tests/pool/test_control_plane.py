@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -263,6 +264,30 @@ def test_another_server_at_the_address_is_found_out(tmp_path: Path) -> None:
         mistaken = PoolClient(replace(operator.address, key=Key.made().public), plane.key)
         with pytest.raises((PlaceFailed, Refused)):
             mistaken.post(on.Deposited(account="0" * 64, amount=1))
+
+
+def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
+    """A server that is killed while it answers: the client tries again, and does not take a half for the whole."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for rest in (b"", b'{"events":[]}', b"x"):
+                connection, _ = listener.accept()
+                connection.recv(65536)
+                connection.sendall(head + rest)
+                connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = PoolClient(PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "a" * 64), Key.made())
+        for _number in range(2):
+            with pytest.raises(PlaceUnreachable, match="broke off"):
+                client.events()
+        with pytest.raises(PlaceUnreachable, match="broke off"):
+            client.get_blob("b" * 64, tmp_path / "blob")
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_keys_are_files_for_one_user(tmp_path: Path) -> None:

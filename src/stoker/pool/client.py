@@ -227,6 +227,7 @@ class PoolClient:
                         raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
                     hashed.update(part)
                     file.write(part)
+                _require_whole(connection.response)
                 file.flush()
                 os.fsync(file.fileno())
             if hashed.hexdigest() != digest:
@@ -249,6 +250,7 @@ class PoolClient:
         connection = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
         try:
             content = connection.response.read(_MOST_ANSWER_BYTES)
+            _require_whole(connection.response)
             return parsed(content)
         except (OSError, http.client.HTTPException) as problem:
             raise PlaceUnreachable(f"{self.address.url} broke off: {problem}") from problem
@@ -321,6 +323,12 @@ def certificate_key(certificate: bytes | None) -> str:
     except ValueError:
         return ""
     return key.public_bytes_raw().hex() if isinstance(key, Ed25519PublicKey) else ""
+
+
+def _require_whole(response: http.client.HTTPResponse) -> None:
+    """Raises IncompleteRead if an answer broke off: `read` of so many bytes ends without a word then."""
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
 
 
 @dataclass
