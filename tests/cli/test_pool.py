@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from stoker.cli.main import app
 from stoker.pool import events as on
+from stoker.pool.agent import Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT, Measured, OfferedDevice
+from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key, own_key
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread
@@ -131,3 +133,20 @@ def test_without_a_pool(home: Path) -> None:
     assert result.exit_code == 2
     assert "STOKER_POOL" in result.output
     assert said("serve", "--host", "nowhere", "--folder", str(home / "pool")).exit_code == 2
+
+
+def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may run for as long as the longest lease; bond and window are bounded as the owner says."""
+    lent: list[Lending] = []
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    monkeypatch.setattr("stoker.pool.agent.Agent.run", lambda agent: lent.append(agent.lending))
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    words = [
+        "offer", "--price", "1usd/h", "--pool", f"http://127.0.0.1:1#{'a' * 64}", "--device", "cpu", "--no-measure",
+        "--longest", "3d", "--most-bond", "2usd", "--longest-window", "6h", "--folder", str(home / "agent"),
+    ]  # fmt: skip
+    answer = said(*words)
+    assert answer.exit_code == 0, answer.output
+    (lending,) = lent
+    assert lending.limits.time_s == lending.max_s == 3 * 86_400
+    assert (lending.most_bond, lending.longest_window_s) == (2 * CREDIT, 6 * 3600)

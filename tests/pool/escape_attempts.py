@@ -119,6 +119,17 @@ def become_root():
 
 
 @attempt
+def run_a_program_before_the_rights_are_dropped():
+    """The order's variables name a loader's log and a path with programs of its own: who wrote there?"""
+    written = [name for name in os.listdir("/job") if name.startswith(("loader.", "path."))]
+    mine = os.stat("/job").st_uid
+    others = [name for name in written if os.stat(f"/job/{name}").st_uid != mine or name.startswith("path.")]
+    if not written or others:
+        return written
+    raise OSError("only the program itself was run with them")
+
+
+@attempt
 def make_a_user_namespace():
     call(272, 0x1000_0000)
 

@@ -17,6 +17,7 @@ class FakePool:
 
     def __init__(self, folder: Path, key: str = "a" * 64) -> None:
         self.folder, self.key, self.is_away = folder, SimpleNamespace(public=key), False
+        self.address = SimpleNamespace(key="f" * 64)
         self.posted: list[on.Body] = []
         self.leases: dict[str, dict[str, Any]] = {}
         self.refusals: list[str] = []
@@ -56,6 +57,7 @@ class FakePool:
             "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
             "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
             "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
+            "delegate": self.address.key, "bond": 0, "window_s": 3600,
         }  # fmt: skip
         return self.leases[lease_id]
 
@@ -66,7 +68,7 @@ class FakePool:
             raise on.Refused(f"there is no lease {lease_id}")
         return self.leases[lease_id]
 
-    def state(self, what: str) -> Any:
+    def state(self, what: str, **_: str) -> Any:
         """All leases."""
         self._answer()
         return list(self.leases.values()) if what == "leases" else []
@@ -86,7 +88,7 @@ class FakePool:
         (self.folder / digest).write_bytes(content)
         return digest
 
-    def get_blob(self, digest: str, target: Path) -> None:
+    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
         """Copy a blob."""
         self._answer()
         shutil.copyfile(self.folder / digest, target)

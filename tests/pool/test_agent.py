@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import shutil
+import threading
+import time
 from collections import namedtuple
 from dataclasses import replace
 from typing import Any
@@ -10,14 +13,16 @@ import pytest
 from stoker.errors import PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of
+from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of, replay_lease
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Bubblewrap, Limits
+from stoker.pool.isolation import Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
+from stoker.pool.replay_check import ReplayVerdict
 from stoker.records import Device
-from stoker.records.codec import dumps
+from stoker.records.codec import dumps, to_json
 from tests.pool.fake_pool import FakePool
+from tests.pool.server import until
 
 DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=4, memory_bytes=8 << 30, fast_dtypes=("fp32",))
 LENDING = Lending(name="box", price_per_hour=400_000, limits=Limits(memory_bytes=1 << 30, cores=2, disk_bytes=1 << 20))
@@ -104,6 +109,41 @@ def test_what_is_no_order_is_refused(lender, pool) -> None:
     assert "leads out of the box" in lease["reason"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"requirements": ("",)},
+        {"variables": {"A=B": "c"}},
+        {"variables": {"LD_PRELOAD\0": "c"}},
+        {"variables": {"A": "c\0"}},
+        {"arguments": ("--set", "a\0b")},
+        {"job_file": "job\ud800.py"},
+    ],
+)
+def test_words_that_no_command_can_have_are_refused(lender, pool, changes) -> None:
+    """An order of nonsense neither ends the agent nor is accepted."""
+    document = {**to_json(ORDER), **to_json(changes)} if "job_file" not in changes else {**to_json(ORDER), **changes}
+    lease = pool.add_lease("job.0", pool.put_blob(json.dumps(document).encode()))
+    lender.step()
+    assert not pool.of(on.Accepted)
+    assert lease["reason"].startswith("refused: ")
+
+
+def test_leases_that_would_not_pay_or_bind_for_long_are_refused(lender, pool) -> None:
+    """Beats that the renter alone may co-sign are not paid for sure; a bond is not put up for years."""
+    for change, text in (
+        ({"delegate": ""}, "unsigned ones are not paid"),
+        ({"bond": 68_000_000}, "it wants a bond of"),
+        ({"window_s": 2**53}, "its bond could be held for"),
+    ):
+        lease = lease_of(pool) | change
+        pool.leases["job.0"] = lease
+        lender._refused.clear()
+        lender.step()
+        assert text in lease["reason"]
+    assert not pool.of(on.Accepted)
+
+
 def test_a_full_disk_refuses_the_next_lease(lender, pool, monkeypatch) -> None:
     """An owner without room for the quota takes no job, and the renter reads why."""
     usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as shutil's
@@ -118,6 +158,90 @@ def test_a_wrong_clock_is_said_in_the_pools_words(lender, pool) -> None:
     pool.refusals = ["the event is dated +300 s from the pool's clock; at most 120 s are taken"]
     with pytest.raises(on.Refused, match="300 s from the pool's clock"):
         lender.step()
+
+
+def test_a_refusal_after_the_first_offer_ends_neither_agent_nor_job(lender, pool, monkeypatch) -> None:
+    """A clock that goes wrong, or an answer of no use, is said once and waited out; the job is looked after."""
+    said: list[str] = []
+    lender.tell = said.append
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    lease_of(pool)
+    lender.step()
+    ticks: list[int] = []
+    monkeypatch.setattr(lender._job, "tick", lambda: ticks.append(1))
+    real = pool.work
+
+    for problem in (on.Refused("300 s from the pool's clock"), PlaceFailed("an answer that is no JSON")):
+        monkeypatch.setattr(pool, "work", lambda problem=problem, **_: (_ for _ in ()).throw(problem))
+        lender.step()
+        lender.step()
+    monkeypatch.setattr(pool, "work", real)
+    lender.step()
+    assert len(ticks) == 5
+    assert [text for text in said if "clock" in text] == ["the pool refuses: 300 s from the pool's clock"]
+
+
+def test_a_paused_owner_makes_no_replays(lender, pool, monkeypatch) -> None:
+    """A pause holds for replays as for jobs; one that runs is ended, and its CPU is not the owner's."""
+
+    class Replaying:
+        cpu_s, is_ended = 7.0, False
+
+        def kill(self) -> None:
+            self.is_ended = True
+
+    began, process = threading.Event(), Replaying()
+
+    def replay(client, lease_id, block, *, host, **_):
+        host.started(process)
+        began.set()
+        until(lambda: process.is_ended)
+        raise PlaceFailed("it was ended")
+
+    monkeypatch.setattr(agent_module, "replay_lease", replay)
+    monkeypatch.setattr(
+        pool, "work", lambda **_: {"leases": [], "challenges": [{"lease_id": "a.0", "block": 3}], "live": []}
+    )
+    paused = lender.folder / "paused"
+    paused.touch()
+    lender.step()
+    assert not lender._is_checking
+    paused.unlink()
+    lender.step()
+    assert began.wait(20)
+    assert lender._others_cpu_s() == 7.0
+    paused.touch()
+    lender.step()
+    assert process.is_ended
+    until(lambda: not lender._is_checking)
+    assert lender._others_cpu_s() == 0.0
+
+
+def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkeypatch) -> None:
+    """A block that sleeps does not hold the only thread for replays for as long as a whole lease may last."""
+    lease = lease_of(pool)
+    commitment = {"block": 0, "update": 10, "state": "a" * 64, "blob": "b" * 64}
+    lease |= {"commitments": [commitment], "running_s": 30}
+    limits: list[float] = []
+
+    def check(*_: Any, host: Host, **__: Any) -> ReplayVerdict:
+        limits.append(host.limits.time_s)
+        return ReplayVerdict(equal=None, why="not looked at")
+
+    monkeypatch.setattr(agent_module, "check_block", check)
+    monkeypatch.setattr(JobBox, "make", lambda *_: None)
+    for ran_s in (30, 90, 10**9):
+        lease["running_s"] = ran_s
+        replay_lease(pool, "job.0", 0, folder=lender.folder / "checks", host=lender.host, own_class="")
+    assert limits == [600.0, 900.0, LENDING.limits.time_s]
+
+
+def test_ctrl_c_gives_the_whole_notice_that_was_promised(lender, pool) -> None:
+    """A shorter one would be refused, and count as leaving."""
+    lease_of(pool)
+    lender.step()
+    lender.stop()
+    assert pool.of(on.Reclaiming)[0].by_s > time.time() + 110
 
 
 def test_a_pool_that_is_away_does_not_end_the_agent(lender, pool, monkeypatch) -> None:
@@ -205,6 +329,30 @@ def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) ->
     assert lender._job is not None
     assert lender._job.about["beats"] == 7
     assert [path.name for path in (lender.folder / "leases").iterdir()] == ["job.0"]
+
+
+def test_a_lease_that_cannot_be_taken_up_does_not_end_the_agent(lender, pool) -> None:
+    """Whatever became of its order, the agent starts, and offers."""
+    pool.add_lease("job.0", pool.put_blob(b"no order"))["state"] = "running"
+    (lender.folder / "leases" / "job.0").mkdir(parents=True)
+    lender.step()
+    assert lender._job is None
+    assert pool.of(on.Offered)
+    assert not list((lender.folder / "leases").iterdir())
+
+
+def test_a_lease_is_taken_up_once_the_pool_answers(lender, pool, monkeypatch) -> None:
+    """An agent that starts while the pool is away takes its lease up later, and removes nothing before."""
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    lease_of(pool)["state"] = "running"
+    (lender.folder / "leases" / "job.0").mkdir(parents=True)
+    pool.is_away = True
+    lender.step()
+    assert lender._job is None
+    pool.is_away = False
+    lender.step()
+    assert lender._job is not None
+    assert lender._job.lease_id == "job.0"
 
 
 def test_words_for_the_job_are_written_through_no_link_of_its(tmp_path) -> None:

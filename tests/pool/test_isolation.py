@@ -2,7 +2,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import pytest
 
 from stoker.errors import NoDevice, PlaceFailed
 from stoker.pool import isolation
-from stoker.pool.isolation import KINDS, Bubblewrap, Limits, Program, best_isolation, disk_bytes
+from stoker.pool.control_group import ControlGroup
+from stoker.pool.isolation import KINDS, Bubblewrap, Limits, Podman, Program, best_isolation, disk_bytes, remove_tree
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}  # noqa: S108 - inside
@@ -45,17 +45,18 @@ def job():
     folder = Path("/var/tmp") / f"stoker-job-{os.getpid()}-{time.monotonic_ns()}"  # noqa: S108 - removed below
     folder.mkdir()
     yield folder
-    shutil.rmtree(folder)
+    remove_tree(folder)
+    assert not folder.exists()
 
 
-def python(kind, job, script, *, limits=LIMITS, stdin=b""):
+def python(kind, job, script, *, limits=LIMITS, stdin=b"", environment=ENVIRONMENT):
     """Run a script in isolation: exit code, output, complaints."""
     program = Program(
         argv=(sys.executable, "-c", script),
         readable={"/given": HERE},
         writable={"/job": job},
         folder="/job",
-        environment=ENVIRONMENT,
+        environment=environment,
         limits=limits,
     )
     return kind.run(program, stdin=stdin)
@@ -78,8 +79,12 @@ def test_no_attempt_of_the_escape_list_succeeds(kind, job):
             "shm": 4711,
             "readable": "/given",
         }
+        for name in ("setpriv", "env"):
+            (job / name).write_text(f'#!/bin/sh\n: > /job/path.{name}\nexec /usr/bin/{name} "$@"\n')
+            (job / name).chmod(0o755)
+        variables = {**ENVIRONMENT, "PATH": "/job:/usr/bin:/bin", "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": "/job/loader"}
         script = (HERE / "escape_attempts.py").read_text()
-        code, out, err = python(kind, job, script, stdin=json.dumps(given).encode())
+        code, out, err = python(kind, job, script, stdin=json.dumps(given).encode(), environment=variables)
     canary.unlink()
     ctypes.CDLL(None).shmctl(shared, 0, None)
     assert code == 0, err.decode()
@@ -134,8 +139,108 @@ def test_a_full_disk_quota_ends_the_job(kind, job, way):
     }[way]
     code, _, err = python(kind, job, f"{script}\nprint('done')")
     assert code != 0, err
-    assert disk_bytes(job) < 1 << 62
+    assert disk_bytes(job)[0] < 1 << 62
     assert sum(path.stat().st_blocks * 512 for path in job.rglob("*")) < 8 * LIMITS.disk_bytes
+
+
+def test_folders_too_deep_to_be_counted_end_the_job(kind, job):
+    """What the kernel does not let the owner's look reach counts as over the quota, and is removed nevertheless."""
+    script = (
+        "import os, time\n"
+        "for n in range(1000):\n"
+        "    os.mkdir('a' * 200); os.chdir('a' * 200)\n"
+        "open('f', 'wb').write(b'x' * (1 << 20))\n"
+        "time.sleep(30)"
+    )
+    code, _, err = python(kind, job, script)
+    assert code != 0
+    assert b"it writes more than" in err
+    remove_tree(job / ("a" * 200))
+    assert not any(job.iterdir())
+
+
+def test_a_closed_folder_is_no_place_to_hide(tmp_path):
+    """A folder that an ordinary owner cannot list counts as over the quota, and is removed nevertheless."""
+    folder = tmp_path / "job"
+    (folder / "closed").mkdir(parents=True)
+    (folder / "closed" / "file").write_bytes(b"x" * 5000)
+    (folder / "closed").chmod(0o300)
+    script = (
+        "import sys; from pathlib import Path; from stoker.pool.isolation import disk_bytes, remove_tree\n"
+        "folder = Path(sys.argv[1])\nprint(disk_bytes(folder)[0]); remove_tree(folder); print(folder.exists())"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    if os.getuid() == 0:
+        for path in (tmp_path, folder, folder / "closed", folder / "closed" / "file"):
+            os.chown(path, 65534, 65534)
+        folder = Path("/var/tmp") / f"stoker-closed-{os.getpid()}"  # noqa: S108 - removed by the script
+        (tmp_path / "job").rename(folder)
+        sticky = "setpriv --reuid 65534 --regid 65534 --clear-groups --"
+        command = [*sticky.split(), sys.executable, "-c", script, str(folder)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ}).stdout.split()
+    assert said == [str(1 << 62), "False"]
+
+
+def test_folders_that_move_all_the_time_end_the_job(job, monkeypatch):
+    """A job that renames what the look is about to open does not go uncounted for long."""
+    kind = usable(Bubblewrap())
+    monkeypatch.setattr(isolation, "disk_bytes", lambda folder: (0, False))
+    code, _, err = python(kind, job, "import time; time.sleep(60)")
+    assert code != 0
+    assert b"it moves its folders so fast" in err
+
+
+def test_memory_that_no_process_maps_is_refused_where_nothing_counts_it(job, monkeypatch):
+    """Without a control group the resident set is all that is watched: shared memory outside of it is not to be had."""
+    kind = usable(Bubblewrap())
+    script = (
+        "import ctypes, os\n"
+        "shared = ctypes.CDLL(None).shmget(0, 4096, 0o1600)\n"
+        "try: print(shared, os.memfd_create('x') > 0)\n"
+        "except PermissionError: print(shared, 'refused')"
+    )
+    counted = python(kind, job, script)[1].split() if ControlGroup.make(
+        "stoker-test", memory_bytes=1 << 28, processes=64, cores=1) else None  # fmt: skip
+    monkeypatch.setattr(ControlGroup, "make", classmethod(lambda cls, *_, **__: None))
+    limits = Limits(memory_bytes=1 << 30, cores=1, processes=64, disk_bytes=32 << 20, time_s=60)
+    assert python(kind, job, script, limits=limits)[1].split() == [b"-1", b"refused"]
+    assert counted is None or counted[1] == b"True"
+
+
+def test_output_takes_no_disk_and_little_memory(job):
+    """A job that prints without end fills neither the owner's disk nor the agent's memory; the end is kept."""
+    kind = usable(Bubblewrap())
+    script = "for n in range(48): print('x' * (1 << 20))\nprint('last')"
+    code, out, _ = python(kind, job, script)
+    assert code == 0
+    assert len(out) == 1 << 24
+    assert out.endswith(b"last\n")
+
+
+def test_where_a_device_is_lent_a_kind_is_taken_that_can(monkeypatch):
+    """The strongest kind is of no use if it refuses every job."""
+    for one in KINDS:
+        monkeypatch.setattr(type(one), "trial", lambda self: None)
+    assert best_isolation().name == "gvisor"
+    assert best_isolation(devices=("/dev/nvidia0",)).lends_devices
+    with pytest.raises(NoDevice, match="lends no devices here, and /dev/nvidia0 are lent"):
+        best_isolation("gvisor", ("/dev/nvidia0",))
+
+
+def test_containers_of_a_killed_agent_are_removed(tmp_path, monkeypatch):
+    """Podman's containers outlive their client: the next agent removes those whose agent is gone, and no others."""
+    mine = f"{isolation._container_prefix(os.getpid())}abcdefgh"
+    (tmp_path / "podman").write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = ps ] && echo {mine} stoker-1-999999999-abcdefgh stoker-other && exit\n'
+        f'echo "$*" >> {tmp_path}/asked\n'
+    )
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(Podman, "problem", lambda self: None)
+    monkeypatch.setattr(isolation.Isolation, "trial", lambda self: "no more is tried")
+    assert Podman().trial() == "no more is tried"
+    assert (tmp_path / "asked").read_text() == "rm -f -t 0 stoker-1-999999999-abcdefgh\n"
 
 
 def test_temporary_files_count_as_memory(kind, job):

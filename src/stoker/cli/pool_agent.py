@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
-from stoker.cli.terminal import AsJson, Debug, output, print_document
+from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
 from stoker.errors import BadJob, NoDevice, RunFailed
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
@@ -50,6 +50,12 @@ def offer(
     ] = None,
     processes: Annotated[int, typer.Option("--processes", metavar="N", min=16, help="A job's, with threads.")] = 512,
     disk: Annotated[str, typer.Option("--disk", metavar="BYTES", help="What a job may write.")] = "10GiB",
+    most_bond: Annotated[
+        str | None, typer.Option("--most-bond", metavar="MONEY", help="Largest bond (default: --longest at --price).")
+    ] = None,
+    longest_window: Annotated[
+        str, typer.Option("--longest-window", metavar="TIME", help="Longest time that a bond is held after a lease.")
+    ] = "1d",
     isolation: IsolationName = "best",
     folder: Folder = None,
     key: KeyName = "default",
@@ -65,7 +71,7 @@ def offer(
         console = Console(stderr=True, highlight=False)
 
         def tell(text: str) -> None:
-            console.print(Text(text), soft_wrap=True)
+            console.print(Text(printable(text)), soft_wrap=True)
 
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
@@ -74,18 +80,22 @@ def offer(
         from stoker.pool.isolation import Limits, best_isolation
 
         lent = resolve_place(device, attached_devices())
-        kind = best_isolation(isolation)
+        files = _device_files(lent.kind, lent.index)
+        kind = best_isolation(isolation, files)
         tell(f"jobs run in {kind.name}: {kind.text}")
+        longest_s = round(parse_duration(longest, "--longest"))
         limits = Limits(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
             cores=cores or float(len(os.sched_getaffinity(0))), processes=processes, disk_bytes=int(parse_memory(disk)),
+            time_s=longest_s,
         )  # fmt: skip
         lending = Lending(
             name=name or re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()).strip("-.")[:40] or "agent",
             price_per_hour=_per_hour("--price", price), cost_per_hour=_per_hour("--cost", cost) if cost else 0,
             reclaim_s=round(parse_duration(reclaim, "--reclaim")), when=when, hours=_hours(hours),
-            max_s=round(parse_duration(longest, "--longest")), limits=limits,
-            devices=_device_files(lent.kind, lent.index), beat_s=beat, replays=replays,
+            max_s=longest_s, limits=limits, devices=files, beat_s=beat, replays=replays,
+            most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
+            longest_window_s=parse_duration(longest_window, "--longest-window"),
         )  # fmt: skip
         proof = None
         if measures:
@@ -143,10 +153,12 @@ def verify(
         from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
         from stoker.pool.isolation import Host, Limits, best_isolation
 
-        kind, device = best_isolation(isolation), resolve_place("here", attached_devices())
+        device = resolve_place("here", attached_devices())
+        files = _device_files(device.kind, device.index)
+        kind = best_isolation(isolation, files)
         limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
         theirs = _traces(against)
-        host = Host(isolation=kind, limits=limits, devices=_device_files(device.kind, device.index))
+        host = Host(isolation=kind, limits=limits, devices=files)
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []
         with output(for_json=as_json):

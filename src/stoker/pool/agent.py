@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -29,23 +30,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from stoker.devices.cpu import usable_cpus
-from stoker.errors import BadJob, BadRun, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, BadRun, StokerError
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits
-from stoker.pool.client import PoolClient
+from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
+from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Host, Isolation, Limits
+from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.leased_job import BlobCache, LeasedJob
+from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
+from stoker.pool.watch import VERDICT_S
 from stoker.records import Device
-from stoker.records.codec import digest
+from stoker.records.codec import digest, printable
+from stoker.units import format_seconds
 
 OFFER_S = 120.0
 """An offer lapses so long after it was made last, unless it is made again [s]."""
@@ -53,7 +57,6 @@ BUSY = 0.5
 """Share of the CPUs that others use, from which on the owner is taken to be back [0 to 1]."""
 
 _PAUSED, _LOCK = "paused", "lock"
-_BUSY_STATUS = (429, 503)
 _LOOKS = 3
 _MOST_TRIES = 3
 _KEPT_BOXES = 4
@@ -76,6 +79,8 @@ class Lending:
         devices: files below /dev that a job may use.
         beat_s: time between beats [s].
         replays: whether blocks of others are replayed, for a fee.
+        most_bond: a lease that wants a larger one is refused [micro-credits]; None: the price of its longest time.
+        longest_window_s: a lease whose bond could be held longer than that after its end is refused [s].
     """
 
     name: str
@@ -90,6 +95,8 @@ class Lending:
     devices: tuple[str, ...] = ()
     beat_s: float = 10.0
     replays: bool = True
+    most_bond: int | None = None
+    longest_window_s: float = 24 * 3600.0
 
 
 def determinism_class(device: Device) -> str:
@@ -217,7 +224,12 @@ class Agent:
     _offered_until: float = field(default=0.0, init=False)
     _check: threading.Thread | None = field(default=None, init=False)
     _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
+    _replaying: IsolatedProcess | None = field(default=None, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
+    _has_offered: bool = field(default=False, init=False)
+    _may_work: bool = field(default=True, init=False)
+    _has_adopted: bool = field(default=False, init=False)
+    _said: str = field(default="", init=False)
     _stops: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -237,7 +249,7 @@ class Agent:
         self._stops += 1
         if self._job is not None:
             if self._stops == 1:
-                self._job.reclaim(min(60.0, self.lending.reclaim_s), "the agent stops")
+                self._job.reclaim(self.lending.reclaim_s, "the agent stops")
             else:
                 self._job.kill()
 
@@ -257,7 +269,6 @@ class Agent:
             self._run()
 
     def _run(self) -> None:
-        self._adopt()
         try:
             while not self._stops or self._job is not None:
                 self.step()
@@ -269,51 +280,62 @@ class Agent:
                 self._job.kill()
 
     def step(self) -> None:
-        """Do what is due, once."""
-        why = self._owner.is_back(self._job_cpu_s())
+        """Do what is due, once.
+
+        Raises:
+            Refused, PlaceFailed: the pool did not take the first offer; later on it is asked again.
+        """
+        why = self._owner.is_back(self._others_cpu_s())
         if why and self._job is not None:
             self._job.reclaim(self.lending.reclaim_s, why)
+        self._may_work = may_work = not why and not self._stops
+        if not may_work and self._replaying is not None:
+            self._replaying.kill()
         try:
-            if not why and not self._stops:
+            if not self._has_adopted:
+                self._adopt()
+                self._has_adopted = True
+            if may_work:
                 self._keep_offer()
             elif self._offered_until and self._job is None:
                 self._offered_until = 0.0
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             wait_s = 0.0 if self._job is not None or why else 2.0
-            self._take(
-                self.client.work(wait_s=wait_s, replays=self.lending.replays), may_accept=not why and not self._stops
-            )
-        except PlaceUnreachable as problem:
-            self.tell(f"the pool does not answer: {problem.message}")
-            time.sleep(_POLL_S)
-        except on.Refused as refused:
-            if refused.http_status not in _BUSY_STATUS:
+            self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
+            self._said = ""
+        except StokerError as problem:
+            if not is_passing(problem) and self._job is None and not self._has_offered:
                 raise
-            self.tell(f"the pool is busy: {refused.message}")
+            self._say_once(f"the pool {'does not answer' if is_passing(problem) else 'refuses'}: {problem.message}")
             time.sleep(_POLL_S)
         if self._job is not None:
             self._job.tick()
             if self._job.is_over:
                 self._job = None
 
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.tell(text)
+
     def _keep_offer(self) -> None:
-        now = time.time()
+        now = time.monotonic()  # the clock of the day may be set back
         if now < self._offered_until - OFFER_S / 2:
             return
-        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=now + OFFER_S)
+        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S)
         self.client.post(on.Offered(offer=offer))
-        self._offered_until = now + OFFER_S
+        self._offered_until, self._has_offered = now + OFFER_S, True
 
-    def _take(self, work: dict[str, Any], *, may_accept: bool) -> None:
+    def _take(self, work: dict[str, Any], *, may_work: bool) -> None:
         """Take up what the pool has for this agent."""
         if self._job is not None and self._job.lease_id not in work["live"]:
             self._job.end("the lease has ended for the pool")
         for lease in work["leases"]:
-            if may_accept and self._job is None and lease["lease_id"] not in self._refused:
+            if may_work and self._job is None and lease["lease_id"] not in self._refused:
                 self._accept(lease)
         for challenge in work["challenges"]:
-            place = (str(challenge["lease"]["lease_id"]), int(challenge["block"]))
-            if self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
+            place = (str(challenge.get("lease_id") or challenge["lease"]["lease_id"]), int(challenge["block"]))
+            if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
                 self._checked[place] += 1
                 self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
                 self._check.start()
@@ -327,19 +349,36 @@ class Agent:
         lease_id = str(lease["lease_id"])
         job = self._job_of(lease)
         try:
+            self._require_fair(lease)
             order = job.read_order()
             self._require_possible(order)
             self.client.post(on.Accepted(lease_id=lease_id))
-        except PlaceUnreachable:
-            raise
-        except StokerError as problem:
+        except Exception as problem:  # whatever a renter sends, the agent goes on
+            if is_passing(problem):
+                raise
+            reason = f"refused: {problem.message if isinstance(problem, StokerError) else repr(problem)}"
             self._refused.add(lease_id)
-            job.end(f"refused: {problem.message}")
+            job.end(reason)
             with suppress(on.Refused):
-                self.client.post(on.Closed(lease_id=lease_id, reason=f"refused: {problem.message}"[:900]))
+                self.client.post(on.Closed(lease_id=lease_id, reason=printable(reason)[:900]))
             return
         self._job = job
         job.begin(order)
+
+    def _require_fair(self, lease: dict[str, Any]) -> None:
+        """Refuse a lease whose work could stay unpaid, or whose bond could be held for long."""
+        if lease["delegate"] != self.client.address.key:
+            raise BadJob("nobody but the renter could co-sign beats, and unsigned ones are not paid: name the pool's "
+                         "key as delegate")  # fmt: skip
+        most = self.lending.most_bond
+        if most is None:
+            most = math.ceil(self.lending.max_s / 3600 * self.lending.price_per_hour)
+        if int(lease["bond"]) > most:
+            raise BadJob(f"it wants a bond of {credits_text(int(lease['bond']))}, this agent puts up "
+                         f"{credits_text(most)} at most")  # fmt: skip
+        if float(lease["window_s"]) > self.lending.longest_window_s:
+            raise BadJob(f"its bond could be held for {format_seconds(float(lease['window_s']))} after the end, this "
+                         f"agent takes {format_seconds(self.lending.longest_window_s)} at most")  # fmt: skip
 
     def _require_possible(self, order: PoolOrder) -> None:
         missing, other = missing_packages(order)
@@ -352,26 +391,35 @@ class Agent:
             raise BadJob(f"the disk of this agent is full: {free:,} bytes are free")
 
     def _adopt(self) -> None:
-        """Take up a lease that this agent held before it was killed."""
-        try:
-            leases = self.client.state("leases")
-        except PlaceUnreachable:
-            return
+        """Take up a lease that this agent held before it was killed; what no lease is for is removed.
+
+        Raises:
+            StokerError: the pool does not say which lease that is.
+        """
         held = {path.name for path in (self.folder / "leases").iterdir()}
-        for lease in leases if isinstance(leases, list) else leases.values():
-            lease_id = str(lease["lease_id"])
-            is_mine = self.client.key is not None and lease["agent"] == self.client.key.public
-            if lease_id in held and is_mine and lease["state"] in ("running", "suspect", "reclaiming"):
-                held.discard(lease_id)
-                job = self._job_of(lease)
+        mine = "" if self.client.key is None else self.client.key.public
+        found: Any = self.client.state("leases", agent=mine, unsettled="1") if held else []
+        for one in found if isinstance(found, list) else found.values():
+            lease_id = str(one["lease_id"])
+            is_mine = one["agent"] == mine and one["state"] in ("running", "suspect", "reclaiming")
+            if lease_id not in held or not is_mine or self._job is not None:
+                continue
+            lease = self.client.lease(lease_id)
+            job = self._job_of(lease)
+            try:
                 order = job.read_order()
                 job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
                           blocks=blocks_of(lease, order))  # fmt: skip
-                self._job = job
-                self.tell(f"{lease_id}: taken up again")
-                break
+            except Exception as problem:
+                if is_passing(problem):
+                    raise
+                self.tell(f"{lease_id}: cannot be taken up again: {problem}")
+                continue
+            held.discard(lease_id)
+            self._job = job
+            self.tell(f"{lease_id}: taken up again")
         for left in held:
-            shutil.rmtree(self.folder / "leases" / left, ignore_errors=True)
+            remove_tree(self.folder / "leases" / left)
 
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
         return self.job_type(
@@ -379,13 +427,21 @@ class Agent:
             host=self.host, beat_s=self.lending.beat_s, tell=self.tell,
         )  # fmt: skip
 
-    def _job_cpu_s(self) -> float:
-        return 0.0 if self._job is None else self._job.cpu_s
+    def _others_cpu_s(self) -> float:
+        """CPU time that the programs of others take here [s]."""
+        replaying = self._replaying
+        return (0.0 if self._job is None else self._job.cpu_s) + (0.0 if replaying is None else replaying.cpu_s)
+
+    def _began_replay(self, process: IsolatedProcess) -> None:
+        self._replaying = process
+        if not self._may_work:
+            process.kill()
 
     def _replay(self, lease_id: str, block: int) -> None:
         """Make a block of another agent's run again, and say what came of it."""
         try:
-            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks", host=self.host,
+            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks",
+                                   host=replace(self.host, started=self._began_replay),
                                    own_class=determinism_class(self.device))  # fmt: skip
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             self._checked[lease_id, block] = _MOST_TRIES
@@ -403,9 +459,13 @@ class Agent:
             )  # fmt: skip
         except StokerError as problem:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
+        except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
+            self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
+        finally:
+            self._replaying = None
         boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
         for old in boxes[:-_KEPT_BOXES]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old)
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
@@ -444,7 +504,7 @@ def replay_lease(
         PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
     """
     lease = client.lease(lease_id)
-    cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}")
+    cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}", 2 * host.limits.disk_bytes + INDEX_BYTES)
     try:
         order = read_order(cache.whole(str(lease["order"]), 4 << 20))
         blocks = blocks_of(lease, order)
@@ -455,6 +515,9 @@ def replay_lease(
             before = Block(
                 block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
             )
+        # A verdict counts for so long, as in `watch.verdict_time`: what takes longer is of no use, and may be malice.
+        most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
+        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
         box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,
                           TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True))  # fmt: skip
         return check_block(box, before, blocks[number], fetch=cache.fetch, host=host,

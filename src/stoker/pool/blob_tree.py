@@ -202,6 +202,8 @@ def require_harmless(index: TreeIndex, limits: TreeLimits) -> None:
             raise BadRun(f"{entry.path[:200]!r} is no path below a folder")
         if any("/".join(parts[:depth]) in files for depth in range(1, len(parts))):
             raise BadRun(f"{entry.path!r} lies behind a link, or below a file")
+        if "\0" in entry.link or not _is_encodable(entry.path + entry.link):
+            raise BadRun(f"{entry.path[:200]!r}: no file can have that name, or no link that target")
         if entry.link and not limits.has_links:
             raise BadRun(f"{entry.path!r} is a link, and only files are taken")
         if entry.offset != offset or entry.num_bytes < 0 or (entry.link and entry.num_bytes):
@@ -213,6 +215,14 @@ def require_harmless(index: TreeIndex, limits: TreeLimits) -> None:
         raise BadRun(
             f"the files have {format_bytes(index.num_bytes)}; at most {format_bytes(limits.num_bytes)} are taken"
         )
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unpack(path: Path, into: Path, limits: TreeLimits) -> TreeIndex:

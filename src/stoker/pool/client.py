@@ -27,6 +27,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.records.codec import JSON, parsed, to_json
 from stoker.serving.security import is_own_host
 from stoker.store.files import aside_path
+from stoker.units import format_bytes
 
 _RETRY_S = 1.0
 _MOST_ANSWER_BYTES = 256 * 2**20
@@ -203,19 +204,27 @@ class PoolClient:
                 self._request("PUT", f"/v1/blobs/{digest}", file, size=size).close()
         return digest
 
-    def get_blob(self, digest: str, target: Path) -> None:
+    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
         """Fetch a blob into a file, which is there whole or not at all.
+
+        Args:
+            digest: its SHA-256.
+            target: the file.
+            most_bytes: that are taken; None: any number.
 
         Raises:
             Refused: the pool does not have it, or this key may not read it.
-            PlaceFailed: what came has another hash.
+            PlaceFailed: what came has another hash, or is larger.
         """
         connection = self._request("GET", f"/v1/blobs/{digest}")
         aside = aside_path(target)
         try:
-            hashed = hashlib.sha256()
+            hashed, num_bytes = hashlib.sha256(), 0
             with aside.open("xb") as file:
                 while part := connection.response.read(1 << 20):
+                    num_bytes += len(part)
+                    if most_bytes is not None and max(num_bytes, connection.response.length or 0) > most_bytes:
+                        raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
                     hashed.update(part)
                     file.write(part)
                 _require_whole(connection.response)
@@ -338,6 +347,11 @@ class _Busy(Refused):
     """The pool has too much to do just now: try again."""
 
     http_status = 503
+
+
+def is_passing(problem: BaseException) -> bool:
+    """Whether the same call may succeed later: the pool does not answer, is busy, or is starting."""
+    return isinstance(problem, PlaceUnreachable | _Busy)
 
 
 def _failure_of(response: http.client.HTTPResponse) -> Refused:

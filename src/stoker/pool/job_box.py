@@ -19,7 +19,6 @@ import importlib.metadata
 import itertools
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,7 +32,7 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
-from stoker.pool.isolation import Host, Program
+from stoker.pool.isolation import Host, Program, remove_tree
 from stoker.records.codec import dumps, loads
 
 KIND = "pool"
@@ -43,6 +42,7 @@ MOST_ORDER_BYTES = 4 << 20
 _FOR_TENSORS = 0.8
 """Share of a job's memory that its plan may use: the rest is for Python and its libraries [0 to 1]."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,13 @@ class PoolOrder:
         for folder in (self.code, self.stoker, self.job_file):
             if folder.startswith("/") or ".." in folder.split("/"):
                 raise ValueError(f"{folder[:100]!r} leads out of the box")
+        for name in self.variables:
+            if _VARIABLE.fullmatch(name) is None:
+                raise ValueError(f"variables: {name[:100]!r} is no name of an environment variable")
+        texts = (self.code, self.stoker, self.job_file, self.device, *self.arguments, *self.variables.values())
+        for text in texts:
+            if "\0" in text or text != text.encode(errors="replace").decode():
+                raise ValueError(f"{text[:100]!r} cannot be a word of a command")
 
 
 def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *, block_s: float) -> PoolOrder:
@@ -135,7 +142,7 @@ def missing_packages(order: PoolOrder) -> tuple[list[str], list[str]]:
         name, _, version = requirement.partition("==")
         try:
             here = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, ValueError):  # "" is no name at all
             missing.append(requirement)
             continue
         if here != version:
@@ -164,7 +171,7 @@ class JobBox:
                               remedy="Choose an agent that does, or leave the package out.")  # fmt: skip
         box = cls(folder, order)
         if not (folder / "box.json").exists():
-            shutil.rmtree(folder / "box", ignore_errors=True)
+            remove_tree(folder / "box")
             folder.mkdir(parents=True, exist_ok=True)
             unpack(fetch(order.tree), folder / "box", limits)
             (folder / "box.json").write_text(dumps(order))
@@ -230,6 +237,8 @@ class JobBox:
             os.close(run)
         try:
             yield folder
+        except OSError as error:
+            raise PlaceFailed(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
         finally:
             os.close(folder)
 

@@ -19,6 +19,7 @@ Costs: the time of the block, and the start of a process. Source: the table of m
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,12 +33,12 @@ from safetensors import SafetensorError, safe_open
 from stoker.errors import BadRun, PlaceFailed
 from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.commitment import RECORDS, Block, chain_head
-from stoker.pool.isolation import Host
+from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.records.codec import parsed
 from stoker.store import CheckpointStore, RunDirectory
-from stoker.store.foreign_files import read_below
+from stoker.store.foreign_files import open_below
 
 TOLERANCES: dict[str, tuple[float, int]] = {
     "fp32": (1e-3, 40),
@@ -93,7 +94,7 @@ def check_block(
     """
     taken = TreeLimits(num_bytes=2 * host.limits.disk_bytes)
     folder = box.aside / f"check-{block.block}"
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     folder.mkdir(parents=True)
     try:
         try:
@@ -107,7 +108,7 @@ def check_block(
             return ReplayVerdict(equal=False, why=sentence)
         run = _start_of(folder, None if start is None else start[0])
         program = box.replay(run, block.update, host, each=trace)
-        code, out, err = host.isolation.run(program, timeout_s=host.limits.time_s)
+        code, out, err = host.run(program)
         answer = _answer_in(out)
         if answer.get("kind") == "NotTheRun":
             return ReplayVerdict(equal=False, why=f"the block cannot be made: {answer['problem']}")
@@ -127,7 +128,7 @@ def check_block(
         verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
         return ReplayVerdict(equal=verdict.equal, why=verdict.why, trace=states if trace else ())
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def _answer_in(out: bytes) -> dict[str, Any]:
@@ -171,10 +172,14 @@ class _Made:
             ValueError: they are not there.
         """
         stores = CheckpointStore(self.run / "checkpoints").names()
-        content = read_below(self.run, f"checkpoints/{stores[-1]}/{WEIGHTS}", self.most_bytes) if stores else None
-        if content is None:
-            raise ValueError("the replay left no weights")
-        self.copy.write_bytes(content)
+        try:
+            descriptor = open_below(self.run, f"checkpoints/{stores[-1] if stores else ''}/{WEIGHTS}")
+        except OSError as problem:
+            raise ValueError(f"the replay left no weights: {problem.strerror}") from problem
+        with os.fdopen(descriptor, "rb") as found, self.copy.open("wb") as copy:
+            if os.fstat(descriptor).st_size > self.most_bytes:
+                raise ValueError("the replay left more weights than may be on the disk")
+            shutil.copyfileobj(found, copy)
         return self.copy
 
 

@@ -30,6 +30,9 @@ REFUSED = {
 }  # fmt: skip
 """Refused with EPERM, by number."""
 
+REFUSED_UNCOUNTED = {"shmget": 29, "msgget": 68, "memfd_create": 319, "memfd_secret": 447}
+"""Refused where no control group counts memory: it would be held without being in any process's resident set."""
+
 _CLONE, _SOCKET, _SOCKETPAIR, _CLONE3, _IOCTL = 56, 41, 53, 435, 16
 _NEW_NAMESPACES = 0x7E02_0000
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
@@ -41,8 +44,12 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 
 
-def filter_program() -> bytes:
-    """The filter as the kernel reads it: instructions of 8 bytes each."""
+def filter_program(*, has_hidden_memory: bool) -> bytes:
+    """The filter as the kernel reads it: instructions of 8 bytes each.
+
+    Args:
+        has_hidden_memory: whether memory may be held that no process maps; a control group counts it.
+    """
     program: list[tuple[int, int, int, int]] = []
 
     def add(code: int, value: int, yes: int = 0, no: int = 0) -> None:
@@ -54,7 +61,7 @@ def filter_program() -> bytes:
     add(_LOAD, _NUMBER)
     add(_AT_LEAST, _X32, 0, 1)
     add(_RETURN, _ERRNO | _ENOSYS)
-    for number in REFUSED.values():
+    for number in (*REFUSED.values(), *(() if has_hidden_memory else REFUSED_UNCOUNTED.values())):
         add(_EQUAL, number, 0, 1)
         add(_RETURN, _ERRNO | _EPERM)
     add(_EQUAL, _CLONE3, 0, 1)  # its flags are in memory, which a filter cannot read: libraries fall back to clone
