@@ -349,7 +349,8 @@ def _render_ranking(ranking: Ranking, console: Console) -> None:
         table.add_row(
             offer.offer_id, Text(printable(f"{offer.device.count} × {offer.device.kind}")),
             credits_text(offer.price_per_hour), f"{match.sticker}.", format_seconds(match.hours * 3600),
-            credits_text(match.credits), interval, f"{100 * match.risk:.0f} %", Text(printable(match.why)), style="" if number else "bold",
+            credits_text(match.credits), interval, f"{100 * match.risk:.0f} %", Text(printable(match.why)),
+            style="" if number else "bold",
         )  # fmt: skip
     print_table(table, console)
     for why, count in ranking.refused.items():

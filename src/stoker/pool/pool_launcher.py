@@ -584,7 +584,7 @@ def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
 
 
 def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    """Whether it was settled against its agent, or more replays speak against one of its blocks before it is settled."""
+    """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
     counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
     return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
 

@@ -263,7 +263,11 @@ def _compare(
             equal=None, why=f"{why} in {loosest} in another class cannot be decided: at most {most} can"
         )
     try:
-        difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made.weights())
+        made_weights = made.weights()
+    except ValueError as problem:
+        raise PlaceFailed(str(problem)) from problem
+    try:
+        difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made_weights)
     except (SafetensorError, ValueError, TypeError) as problem:
         return ReplayVerdict(equal=False, why=f"the weights that were claimed cannot be compared: {problem}")
     words = f"relative difference {difference:.2g} of {updates} in {loosest}, tolerance {tolerance:g}"

@@ -34,14 +34,12 @@ from stoker.training.session import build_session
 from stoker.training.signals import StopRequest, stop_on_signals
 from stoker.training.threads import Machine, ThreadKeeper
 
+_EVERY_CORE = 1 << 20
+"""More cores than there are: a replay computes with the threads of the run, however few cores it has."""
 
 
 class NotTheRun(BadRun):
     """What is claimed cannot have been made by the job, on whatever machine."""
-
-
-_EVERY_CORE = 1 << 20
-"""More cores than there are: a replay computes with the threads of the run, however few cores it has."""
 
 
 def replay(
@@ -59,7 +57,8 @@ def replay(
         each: save after every update.
 
     Raises:
-        BadRun: the run is of another job or another length, has several processes, or is further than `until`.
+        NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
+        BadRun: it cannot be made on this machine.
         BadJob: the length of the job is not known elsewhere.
         RunFailed: an update cannot be made.
     """
