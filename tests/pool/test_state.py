@@ -11,8 +11,7 @@ from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
-from stoker.pool.lease import MOST_COMMITMENTS
-from stoker.pool.lease import TRANSITIONS
+from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS
 from stoker.pool.state import State, apply, draw_message, merkle_root
 from tests.pool.book import Book, offer, opened
 

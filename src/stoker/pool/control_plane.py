@@ -49,6 +49,8 @@ _MOST_WAIT_S = 60.0
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
 _MOST_JUMP_S = 3600.0
+_LIST_COST = 10.0
+"""What a list counts as, in requests."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 PRESENT_S = 90.0
@@ -99,13 +101,13 @@ class _Buckets:
     most: float
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def take(self, name: str, what: str) -> None:
+    def take(self, name: str, what: str, cost: float = 1.0) -> None:
         now_s = time.monotonic()
         left, at_s = self._left.get(name, (self.most, now_s))
         left = min(self.most, left + (now_s - at_s) * self.rate)
-        if left < 1:
+        if left < cost:
             raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
-        self._left[name] = (left - 1, now_s)
+        self._left[name] = (left - cost, now_s)
         if len(self._left) > 20_000:  # full ones are as good as new ones
             self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
 
@@ -188,7 +190,7 @@ class ControlPlane:
             routes=[
                 Route("/v1/events", self._limited(self._take), methods=["POST"]),
                 Route("/v1/events", self._limited(self._events)),
-                Route("/v1/state/{what}", self._limited(self._state)),
+                Route("/v1/state/{what}", self._limited(self._state, cost=_LIST_COST)),
                 Route("/v1/leases/{lease_id}", self._limited(self._lease)),
                 Route("/v1/work", self._limited(self._work)),
                 Route("/v1/blobs/{digest}", self._limited(self._put_blob), methods=["PUT"]),
@@ -337,10 +339,12 @@ class ControlPlane:
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
-    def _limited(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _limited(
+        self, answer: Callable[[Request], Awaitable[Response]], cost: float = 1.0
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             host = "" if request.client is None else request.client.host
-            self._by_address.take(host, f"the address {host}")
+            self._by_address.take(host, f"the address {host}", cost)
             return await answer(request)
 
         return route
@@ -411,10 +415,13 @@ class ControlPlane:
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
-        short_one = replace(lease, commitments=(), challenges=(), unsigned=())
-        escrow, bond = self.state.held(lease.lease_id)
-        document = {**to_json(short_one), "escrow": escrow, "bond_held": bond, "num_blocks": len(lease.commitments)}
-        return {name: value for name, value in document.items() if name not in _NOT_LISTED}
+        name, (escrow, bond) = f"listed/{lease.lease_id}", self.state.held(lease.lease_id)
+        known = self._documents.get(name)
+        if known is None or known[0] is not lease:
+            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=()))
+            short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
+            known = self._documents[name] = lease, {**short_one, "num_blocks": len(lease.commitments)}
+        return {**known[1], "escrow": escrow, "bond_held": bond}
 
     def _document(self, name: str, record: object) -> dict[str, Any]:
         """The JSON of a record, made once until the record is replaced by another."""

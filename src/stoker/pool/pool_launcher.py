@@ -23,8 +23,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,7 +63,7 @@ _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOVES = ("lost", "reclaimed", "refused", "restarted")
 _MOST_LEASES = 100
-_NO_SUCH_LEASE = 404
+_NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
 _MOST_KEPT_BYTES = 4 << 20
 _ACCEPT_S = 60.0
 
@@ -286,14 +286,16 @@ class PoolLauncher(Launcher):
         """What the log of the pool says; a run whose agent is gone is given to another one."""
         client = _client(_terms_of(handle))
         try:
-            return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
+            with _patient():
+                return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
         except PlaceUnreachable as problem:
             return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log up to the last block that was committed, from `offset` on."""
         client = _client(_terms_of(handle))
-        content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
+        with _patient():
+            content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
         return content[offset : offset + (1 << 20)]
 
     def stop(self, handle: Handle) -> None:
@@ -309,7 +311,8 @@ class PoolLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The results; before there are any, the last block that was committed."""
         client = _client(_terms_of(handle))
-        _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
+        with _patient():
+            _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
 
 
 @dataclass
@@ -670,6 +673,19 @@ def _word_of(listed: ListedOffer) -> str:
 def _raw_hours(forecast: RunForecast | str | None) -> float:
     """Hours of a forecast before earlier runs corrected it; 0 where there is none."""
     return 0.0 if forecast is None or isinstance(forecast, str) else (forecast.raw_s or forecast.run_s) / 3600
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """A pool that has too much to do is one that does not answer: nothing is known, and nothing has ended."""
+    from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
+
+    try:
+        yield
+    except Refused as refused:
+        if refused.http_status not in _BUSY_STATUS:
+            raise
+        raise PlaceUnreachable(f"the pool is busy: {refused.message}") from refused
 
 
 def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
