@@ -44,6 +44,7 @@ def test_an_agent_that_never_accepts() -> None:
     book.pass_time(59)
     assert settle(book) == []
     book.pass_time(11)
+    assert settle(book, up_since_s=book.now_s - 60) == []
     assert settle(book) == ["closed"]
     assert book.balance(book.renter) == 10 * CREDIT
     assert settle(book) == ["final"]

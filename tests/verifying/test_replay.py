@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.errors import BadJob, BadRun
+from stoker.errors import BadJob
 from stoker.records import Event
 from stoker.store import CheckpointStore, RunDirectory
-from stoker.verifying.replay import replay
+from stoker.verifying.replay import NotTheRun, replay
 from tests.training.builders import blobs, net
 
 UPDATES = 15
@@ -73,7 +73,7 @@ def test_every_update_can_be_noted(recorded, tmp_path):
 )
 def test_the_records_of_another_job_are_refused(recorded, tmp_path, changes):
     """Other data, half the batch, another rate or seed: the run's records are not of this job."""
-    with pytest.raises(BadRun, match="of another job"):
+    with pytest.raises(NotTheRun, match="of another job"):
         replay(job(**changes), copy_at(recorded, 3, 6, tmp_path / "run"), 6)
 
 
@@ -83,7 +83,7 @@ def test_a_run_planned_for_fewer_updates_is_refused(recorded, tmp_path):
     text = (directory.path / "plan.json").read_text()
     assert f'"total_updates": {UPDATES}' in text
     (directory.path / "plan.json").write_text(text.replace(f'"total_updates": {UPDATES}', '"total_updates": 7'))
-    with pytest.raises(BadRun, match="planned for 7 updates, and the job has 15"):
+    with pytest.raises(NotTheRun, match="planned for 7 updates, and the job has 15"):
         replay(job(), directory, 6)
 
 

@@ -62,8 +62,8 @@ class Verifiers(dict[str, str]):
 _Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
 
 
-def _funded(_: State, lease: Lease, now_s: float, __: Key, ___: float, ____: Verifiers) -> Iterator[Body]:
-    if now_s - lease.opened_s >= ACCEPT_S + BEAT_S:
+def _funded(_: State, lease: Lease, now_s: float, __: Key, up_since_s: float, ___: Verifiers) -> Iterator[Body]:
+    if now_s - max(lease.opened_s, up_since_s) >= ACCEPT_S + BEAT_S:
         yield on.Closed(lease_id=lease.lease_id, reason=f"not accepted within {ACCEPT_S:.0f} s")
 
 
