@@ -207,6 +207,10 @@ def judge(demo: Demo, address: str, code: int) -> int:
         "the cheat was caught and slashed": slashed["magpie"] == 1,
         "nobody honest was slashed": slashed["mayfly"] == slashed["ox"] == 0,
         "the job went on from a committed block": len(leases) == 3,
+        "the last lease's blocks were all replayed, and equal": leases[-1]["commitments"] != [] and all(
+            any(one["block"] == block and one["equal"] for one in leases[-1]["challenges"])
+            for block in range(len(leases[-1]["commitments"]))
+        ),
         "the meter never ran ahead of the clock": all(
             lease["paid_s"] <= (lease["closed_s"] or time.time()) - lease["accepted_s"] + 2
             for lease in leases if lease["accepted_s"]

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import (
@@ -114,7 +114,8 @@ class Terms:
             verify=_share(options.get("verify", "5%")),
             bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
-            window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")), isolation=isolation,
+            window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")),
+            isolation=cast("Isolation", isolation),
             value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
             forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
