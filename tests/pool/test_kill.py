@@ -152,7 +152,7 @@ def storm(folder: Path, kills: int, seed: int) -> None:
                         (on.Cosigned(lease_id=job, index=0), other),
                         (on.Finished(lease_id=job, result=STATE), client),
                     ):
-                        receipts[number].append(by.post(body, patience_s=60))
+                        receipts[number].append(by.post(body, patience_s=600))
                     count += 1
             except BaseException as problem:  # noqa: BLE001 - shown by the test
                 problems.append(problem)
