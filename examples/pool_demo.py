@@ -98,7 +98,8 @@ def leases_of(address: str) -> list[dict[str, Any]]:
     """All leases of the pool, oldest first."""
     from stoker.pool.client import PoolClient
 
-    leases: list[dict[str, Any]] = PoolClient(address).state("leases")
+    client = PoolClient(address)
+    leases: list[dict[str, Any]] = [client.lease(one["lease_id"]) for one in client.state("leases")]
     return sorted(leases, key=lambda lease: float(lease["opened_s"]))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.errors import PlaceUnreachable
 from stoker.pool import events as on
+from stoker.pool.client import _Missing
 
 
 class FakePool:
@@ -57,6 +58,7 @@ class FakePool:
             "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
             "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
             "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
+            "renter": self.key.public, "outcome": "",
             "delegate": self.address.key, "bond": 0, "window_s": 3600,
         }  # fmt: skip
         return self.leases[lease_id]
@@ -65,7 +67,7 @@ class FakePool:
         """One lease."""
         self._answer()
         if lease_id not in self.leases:
-            raise on.Refused(f"there is no lease {lease_id}")
+            raise _Missing(f"there is no lease {lease_id}")
         return self.leases[lease_id]
 
     def state(self, what: str, **_: str) -> Any:

@@ -14,14 +14,15 @@ import pytest
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool.client import PoolAddress, PoolClient
-from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.control_plane import ControlPlane, Rates, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.log import audit
+from stoker.pool.state import Record
 from stoker.records.codec import to_json
 from tests.pool.book import offer, opened
-from tests.pool.server import in_thread, until
+from tests.pool.server import in_thread, shift, until
 
 
 def joined(operator: PoolClient, *, credit: int = 10 * CREDIT) -> PoolClient:
@@ -62,7 +63,7 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         agent.post(on.Accepted(lease_id="job"))
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
-        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"]}
+        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
@@ -123,6 +124,87 @@ def test_garbage_costs_nobody_anything(tmp_path: Path) -> None:
             assert 400 <= status < 500, answer
             assert text in answer["error"] + answer["remedy"], answer
         assert plane.state.seq == seq
+
+
+def test_what_is_not_there_is_not_committed_to(tmp_path: Path) -> None:
+    """A hash without its blob, or of one that the agent may not read, counts neither as a block nor as results."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter, other = joined(operator), joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        agent.post(on.Accepted(lease_id="job"))
+        foreign = other.put_blob(b"of another job")
+        for digest in ("0" * 64, foreign):
+            with pytest.raises(Refused, match="has not sent"):
+                agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=digest))
+            with pytest.raises(Refused, match="has not sent"):
+                agent.post(on.Finished(lease_id="job", result=digest))
+        own = agent.put_blob(b"a checkpoint")
+        plane.blobs.limits = replace(plane.blobs.limits, most_lease_bytes=20)
+        with pytest.raises(Refused, match="kept for one lease"):
+            agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=own))
+        plane.blobs.limits = replace(plane.blobs.limits, most_lease_bytes=23)
+        agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=own))
+        (listed,) = operator.state("leases")
+        assert (listed["num_blocks"], "commitments" in listed) == (1, False)
+        assert len(operator.lease("job")["commitments"]) == 1
+
+
+def test_text_that_is_no_unicode_is_no_event(tmp_path: Path) -> None:
+    """It would be stored otherwise than it was signed, and spoil the audit of the whole log."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent = joined(operator)
+        assert agent.key is not None
+        body = to_json(on.Offered(offer=offer(now_s=time.time())))
+        body["offer"]["determinism_class"] = "\ud800"
+        unsigned = replace(draft_of(on.Withdrawn(offer_id="x"), agent.key, plane.key.public), kind="offered", body=body)
+        signed = replace(unsigned, signature=agent.key.sign(unsigned.message()))
+        document = {**to_json(signed), "body": body}
+        status, answer = raw(agent, canonical(document))
+        assert (status, "no Unicode" in answer["error"]) == (409, True), answer
+    assert not audit(tmp_path / "log.db").problem
+
+
+def test_who_may_replay(tmp_path: Path) -> None:
+    """Keys that lend; in an open pool, where keys cost nothing, only those that were admitted or have passed."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        admitted, stranger, idle = joined(operator), PoolClient(operator.address, Key.made()), joined(operator)
+        assert admitted.key is not None
+        assert stranger.key is not None
+        for number, client in enumerate((admitted, stranger)):
+            client.post(on.Offered(offer=offer(f"box{number}", time.time())))
+        for client in (admitted, stranger, idle):
+            client.work()
+        assert set(plane.verifiers()) == {admitted.key.public}
+        plane.state.records[stranger.key.public] = Record(passed=1)
+        assert set(plane.verifiers()) == {admitted.key.public, stranger.key.public}
+
+
+def test_a_pool_that_slept_ends_no_lease(tmp_path: Path) -> None:
+    """After a minute in which the pool itself was away the silence of agents counts from its return."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        agent.post(on.Accepted(lease_id="job"))
+        before = plane.up_since_s
+        shift(tmp_path, 70)
+        until(lambda: plane.up_since_s > before + 60)
+        assert renter.lease("job")["state"] == "running"
+
+
+def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
+    """Nor is it kept: what time passes counts on, and small corrections are followed."""
+    wall, elapsed = [1000.0], [5.0]
+    now = steady_clock(lambda: wall[0], lambda: elapsed[0])
+    wall[0], elapsed[0] = 1010.5, 15.0
+    assert now() == 1010.5
+    wall[0] = 1e9
+    assert now() == 1010.5
+    elapsed[0] = 20.0
+    assert now() == 1015.5
+    wall[0] = 1016.0
+    assert now() == 1016.0
 
 
 def test_a_flood_is_slowed_down(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ class Parties:
         window_s = (
             600 if state == "closed" else 3 if state == "refunded" else 30 if state in ("slashed", "disputed") else 0
         )
+        self.agent.put_blob(b"state")
         self.agent.post(on.Offered(offer=offer(now_s=time.time(), reclaim_s=0)))
+        self.verifier.post(on.Offered(offer=offer("other", time.time())))
         checks = 1.0 if state in ("slashed", "refunded", "disputed") else 0.0
         self.renter.post(opened(window_s=window_s, verify_fraction=checks))
         if state == "funded":
@@ -135,6 +137,7 @@ def storm(folder: Path, kills: int, seed: int) -> None:
         clients = [server.client(Key.made()) for _ in range(4)]
         for client in clients:
             operator.post(on.Deposited(account=key_of(client), amount=1000 * CREDIT))
+            client.put_blob(b"state")
         receipts: list[list[Receipt]] = [[] for _ in clients]
         problems: list[BaseException] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import threading
@@ -113,7 +114,8 @@ class Market:
 
     def leases(self) -> list[dict[str, Any]]:
         """All leases, oldest first."""
-        return sorted(self.operator.state("leases"), key=lambda lease: lease["opened_s"])
+        found = sorted(self.operator.state("leases"), key=lambda lease: lease["opened_s"])
+        return [self.operator.lease(one["lease_id"]) for one in found]
 
     def follow(self, handle: dict[str, Any], limit_s: float = 90.0) -> list[str]:
         """Phases of a run up to its end."""
@@ -143,6 +145,7 @@ class Market:
 def market(monkeypatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
     monkeypatch.setattr(control_plane, "PRESENT_S", 5.0)
+    monkeypatch.setattr(control_plane, "_AWAY_S", math.inf)  # its clock jumps
     with open_folder() as folder, ExitStack() as stack:
         _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))
         yield launched(Market(folder, operator, stack), monkeypatch)

@@ -122,7 +122,7 @@ def commit(pool: Pool, lease: dict[str, Any], tmp_path, *updates: int) -> None:
 
 def judged(lease: dict[str, Any], *equal: bool) -> None:
     """Verdicts of replays of the first blocks."""
-    lease["challenges"] = [{"block": block, "equal": one} for block, one in enumerate(equal)]
+    lease["challenges"] = [{"block": block, "equal": one, "fee": 0} for block, one in enumerate(equal)]
 
 
 def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> None:
@@ -202,13 +202,50 @@ def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path, settled) -> None:
     heir["state"] = "running"
     commit(pool, heir, tmp_path, 40)
     judged(lease, True, False, True)
-    lease["state"] = settled
+    lease |= {"state": settled, "outcome": "slashed"}
     assert LAUNCHER.state(handle).phase == "requeued"
     assert heir["reason"].startswith("restarted")
     last = pool.of(on.Opened)[-1]
     assert last.offer_id == "dear", "the agent that went on from another one's wrong block did nothing wrong"
     assert lease["commitments"][0]["blob"] in last.inputs
     assert heir["commitments"][0]["blob"] not in last.inputs
+
+
+def test_an_agent_that_was_cleared_is_not_wrong_any_more(pool, tmp_path) -> None:
+    """One unequal replay that others contradicted costs neither its blocks nor the next lease."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    judged(lease, True, False)
+    assert LAUNCHER.state(handle).phase == "saving"
+    lease["state"] = "final"
+    state = LAUNCHER.state(handle)
+    assert state.phase == "finished"
+    assert "nobody could replay 1" in state.why
+
+
+def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
+    """Fees come out of --max-cost; what a cheat got back counts as neither money nor time."""
+    handle, lease = started(pool, max_cost=0.15)
+    commit(pool, lease, tmp_path, 10)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
+    LAUNCHER.state(handle)
+    assert pool.of(on.Opened)[1].deposit == pytest.approx(105_000, abs=1000)
+    pool.leases.pop(f"{handle['job']}.1")
+    lease |= {"state": "final", "outcome": "slashed"}
+    LAUNCHER.state(handle)
+    assert pool.of(on.Opened)[2].deposit == pytest.approx(130_000, abs=1000)
+
+
+def test_a_strangers_lease_is_not_taken_for_ones_own(pool) -> None:
+    """Whoever opens a lease under the run's name does not get its results in; and no answer is not no lease."""
+    handle, lease = started(pool)
+    lease["renter"] = "f" * 64
+    with pytest.raises(PlaceFailed, match="of another renter"):
+        LAUNCHER.state(handle)
+    pool.lease = lambda _: (_ for _ in ()).throw(on.Refused("busy"))
+    assert LAUNCHER.state(handle).phase == "unknown"
 
 
 def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
@@ -231,8 +268,11 @@ def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -
     """A block that nobody looked at, by an agent that cheated elsewhere, is not gone on from."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, 30)
-    lease |= {"state": "final", "reason": "finished", "result": lease["commitments"][2]["blob"]}
-    lease["challenges"] = [{"block": 0, "equal": True}, {"block": 2, "equal": False}, {"block": 2, "equal": False}]
+    lease |= {"state": "final", "outcome": "slashed", "reason": "finished"}
+    lease["result"] = lease["commitments"][2]["blob"]
+    lease["challenges"] = [
+        {"block": block, "equal": equal, "fee": 0} for block, equal in ((0, True), (2, False), (2, False))
+    ]
     assert LAUNCHER.state(handle).phase == "requeued"
     assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
     lease["challenges"] = lease["challenges"][1:]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
-from stoker.pool.lease import TRANSITIONS
+from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS
 from stoker.pool.state import State, apply, draw_message, merkle_root
 from tests.pool.book import Book, offer, opened
 
@@ -58,6 +60,8 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
         (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
         (opened(offer_id="other"), "renter", "is gone"),
         (opened(), "agent", "from their own key"),
+        (opened(bond=31 * CREDIT), "renter", "10 times the deposit"),
+        (opened("0" * 16 + "-run.0"), "renter", "for the key that begins so"),
         (on.Offered(offer=offer("cheap", 10**9, price_per_hour=1, cost_per_hour=2)), "agent", "below its cost"),
         (on.Offered(offer=offer("box", 10**9)), "other", "who made the offer"),
         (on.Offered(offer=offer("old", expires_s=5.0)), "agent", "has lapsed"),
@@ -158,6 +162,8 @@ def test_a_cheat_loses_its_pay_and_its_bond() -> None:
     assert book.balance(book.other) == 10 * CREDIT + 100
     record = book.state.record_of(book.agent.public)
     assert (record.slashed, record.failed, record.passed) == (1, 1, 0)
+    lease = book.state.leases["job"]
+    assert (lease.state, lease.outcome) == ("final", "slashed")
     book.state.accounts.require_conserved(is_thorough=True)
 
 
@@ -190,6 +196,48 @@ def test_a_verifier_at_work_is_paid_before_the_lease_is_settled() -> None:
     book.post(book.other, on.VerdictGiven(lease_id="job", block=1, verifier=book.other.public, equal=True))
     book.post(book.renter, on.Final(lease_id="job"))
     assert book.balance(book.other) == 10 * CREDIT + 100
+
+
+def test_a_dispute_does_not_save_a_verifiers_fee() -> None:
+    """A renter that disputes cannot settle while a block is being replayed."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=100))
+    book.post(book.renter, on.Disputed(lease_id="job"))
+    book.pass_time(601)
+    with pytest.raises(Refused, match="its verifier is paid first"):
+        book.post(book.renter, on.Final(lease_id="job"))
+
+
+@pytest.mark.parametrize(("blocks", "verify", "paid_s"), [(0, 0.05, 300), (1, 0.05, 1200), (0, 0.0, 1200)])
+def test_work_that_cannot_be_checked_is_not_paid(blocks: int, verify: float, paid_s: int) -> None:
+    """Of a lease that is checked, seconds count up to a block after the last commitment."""
+    book = Book()
+    book.finish(beats=2, every_s=600, blocks=blocks, verify_fraction=verify)
+    book.pass_time(601)
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(paid_s, CREDIT // 2)
+
+
+def test_a_lease_has_a_bounded_number_of_blocks() -> None:
+    """Nobody can make the log's readers carry millions of commitments."""
+    book = Book()
+    book.run(blocks=1)
+    lease = book.state.leases["job"]
+    book.state.leases["job"] = replace(lease, commitments=lease.commitments * MOST_COMMITMENTS)
+    body = on.Committed(lease_id="job", block=MOST_COMMITMENTS, update=10**6, state="1" * 64, blob="1" * 64)
+    with pytest.raises(Refused, match="no more are taken"):
+        book.post(book.agent, body)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: opened(window_s=10**9), lambda: on.OfferedDevice(kind="[/x]"), lambda: on.OfferedDevice(kind="")]
+)
+def test_values_that_cannot_be_meant(make: Any) -> None:
+    """A bond that is held for years, and a device that a terminal takes for markup."""
+    with pytest.raises(ValueError, match="wanted"):
+        make()
 
 
 def test_a_lease_that_passed_adds_to_the_record() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT
-from stoker.pool.watch import due
+from stoker.pool.watch import MOST_OPEN, due
 from tests.pool.book import Book, offer, opened
 
 
@@ -77,6 +77,28 @@ def test_a_deposit_that_is_used_up_ends_the_lease() -> None:
     assert settle(book) == ["final"]
     assert book.balance(book.agent) == 11 * CREDIT
     assert book.balance(book.renter) == 9 * CREDIT
+
+
+def test_what_replays_need_is_not_run_up_by_the_meter() -> None:
+    """Of a deposit for an hour and its replays the meter takes an hour, and verifiers the rest."""
+    book = Book()
+    book.run(beats=0, deposit=CREDIT, forecast=on.Forecast(hours=1.0, credits=CREDIT // 2), verify_fraction=0.05)
+    book.pass_time(3600)
+    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=3600))
+    assert settle(book)[0] == "closed"
+    assert book.state.leases["job"].reason == "the deposit is used up"
+
+
+def test_a_verifier_has_a_few_blocks_at_a_time() -> None:
+    """However many blocks were drawn; each verdict makes room for the next."""
+    book = Book()
+    book.finish(beats=6, blocks=40, verify_fraction=1.0)
+    present = {book.other.public: ""}
+    assert settle(book, present) == ["challenged"] * MOST_OPEN
+    assert settle(book, present) == []
+    one = book.state.leases["job"].open_challenges[0]
+    book.post(book.other, on.VerdictGiven(lease_id="job", block=one.block, verifier=one.verifier, equal=True))
+    assert settle(book, present) == ["challenged"]
 
 
 def drive(book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60) -> str:

@@ -251,6 +251,7 @@ def pool_audit(
         else:
             console = Console(highlight=False)
             console.print(f"{found.num_events} events are right; the last one's hash is {found.head}", soft_wrap=True)
+            console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
             console.print(f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
                           f"{len(state.accounts.balances)} accounts")  # fmt: skip
             if found.problem:
@@ -346,13 +347,14 @@ def _render_ranking(ranking: Ranking, console: Console) -> None:
         offer = match.listed.offer
         interval = f"{credits_text(match.low_credits).split()[0]} to {credits_text(match.high_credits)}"
         table.add_row(
-            offer.offer_id, f"{offer.device.count} × {offer.device.kind}", credits_text(offer.price_per_hour),
-            f"{match.sticker}.", format_seconds(match.hours * 3600), credits_text(match.credits), interval,
-            f"{100 * match.risk:.0f} %", printable(match.why), style="" if number else "bold",
+            offer.offer_id, Text(printable(f"{offer.device.count} × {offer.device.kind}")),
+            credits_text(offer.price_per_hour), f"{match.sticker}.", format_seconds(match.hours * 3600),
+            credits_text(match.credits), interval, f"{100 * match.risk:.0f} %", Text(printable(match.why)),
+            style="" if number else "bold",
         )  # fmt: skip
     print_table(table, console)
     for why, count in ranking.refused.items():
-        console.print(f"{count} cannot be taken: {printable(why)}", style="dim", soft_wrap=True)
+        console.print(Text(f"{count} cannot be taken: {printable(why)}"), style="dim", soft_wrap=True)
     if ranking.best is None:
         console.print("no offer can be taken", style="yellow")
 
@@ -370,7 +372,7 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
         offer, record = one["offer"], one["record"]
         status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"
         table.add_row(
-            offer["offer_id"], f"{offer['device']['count']} × {offer['device']['kind']}",
+            offer["offer_id"], Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
             credits_text(offer["price_per_hour"]), offer["isolation"], format_seconds(offer["reclaim_s"]),
             str(record["finished"]), str(record["lost"] + record["left"]), str(record["slashed"]),
             Text(short(one["agent"]), "dim"), Text(status, "yellow"),

@@ -330,6 +330,8 @@ class Agent:
         """Take up what the pool has for this agent."""
         if self._job is not None and self._job.lease_id not in work["live"]:
             self._job.end("the lease has ended for the pool")
+        elif self._job is not None and (by_s := work.get("leaving", {}).get(self._job.lease_id)):
+            self._job.reclaim(max(0.0, by_s - time.time()), "the pool needs the device for a higher priority")
         for lease in work["leases"]:
             if may_work and self._job is None and lease["lease_id"] not in self._refused:
                 self._accept(lease)

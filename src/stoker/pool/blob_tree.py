@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-from stoker.errors import BadJob, BadRun
+from stoker.errors import BadJob, BadRun, PlaceFailed
 from stoker.launching.bundle import Bundle
 from stoker.records.codec import dumps, loads
 from stoker.store.disk_errors import disk_errors
@@ -232,7 +232,7 @@ def unpack(path: Path, into: Path, limits: TreeLimits) -> TreeIndex:
         BadRun: it is not what its index says, goes over the limits, or the disk is full; what was written is left.
     """
     index = read_index(path, limits)
-    with disk_errors(into, "the files", needed_bytes=index.num_bytes, error=BadRun), path.open("rb") as file:
+    with disk_errors(into, "the files", needed_bytes=index.num_bytes, error=PlaceFailed), path.open("rb") as file:
         into.mkdir(parents=True)
         for entry in index.entries:
             target = into / entry.path

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +29,15 @@ KEPT_S = 3600.0
 
 @dataclass(frozen=True)
 class BlobLimits:
-    """Sizes at most [bytes]: of one blob, and of all that one key sent and no lease names."""
+    """Sizes at most [bytes]: of one blob, of all that one key sent and no lease names, and of all of one lease.
+
+    `least_free_bytes` of the disk are left for the log.
+    """
 
     most_bytes: int = 16 * GIB
     most_unnamed_bytes: int = 32 * GIB
+    most_lease_bytes: int = 256 * GIB
+    least_free_bytes: int = GIB
 
 
 class BlobStore:
@@ -38,6 +45,7 @@ class BlobStore:
 
     def __init__(self, folder: Path, limits: BlobLimits | None = None, now: Callable[[], float] = time.time) -> None:
         self.folder, self.limits, self._now = folder, limits or BlobLimits(), now
+        self._on_their_way = Counter[str]()
         with disk_errors(folder, "the pool's blobs", error=BadRun, option="--folder DIR"):
             make_directories(folder / "senders")
             remove_leftovers(folder)
@@ -57,7 +65,13 @@ class BlobStore:
         """Keys that have sent the blob, and so know its content."""
         return set(self._senders.get(digest, ()))
 
-    async def write(self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: set[str]) -> None:
+    def size_of(self, digests: Iterable[str]) -> int:
+        """What blobs take together, as far as they are here [bytes]."""
+        return sum(path.stat().st_size for digest in digests if (path := self.path(digest)).is_file())
+
+    async def write(
+        self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: Container[str]
+    ) -> None:
         """Take a blob.
 
         Args:
@@ -76,13 +90,21 @@ class BlobStore:
             path.stat().st_size for name, senders in self._senders.items()
             if sender in senders and name not in named and (path := self.folder / name).exists()
         )  # fmt: skip
-        limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed)
+        free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
+        limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
         if size > limit:
             raise Refused(
                 f"a blob of {format_bytes(size)} is too large: {format_bytes(max(0, limit))} are free for this key",
-                remedy="Blobs that no lease names are deleted after an hour.",
+                remedy="Blobs that no lease names are deleted after an hour; is the pool's disk full?",
             )
-        aside, hashed, written = aside_path(target), hashlib.sha256(), 0
+        self._on_their_way[sender] += size
+        try:
+            await self._write(target, parts, size, sender)
+        finally:
+            self._on_their_way[sender] -= size
+
+    async def _write(self, target: Path, parts: AsyncIterator[bytes], size: int, sender: str) -> None:
+        digest, aside, hashed, written = target.name, aside_path(target), hashlib.sha256(), 0
         with disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"):
             file = Appended(aside)
             try:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,22 @@ from stoker.pool.log import EventLog
 from stoker.pool.state import Change, decide
 from stoker.pool.watch import due
 from stoker.records.codec import to_json
+from stoker.units import format_bytes
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
 _MOST_WAIT_S = 60.0
+_AWAY_S = 15.0
+"""Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
+_MOST_JUMP_S = 3600.0
+_LIST_COST = 10.0
+"""What a list counts as, in requests."""
+_MOST_LISTED = 1000
+"""Leases of one answer: the newest ones."""
 PRESENT_S = 90.0
 """An agent counts as present for so long after it asked for work [s]."""
+_NOT_LISTED = ("commitments", "challenges", "unsigned")
 _LOG = "log"
 """What readers of the log wait for; agents wait for their own key."""
 
@@ -91,15 +101,38 @@ class _Buckets:
     most: float
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def take(self, name: str, what: str) -> None:
+    def take(self, name: str, what: str, cost: float = 1.0) -> None:
         now_s = time.monotonic()
         left, at_s = self._left.get(name, (self.most, now_s))
         left = min(self.most, left + (now_s - at_s) * self.rate)
-        if left < 1:
+        if left < cost:
             raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
-        self._left[name] = (left - 1, now_s)
+        self._left[name] = (left - cost, now_s)
         if len(self._left) > 20_000:  # full ones are as good as new ones
             self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
+
+
+def steady_clock(
+    wall: Callable[[], float] = time.time, elapsed: Callable[[], float] | None = None
+) -> Callable[[], float]:
+    """The machine's clock; jumps forward of more than an hour are not followed, since the log never goes back.
+
+    Args:
+        wall: the machine's clock [s since 1970].
+        elapsed: time that has passed, sleep of the machine included [s].
+    """
+    since = elapsed or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    offset = wall() - since()
+
+    def now() -> float:
+        nonlocal offset
+        seen_s, expected_s = wall(), since() + offset
+        if seen_s - expected_s > _MOST_JUMP_S:
+            return expected_s
+        offset += seen_s - expected_s
+        return seen_s
+
+    return now
 
 
 class ControlPlane:
@@ -119,8 +152,9 @@ class ControlPlane:
 
     def __init__(
         self, folder: Path, key: Key, rules: on.Founded | None = None, *, rates: Rates | None = None,
-        blob_limits: BlobLimits | None = None, now: Callable[[], float] = time.time,
+        blob_limits: BlobLimits | None = None, now: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
+        now = now or steady_clock()
         self.key, self._now = key, now
         self.log = EventLog(folder / "log.db")
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
@@ -156,7 +190,7 @@ class ControlPlane:
             routes=[
                 Route("/v1/events", self._limited(self._take), methods=["POST"]),
                 Route("/v1/events", self._limited(self._events)),
-                Route("/v1/state/{what}", self._limited(self._state)),
+                Route("/v1/state/{what}", self._limited(self._state, cost=_LIST_COST)),
                 Route("/v1/leases/{lease_id}", self._limited(self._lease)),
                 Route("/v1/work", self._limited(self._work)),
                 Route("/v1/blobs/{digest}", self._limited(self._put_blob), methods=["PUT"]),
@@ -197,11 +231,34 @@ class ControlPlane:
             if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
             return known, None
+        self._require_stored(draft)
         event = Event(
             seq=self.state.seq + 1, previous=self.state.head, draft=draft,
             received_s=max(round(self._now(), 3), self.state.received_s),
         )  # fmt: skip
         return event, decide(self.state, event)
+
+    def _require_stored(self, draft: Draft) -> None:
+        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it."""
+        body = draft.read_body()
+        if not isinstance(body, on.Committed | on.Finished):
+            return
+        digest = body.blob if isinstance(body, on.Committed) else body.result
+        path = self.blobs.path(digest)
+        if not path.is_file() or draft.actor not in self._readers(digest):
+            raise Refused(
+                f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
+                remedy="Send the blob first.",
+            )
+        lease = self.state.lease(body.lease_id)
+        held_bytes = self.blobs.size_of({*lease.blobs, digest})
+        if held_bytes > self.blobs.limits.most_lease_bytes:
+            raise Refused(
+                f"the blobs of lease {body.lease_id} have {format_bytes(held_bytes)}, and at most "
+                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease",
+                remedy="Longer blocks: --place-option block=5min.",
+            )
+        path.touch()  # it is not deleted before the lease names it
 
     def _own(self, body: Body) -> Draft:
         return draft_of(body, self.key, self.key.public, time_s=self._now())
@@ -232,9 +289,13 @@ class ControlPlane:
 
     async def _watch(self) -> None:
         """Sign what is due, again and again."""
-        cleaned_s = time.monotonic()
+        cleaned_s, looked_s = time.monotonic(), self._now()
         while True:
             try:
+                looked_s, before_s = self._now(), looked_s
+                if looked_s - before_s > _AWAY_S:
+                    self.up_since_s = looked_s  # silence counts from here: nobody could be heard
+                    _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
                 bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 )
@@ -263,15 +324,27 @@ class ControlPlane:
         return {key: classes.get(key, "") for key in self._present}
 
     def verifiers(self) -> dict[str, str]:
-        """Of the agents that are present those that replay blocks, with their determinism class."""
-        return {key: own for key, own in self.present().items() if key not in self._not_replaying}
+        """Of the agents that are present those that replay blocks, with their determinism class.
+
+        They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
+        """
+        now_s, state = self._now(), self.state
+        assert state.rules is not None
+        offering = {listed.agent for listed in state.offers.values() if now_s < listed.offer.expires_s}
+        known = {
+            key for key in offering
+            if not state.rules.is_open or key in state.members or state.record_of(key).passed > 0
+        }  # fmt: skip
+        return {key: own for key, own in self.present().items() if key in known and key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
-    def _limited(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _limited(
+        self, answer: Callable[[Request], Awaitable[Response]], cost: float = 1.0
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             host = "" if request.client is None else request.client.host
-            self._by_address.take(host, f"the address {host}")
+            self._by_address.take(host, f"the address {host}", cost)
             return await answer(request)
 
         return route
@@ -315,12 +388,14 @@ class ControlPlane:
             case "leases":
                 query = request.query_params
                 names = sorted(state.unsettled) if query.get("unsettled") else state.leases
-                return _json([
-                    self._lease_document(lease) for lease in map(state.leases.__getitem__, names)
+                found = [
+                    lease for lease in map(state.leases.__getitem__, names)
                     if lease.lease_id.startswith(query.get("prefix", ""))
                     and query.get("renter", lease.renter) == lease.renter
                     and query.get("agent", lease.agent) == lease.agent
-                ])  # fmt: skip
+                ]  # fmt: skip
+                found = heapq.nlargest(_MOST_LISTED, found, key=lambda lease: lease.opened_s)
+                return _json([self._listed_document(lease) for lease in found])
             case "balances":
                 return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
             case "records":
@@ -337,6 +412,16 @@ class ControlPlane:
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
         return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond}
+
+    def _listed_document(self, lease: Lease) -> dict[str, Any]:
+        """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
+        name, (escrow, bond) = f"listed/{lease.lease_id}", self.state.held(lease.lease_id)
+        known = self._documents.get(name)
+        if known is None or known[0] is not lease:
+            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=()))
+            short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
+            known = self._documents[name] = lease, {**short_one, "num_blocks": len(lease.commitments)}
+        return {**known[1], "escrow": escrow, "bond_held": bond}
 
     def _document(self, name: str, record: object) -> dict[str, Any]:
         """The JSON of a record, made once until the record is replaced by another."""
@@ -356,15 +441,18 @@ class ControlPlane:
         await self._until(key, lambda: any(self._work_of(key)), wait_s)
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)
-        live = [one.lease_id for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
-        return _json({"leases": waiting, "challenges": challenges, "live": live})
+        mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
+        leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
+        return _json({
+            "leases": waiting, "challenges": challenges, "live": [one.lease_id for one in mine], "leaving": leaving,
+        })  # fmt: skip
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
         """Leases that wait for an agent's accept, and challenges for it."""
         unsettled = self._leases_of(key)
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
-            {**to_json(challenge), "lease": self._lease_document(one)}
+            {**to_json(challenge), "lease_id": one.lease_id}
             for one in unsettled if one.state in ("closed", "disputed")
             for challenge in one.open_challenges if challenge.verifier == key
         ]  # fmt: skip
@@ -426,7 +514,7 @@ class ControlPlane:
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
-        await self.blobs.write(digest, request.stream(), int(size), key, set(self._named))
+        await self.blobs.write(digest, request.stream(), int(size), key, self._named)
         return _json({"sha256": digest})
 
     async def _get_blob(self, request: Request) -> Response:

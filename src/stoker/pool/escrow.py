@@ -18,6 +18,8 @@ from stoker.pool.lease import Lease
 
 FIRST_JOBS = 10
 """Jobs of a provider of which every block is replayed."""
+MOST_BOND = 10
+"""Largest bond, in deposits: a renter holds no bond for nothing."""
 LEAST_CHECKED = 0.02
 """Least share of blocks that is replayed, of a provider with a long record."""
 
@@ -129,6 +131,11 @@ def checked_fraction(asked: float, num_passed: int) -> float:
     return max(asked, 1.0 if num_passed < FIRST_JOBS else max(1 / num_passed, LEAST_CHECKED))
 
 
+def is_used_up(lease: Lease, held: int) -> bool:
+    """Whether an escrow that has `held` micro-credits lasts no longer: what is left is for replays."""
+    return required_deposit(pay_for(lease.running_s, lease.rate_per_hour), lease.check_fraction) >= held
+
+
 def required_deposit(forecast_credits: int, check_fraction: float) -> int:
     """Least deposit for a forecast [micro-credits]: the run, and replaying its share of blocks."""
     return forecast_credits + math.ceil(forecast_credits * check_fraction)
@@ -159,8 +166,8 @@ def end(lease: Lease, held: int) -> list[Transfer]:
 
 
 def settle(lease: Lease, held: int, bond: int) -> list[Transfer]:
-    """Pay for co-signed seconds to the agent, with its bond; the rest to the renter."""
-    pay = min(held, pay_for(lease.paid_s, lease.rate_per_hour))
+    """Pay for the seconds that are paid to the agent, with its bond; the rest to the renter."""
+    pay = min(held, pay_for(lease.payable_s, lease.rate_per_hour))
     escrow = escrow_of(lease.lease_id)
     return _some(
         Transfer(escrow, lease.agent, pay),
@@ -189,13 +196,13 @@ def refund(lease: Lease, held: int, bond: int, slashed: int = 0) -> list[Transfe
 
 def replay_fee(lease: Lease) -> int:
     """What replaying one block is worth: the block's share of the pay [micro-credits]."""
-    return pay_for(lease.paid_s, lease.rate_per_hour) // max(1, len(lease.commitments))
+    return pay_for(lease.payable_s, lease.rate_per_hour) // max(1, len(lease.commitments))
 
 
 def free_for_fees(lease: Lease, held: int) -> int:
     """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits]."""
     promised = sum(challenge.fee for challenge in lease.open_challenges)
-    return max(0, held - pay_for(lease.paid_s, lease.rate_per_hour) - promised)
+    return max(0, held - pay_for(lease.payable_s, lease.rate_per_hour) - promised)
 
 
 def _some(*transfers: Transfer) -> list[Transfer]:

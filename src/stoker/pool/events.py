@@ -55,10 +55,13 @@ CLOCK_WINDOW_S = 120.0
 """Most that the clock of who acts may differ from the control plane's [s]."""
 MOST_BYTES = 64 * 1024
 """Size of an event at most [bytes]."""
+MOST_WINDOW_S = 7 * 24 * 3600
+"""Longest time to dispute [s]: so long a bond can be held."""
 _MOST_MONEY = 10**15
 """A thousand million credits: what any amount is below, so that sums stay exact in every reader [micro-credits]."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _MOST_TEXT = 1000
 
 Isolation = Literal["podman", "gvisor", "bubblewrap"]
@@ -160,6 +163,11 @@ class OfferedDevice(Body):
     kind: str
     count: int = 1
     memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _DEVICE.fullmatch(self.kind):
+            raise ValueError(f"device.kind {self.kind[:80]!r}: wanted 1 to 64 letters, digits, '.', '_', ':' or '-'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +283,8 @@ class Opened(Body):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.window_s > MOST_WINDOW_S:
+            raise ValueError(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
         if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
             raise ValueError("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
         if not 0 <= self.verify_fraction <= 1:
@@ -579,6 +589,8 @@ def read_draft(content: bytes) -> Draft:
             raise ValueError("actor, nonce and signature are 64, 32 and 128 hexadecimal digits in lower case")
         if not math.isfinite(draft.time_s):
             raise ValueError("time_s is no time")
+        if to_json(draft.body) != draft.body:  # it would be stored as another body than the one that was signed
+            raise ValueError("its body has text that is no Unicode")
         canonical(draft.body)
     except (ValueError, RecursionError) as problem:
         raise Refused(f"this is no signed event: {problem}") from problem

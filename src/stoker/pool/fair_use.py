@@ -75,7 +75,9 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
             f"team {team.team} has {now_held} devices, and its quota is {team.most_devices}",
             remedy="Wait for one of its leases to end.",
         )
-    asking = [one for one in state.waiting.values() if one.renter != renter and one.takes(device.kind, now_s)]
+    asking = {
+        one.renter: one for one in state.waiting.values() if one.renter != renter and one.takes(device.kind, now_s)
+    }
     if not asking:
         return
     offered, free = Counter[str](), 0
@@ -85,7 +87,7 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
         free += known.is_free(now_s) and known.offer.device.kind == device.kind
     mine = (-team.priority, dominant_share(team, held, offered))
     first = []
-    for one in asking:
+    for one in asking.values():  # one device each, however many requests a key has
         other = team_of(state, one.renter)
         is_full = other.most_devices and sum(held.get(other.team, Counter()).values()) >= other.most_devices
         if other.team != team.team and not is_full and (-other.priority, dominant_share(other, held, offered)) < mine:

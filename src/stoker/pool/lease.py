@@ -31,6 +31,12 @@ ACCEPT_S = 60.0
 """Time that an agent has to accept [s]."""
 MOST_UNSIGNED = 1000
 """Beats that wait to be co-signed at most; of more, the oldest can only be agreed to with a later one."""
+MOST_COMMITMENTS = 10_000
+"""Blocks of one lease at most."""
+UNCOMMITTED_S = 300
+"""Time of the meter after its last commitment for which a lease that is checked is paid, at least [s]."""
+PREEMPTED = "reclaimed for a higher priority"
+"""Reason of a lease that makes room for another one; its agent has done nothing."""
 CLOCK_SLACK_S = 2.0
 """Most that the meter may be ahead of the time since the lease was accepted [s]."""
 
@@ -80,12 +86,13 @@ METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 
 @dataclass(frozen=True, kw_only=True)
 class Commitment:
-    """The state of the run after a block: see `events.Committed`."""
+    """The state of the run after a block: see `events.Committed`; `running_s`: the meter when it was committed [s]."""
 
     block: int
     update: int
     state: str
     blob: str
+    running_s: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +127,7 @@ class Lease:
         unsigned: (index, running_s) of beats that nobody co-signed yet.
         paid_index, paid_s: last beat that was co-signed, and its seconds.
         reason: why it was closed: `finished`, `lost`, or what who closed it said.
+        outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
     """
 
@@ -158,6 +166,7 @@ class Lease:
     challenges: tuple[Challenge, ...] = ()
     result: str = ""
     reason: str = ""
+    outcome: Literal["", "slashed", "refunded"] = ""
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
     num_devices: int = 1
@@ -226,6 +235,9 @@ class Lease:
             Refused: it is not the next one, goes back, or does not name the state before it.
         """
         last = self.commitments[-1] if self.commitments else None
+        if len(self.commitments) >= MOST_COMMITMENTS:
+            raise Refused(f"lease {self.lease_id} has {MOST_COMMITMENTS} blocks, and no more are taken",
+                          remedy="Longer blocks: --place-option block=5min.")  # fmt: skip
         if commitment.block != len(self.commitments):
             raise Refused(
                 f"commitment {commitment.block} of lease {self.lease_id} is out of order: the next one is "
@@ -251,6 +263,19 @@ class Lease:
                 f"the agent of lease {self.lease_id} was heard {format_seconds(silent_s)} ago; only silence of "
                 f"{format_seconds(least_s)} ends a lease"
             )
+
+    @property
+    def payable_s(self) -> int:
+        """Co-signed seconds that are paid: of a lease that is checked, up to one block after its last commitment.
+
+        Work to which the agent has committed nothing could be checked by nobody. A block is as long as those before
+        were on average, and `UNCOMMITTED_S` at least.
+        """
+        if not self.check_fraction:
+            return self.paid_s
+        committed_s = self.commitments[-1].running_s if self.commitments else 0
+        block_s = committed_s // max(1, len(self.commitments))
+        return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
 
     @property
     def open_challenges(self) -> tuple[Challenge, ...]:

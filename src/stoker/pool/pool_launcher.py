@@ -10,7 +10,8 @@ Does not do: several devices, secrets, images, jobs whose length is in seconds.
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
 `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
 
-Leases of one run are `JOB.0`, `JOB.1`, …: everything is found again from the job's name and the pool's log.
+Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
+everything is found again from the job's name and the pool's log.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +63,8 @@ _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOVES = ("lost", "reclaimed", "refused", "restarted")
 _MOST_LEASES = 100
+_NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
+_MOST_KEPT_BYTES = 4 << 20
 _ACCEPT_S = 60.0
 
 
@@ -240,15 +243,16 @@ class PoolLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the order and open the first lease."""
         from stoker.pool.job_box import order_of  # noqa: PLC0415 - not at the place
+        from stoker.pool.lease import MOST_COMMITMENTS  # noqa: PLC0415 - likewise
 
         terms = Terms.of(submission.options)
         client = _client(terms)
         if submission.time_limit_s is None:
             raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
                               remedy="Say it: --time-limit 2h.")  # fmt: skip
-        job = (
-            f"{submission.run[:40]}-{hashlib.sha256(f'{submission.owner} {submission.run}'.encode()).hexdigest()[:10]}"
-        )
+        assert client.key is not None
+        name = f"{client.key.public} {submission.owner} {submission.run}"
+        job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
         before = _leases(client, job)
         if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
             raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -266,7 +270,8 @@ class PoolLauncher(Launcher):
         blobs = _blobs(client, job)
         sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
         tell(f"sending the order: {format_bytes(sent)} at most")
-        order = order_of(submission, blobs.put, blobs.aside(), block_s=terms.block_s)
+        block_s = max(terms.block_s, submission.time_limit_s / (MOST_COMMITMENTS - 10))
+        order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
         run = _PoolRun(client, handle, blobs)
         order = run.continued(order, before)
         lease_id = run.open(order, len(before), set(), submission.time_limit_s)
@@ -281,14 +286,16 @@ class PoolLauncher(Launcher):
         """What the log of the pool says; a run whose agent is gone is given to another one."""
         client = _client(_terms_of(handle))
         try:
-            return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
+            with _patient():
+                return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
         except PlaceUnreachable as problem:
             return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log up to the last block that was committed, from `offset` on."""
         client = _client(_terms_of(handle))
-        content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
+        with _patient():
+            content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
         return content[offset : offset + (1 << 20)]
 
     def stop(self, handle: Handle) -> None:
@@ -304,7 +311,8 @@ class PoolLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The results; before there are any, the last block that was committed."""
         client = _client(_terms_of(handle))
-        _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
+        with _patient():
+            _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
 
 
 @dataclass
@@ -342,8 +350,8 @@ class _PoolRun:
                                    evidence=_lease_words(waiting[0]), restarts=restarts, at=_now())  # fmt: skip
             if problem := self._result_problem(last):
                 return self._next(leases, restarts, problem)
-            return LaunchState(phase="finished", why="trained to its end, and checked", evidence=_lease_words(last),
-                               exit_code=0, restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
+                               restarts=restarts, at=_now())  # fmt: skip
         if reason.startswith("stopped"):
             return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
@@ -365,7 +373,7 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}",
                                at=_now())  # fmt: skip
         mine = leases[int(self.handle["first"]) :]
-        used_s = sum(int(lease["running_s"]) for lease in mine if lease["state"] not in ("slashed", "refunded"))
+        used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
         left_s = float(self.handle["limit_s"]) - used_s
         if left_s <= 0:
             limit = format_seconds(float(self.handle["limit_s"]))
@@ -461,9 +469,9 @@ class _PoolRun:
         most = self.handle["max_credits"]
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
-        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600
-                    for one in _leases(self.client, self.handle["job"])[int(self.handle["first"]):]
-                    if one["state"] not in ("slashed", "refunded"))  # fmt: skip
+        mine = _leases(self.client, self.handle["job"])[int(self.handle["first"]) :]
+        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600 for one in mine if not one["outcome"])
+        spent += sum(int(asked["fee"]) for one in mine for asked in one["challenges"])
         left = max(0, int(most) - spent)
         for match in offers:
             listed = match.listed
@@ -528,7 +536,13 @@ class _PoolRun:
 
         digest = self._newest()
         limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        return b"" if not digest else read_member(self.blobs.fetch(digest), _LOG, limits) or b""
+        if not digest:
+            return b""
+        path = self.blobs.fetch(digest)
+        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
+            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
+                other.unlink(missing_ok=True)
+        return read_member(path, _LOG, limits) or b""
 
     def fetch(self, into: Path) -> None:
         """Write the newest state into `into`; each file is checked, and replaced at once."""
@@ -573,9 +587,9 @@ def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
 
 
 def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    """Whether more replays speak against one of its blocks than for it, or it was settled against its agent."""
+    """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
     counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
-    return lease["state"] in ("slashed", "refunded") or any(unequal > equal for equal, unequal in counts)
+    return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
 
 
 def _num_good(lease: Mapping[str, Any]) -> int:
@@ -591,15 +605,27 @@ def _num_good(lease: Mapping[str, Any]) -> int:
 
 def _is_judged(lease: Mapping[str, Any]) -> bool:
     """Whether a lease with an unequal replay is settled one way or the other."""
-    return lease["state"] in ("slashed", "refunded", "final")
+    return bool(lease["outcome"]) or lease["state"] == "final"
 
 
 def _waits_for_replays(lease: Mapping[str, Any]) -> bool:
     """Whether blocks of a lease are still to be replayed before its states can be relied on."""
-    if lease["state"] in ("final", "slashed", "refunded") or not lease["commitments"]:
+    if _is_judged(lease) or not lease["commitments"]:
         return False
     expected = math.ceil(float(lease["check_fraction"]) * len(lease["commitments"]))
     return len({one["block"] for one in lease["challenges"] if one["equal"] is True}) < expected
+
+
+def _checked_words(leases: list[dict[str, Any]]) -> str:
+    """How much of a finished run was replayed."""
+    leases = [lease for lease in leases if not _is_wrong(lease)]
+    drawn = sum(math.ceil(float(lease["check_fraction"]) * len(lease["commitments"])) for lease in leases)
+    equal = sum(len({one["block"] for one in lease["challenges"] if one["equal"] is True}) for lease in leases)
+    if not drawn:
+        return "trained to its end; nothing was replayed"
+    if equal < drawn:
+        return f"trained to its end; of {drawn} blocks that were drawn nobody could replay {drawn - equal}"
+    return "trained to its end, and checked"
 
 
 def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], PoolOrder]) -> set[str]:
@@ -649,16 +675,40 @@ def _raw_hours(forecast: RunForecast | str | None) -> float:
     return 0.0 if forecast is None or isinstance(forecast, str) else (forecast.raw_s or forecast.run_s) / 3600
 
 
-def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
-    """The leases of a run, in order."""
+@contextmanager
+def _patient() -> Iterator[None]:
+    """A pool that has too much to do is one that does not answer: nothing is known, and nothing has ended."""
     from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
 
+    try:
+        yield
+    except Refused as refused:
+        if refused.http_status not in _BUSY_STATUS:
+            raise
+        raise PlaceUnreachable(f"the pool is busy: {refused.message}") from refused
+
+
+def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
+    """The leases of a run, in order.
+
+    Raises:
+        PlaceFailed: one of them is somebody else's.
+    """
+    from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
+
+    assert client.key is not None
     found: list[dict[str, Any]] = []
     while len(found) < _MOST_LEASES:
         try:
-            found.append(client.lease(f"{job}.{len(found)}"))
-        except Refused:
-            break
+            lease = client.lease(f"{job}.{len(found)}")
+        except Refused as refused:
+            if refused.http_status == _NO_SUCH_LEASE:
+                break
+            raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
+        if lease["renter"] != client.key.public:
+            raise PlaceFailed(f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
+                              remedy="Give the run another name.")  # fmt: skip
+        found.append(lease)
     return found
 
 

@@ -98,8 +98,10 @@ def check_block(
     folder.mkdir(parents=True)
     try:
         try:
-            claimed = _claimed(block, folder / "claimed", fetch, taken)
-            start = None if before is None else _claimed(before, folder / "start", fetch, taken)
+            claimed = _claimed(block, folder / "claimed", fetch, taken, is_same_class=is_same_class)
+            start = None
+            if before is not None:
+                start = _claimed(before, folder / "start", fetch, taken, is_same_class=is_same_class)
         except BadRun as problem:
             return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
         if sentence := _chain_problem(before, block, claimed):
@@ -108,7 +110,7 @@ def check_block(
         program = box.replay(run, block.update, host, each=trace)
         code, out, err = host.run(program)
         answer = _answer_in(out)
-        if answer.get("kind") in ("BadRun", "BadJob"):
+        if answer.get("kind") == "NotTheRun":
             return ReplayVerdict(equal=False, why=f"the block cannot be made: {answer['problem']}")
         if code != 0 or "manifest" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])
@@ -181,9 +183,25 @@ class _Made:
         return self.copy
 
 
-def _claimed(block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits) -> _Checkpoint:
-    unpack(fetch(block.blob), into, limits)
-    found = CheckpointStore(into / "checkpoints").newest()
+def _claimed(
+    block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits, *, is_same_class: bool
+) -> _Checkpoint:
+    """A checkpoint that was committed.
+
+    Raises:
+        BadRun: it is none, by its own digests.
+        PlaceFailed: it is too large for this machine, or of a version that this one may not read.
+    """
+    path = fetch(block.blob)
+    if (size := path.stat().st_size) > limits.num_bytes:
+        raise PlaceFailed(f"block {block.block} has {size:,} bytes, and at most {limits.num_bytes:,} are taken here")
+    unpack(path, into, limits)
+    try:
+        found = CheckpointStore(into / "checkpoints").newest()
+    except BadRun as problem:
+        if is_same_class:  # with the same versions
+            raise
+        raise PlaceFailed(f"the checkpoint of block {block.block} cannot be read here: {problem.message}") from problem
     if found is None:
         raise BadRun("there is no checkpoint in it")
     return found
@@ -245,7 +263,11 @@ def _compare(
             equal=None, why=f"{why} in {loosest} in another class cannot be decided: at most {most} can"
         )
     try:
-        difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made.weights())
+        made_weights = made.weights()
+    except ValueError as problem:
+        raise PlaceFailed(str(problem)) from problem
+    try:
+        difference = update_difference(start[0] / WEIGHTS, claimed[0] / WEIGHTS, made_weights)
     except (SafetensorError, ValueError, TypeError) as problem:
         return ReplayVerdict(equal=False, why=f"the weights that were claimed cannot be compared: {problem}")
     words = f"relative difference {difference:.2g} of {updates} in {loosest}, tolerance {tolerance:g}"

@@ -21,6 +21,8 @@ from stoker.pool.keys import Key, own_key
 from stoker.store.files import write_atomic
 
 DEFAULT_PORT = 8430
+_MOST_CONNECTIONS = 20_000
+"""Connections at a time; more are answered 503. Each agent that waits for work holds one."""
 
 
 def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -65,8 +67,8 @@ def serve_pool(
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(
         plane.application(), log_level="error", access_log=False, server_header=False, date_header=False,
-        lifespan="on", timeout_graceful_shutdown=1, http="httptools", ws="none", ssl_certfile=certificate[0],
-        ssl_keyfile=certificate[1],
+        lifespan="on", timeout_graceful_shutdown=1, limit_concurrency=_MOST_CONNECTIONS,
+        http="httptools", ws="none", ssl_certfile=certificate[0], ssl_keyfile=certificate[1],
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"

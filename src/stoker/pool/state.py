@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,12 +22,14 @@ from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.keys import is_signed
-from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, SUSPECT_S, Challenge, Commitment, Lease
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
 MOST_WAITING, MOST_WAIT_S = 16, 600.0
 """Requests of one key that wait, and how long before they are posted again [s]."""
+_WITH_KEY = re.compile(r"[0-9a-f]{16}-")
+"""A lease's name that is for one key alone."""
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
 
@@ -358,6 +361,8 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
         raise Refused(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
     offer, rules = listed.offer, state.rules
+    if _WITH_KEY.match(body.lease_id) and not body.lease_id.startswith(event.actor[:16]):
+        raise Refused(f"lease names that begin with {body.lease_id[:17]} are for the key that begins so")
     if event.actor == listed.agent:
         raise Refused("nobody rents from their own key: it would earn a record for nothing")
     if body.rate_per_hour < offer.price_per_hour:
@@ -376,6 +381,11 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
             f"{credits_text(body.forecast.credits)} for {body.forecast.hours:.2f} h and replaying "
             f"{100 * check:.0f} % of it, {credits_text(least - body.deposit)} are missing",
             remedy=f"Deposit {credits_text(least)}.",
+        )
+    if body.bond > escrow.MOST_BOND * body.deposit:
+        raise Refused(
+            f"a bond of {credits_text(body.bond)} for a deposit of {credits_text(body.deposit)}: at most "
+            f"{escrow.MOST_BOND} times the deposit is taken"
         )
     lease = Lease(
         lease_id=body.lease_id, offer_id=body.offer_id, renter=event.actor, agent=listed.agent, delegate=body.delegate,
@@ -420,7 +430,9 @@ def _cosigned(state: State, event: Event, body: on.Cosigned) -> Change:
 def _committed(state: State, event: Event, body: on.Committed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
-    commitment = Commitment(block=body.block, update=body.update, state=body.state, blob=body.blob)
+    commitment = Commitment(
+        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s
+    )
     return Change(lease=lease.after("committed").with_commitment(commitment, body.previous))
 
 
@@ -461,7 +473,7 @@ def _preempting(state: State, event: Event, body: on.Preempting) -> Change:
         raise Refused(f"nobody with a higher priority waits for the device of lease {lease.lease_id}")
     if body.by_s < event.received_s + lease.promised_s:
         raise Refused(f"lease {lease.lease_id} has a notice of {lease.promised_s:.0f} s")
-    return Change(lease=replace(after, reclaim_by_s=body.by_s))
+    return Change(lease=replace(after, reclaim_by_s=body.by_s, reason=PREEMPTED))
 
 
 @_decides(on.Finished)
@@ -479,8 +491,8 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
     if event.actor == state.operator and not _may_close(state, lease, event.received_s):
         raise Refused(f"lease {lease.lease_id} goes on: the pool closes what is not accepted, used up or too long")
     how = None
-    if event.actor == lease.agent and lease.state in METERED:
-        how = "reclaimed" if lease.reclaim_by_s and event.received_s >= lease.reclaim_by_s - 5 else "left"
+    if event.actor == lease.agent and lease.state in METERED and lease.reason != PREEMPTED:
+        how = "reclaimed" if lease.state == "reclaiming" else "left"  # with notice, and it may leave before it is over
     return _ended(state, event, after, how)
 
 
@@ -488,7 +500,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
     """Whether the pool itself may end a lease: not accepted in time, deposit used up, or longer than offered."""
     if lease.state == "funded":
         return now_s - lease.opened_s >= ACCEPT_S
-    is_used_up = escrow.pay_for(lease.running_s, lease.rate_per_hour) >= state.held(lease.lease_id)[0]
+    is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
     is_too_long = now_s - lease.accepted_s >= lease.most_s
     is_reclaimed = lease.reclaim_by_s > 0 and now_s >= lease.reclaim_by_s
     return is_used_up or is_too_long or is_reclaimed
@@ -598,7 +610,7 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
     record = state.record_of(lease.agent)
     record = replace(record, slashed=record.slashed + 1, failed=record.failed + 1, passed=0)
     return Change(
-        lease=after,
+        lease=replace(after, outcome="slashed"),
         transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id), body.amount)),
         records=((lease.agent, record), *_contradicted(state, lease, is_right=False)),
     )
@@ -608,6 +620,7 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
 def _refunded(state: State, _: Event, body: on.Refunded) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("refunded")
+    after = replace(after, outcome="refunded")
     return Change(lease=after, transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id))))
 
 
@@ -618,13 +631,15 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
     after = lease.after("final")
     if lease.state in ("slashed", "refunded"):
         return Change(lease=after)
-    if event.actor == state.operator and lease.state == "closed":
-        if event.received_s < lease.closed_s + lease.window_s:
+    is_early = event.received_s < lease.closed_s + lease.window_s
+    if event.actor != state.operator:
+        if lease.open_challenges and (is_early or lease.state == "disputed"):
+            raise Refused(f"a block of lease {lease.lease_id} is being replayed: its verifier is paid first")
+    elif lease.state == "closed":
+        if is_early:
             raise Refused(f"lease {lease.lease_id} can be disputed until {lease.window_s:.0f} s after it was closed")
         if any(lease.unequal(one.block) for one in lease.challenges):
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
-    elif lease.state == "closed" and lease.open_challenges and event.received_s < lease.closed_s + lease.window_s:
-        raise Refused(f"a block of lease {lease.lease_id} is being replayed: its verifier is paid first")
     records: list[tuple[str, Record]] = []
     if any(one.equal for one in lease.challenges) and lease.state == "closed":
         record = state.record_of(lease.agent)

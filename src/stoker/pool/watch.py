@@ -7,6 +7,7 @@ up where it stood, and counts silence from its own start, so that its own absenc
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from stoker.pool import escrow
@@ -17,6 +18,8 @@ from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
 from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root
 
+MOST_OPEN, MOST_ASKED = 16, 16
+"""Blocks that one verifier replays at a time, and verifiers that are asked for one block."""
 VERDICT_S = 600.0
 """Least time that a verifier has for a block, before another one is asked [s]."""
 ANCHOR_S = 3600.0
@@ -34,9 +37,13 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
         present: keys of agents that listen now and replay blocks, with their determinism class.
     """
     bodies: list[Body] = []
+    verifiers = Verifiers(present)
+    for name in state.unsettled:
+        for asked in state.leases[name].challenges:
+            verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, present)
     for name in sorted(state.unsettled):
         lease = state.leases[name]
-        bodies += _BY_STATE[lease.state](state, lease, now_s, key, max(lease.heard_s, up_since_s), present)
+        bodies += _BY_STATE[lease.state](state, lease, now_s, key, max(lease.heard_s, up_since_s), verifiers)
     for lease in to_preempt(state, now_s) if state.waiting else ():
         bodies.append(on.Preempting(lease_id=lease.lease_id, by_s=now_s + lease.promised_s + BEAT_S))
     if now_s - state.anchored_s >= ANCHOR_S and len(state.unanchored) > 1:
@@ -44,25 +51,31 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
     return bodies
 
 
-_Decide = Callable[[State, Lease, float, Key, float, Mapping[str, str]], Iterator[Body]]
+class Verifiers(dict[str, str]):
+    """Determinism classes of those who may replay, by key; `num_open`: blocks that each is asked for now."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        super().__init__(classes)
+        self.num_open = Counter[str]()
 
 
-def _funded(_: State, lease: Lease, now_s: float, __: Key, ___: float, ____: Mapping[str, str]) -> Iterator[Body]:
+_Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
+
+
+def _funded(_: State, lease: Lease, now_s: float, __: Key, ___: float, ____: Verifiers) -> Iterator[Body]:
     if now_s - lease.opened_s >= ACCEPT_S + BEAT_S:
         yield on.Closed(lease_id=lease.lease_id, reason=f"not accepted within {ACCEPT_S:.0f} s")
 
 
-def _running(
-    state: State, lease: Lease, now_s: float, key: Key, heard_s: float, _: Mapping[str, str]
-) -> Iterator[Body]:
+def _running(state: State, lease: Lease, now_s: float, key: Key, heard_s: float, _: Verifiers) -> Iterator[Body]:
     name, silent_s = lease.lease_id, now_s - heard_s
     yield from _agreed(lease, key)
-    if escrow.pay_for(lease.running_s, lease.rate_per_hour) >= state.held(name)[0]:
+    if escrow.is_used_up(lease, state.held(name)[0]):
         yield on.Closed(lease_id=name, reason="the deposit is used up")
     elif now_s - lease.accepted_s >= lease.most_s:
         yield on.Closed(lease_id=name, reason=f"the offer lends for {lease.most_s:.0f} s at most")
     elif lease.state == "reclaiming" and now_s >= lease.reclaim_by_s + BEAT_S:
-        yield on.Closed(lease_id=name, reason="reclaimed by the owner")
+        yield on.Closed(lease_id=name, reason=lease.reason or "reclaimed by the owner")
     elif lease.state == "running" and silent_s >= SUSPECT_S:
         yield on.Suspected(lease_id=name)
     elif lease.state != "running" and silent_s >= LOST_S:
@@ -75,7 +88,7 @@ def _agreed(lease: Lease, key: Key) -> Iterator[Body]:
         yield on.Cosigned(lease_id=lease.lease_id, index=lease.beat_index)
 
 
-def _closed(state: State, lease: Lease, now_s: float, key: Key, _: float, present: Mapping[str, str]) -> Iterator[Body]:
+def _closed(state: State, lease: Lease, now_s: float, key: Key, _: float, present: Verifiers) -> Iterator[Body]:
     yield from _agreed(lease, key)
     if lease.unequal_blocks:
         yield on.Disputed(lease_id=lease.lease_id, reason=f"a replay of block {lease.unequal_blocks[0]} was unequal")
@@ -91,12 +104,12 @@ def _closed(state: State, lease: Lease, now_s: float, key: Key, _: float, presen
         yield on.Final(lease_id=lease.lease_id)
 
 
-def _is_awaited(lease: Lease, now_s: float, present: Mapping[str, str]) -> bool:
+def _is_awaited(lease: Lease, now_s: float, present: Verifiers) -> bool:
     """Whether a verifier was asked, is there, and still has time."""
     return any(_is_at_it(lease, one, now_s, present) for one in lease.open_challenges)
 
 
-def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Mapping[str, str]) -> bool:
+def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Verifiers) -> bool:
     """Whether the verifier of a challenge has still to answer: one that has gone is waited for no longer."""
     is_in_time = now_s - challenge.since_s < verdict_time(lease)
     return challenge.equal is None and is_in_time and challenge.verifier in present
@@ -107,25 +120,22 @@ def verdict_time(lease: Lease) -> float:
     return max(VERDICT_S, 10 * lease.running_s / max(1, len(lease.commitments)))
 
 
-def _asked(
-    state: State, lease: Lease, block: int, now_s: float, draw: str, present: Mapping[str, str]
-) -> Iterator[Body]:
+def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, present: Verifiers) -> Iterator[Body]:
     """Ask another agent for a block, if none is at it: one of the same determinism class where there is one."""
     of_block = [one for one in lease.challenges if one.block == block]
-    if any(_is_at_it(lease, one, now_s, present) for one in of_block):
+    if len(of_block) >= MOST_ASKED or any(_is_at_it(lease, one, now_s, present) for one in of_block):
         return
-    asked = {one.verifier for one in of_block}
-    free = sorted(agent for agent in present if agent not in asked and agent not in (lease.agent, lease.renter))
+    asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
+    free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
     alike = [agent for agent in free if present[agent] == lease.determinism_class]
     if verifiers := alike or free:
         verifier = random.Random(f"{draw}/{block}/{len(of_block)}").choice(verifiers)
+        present.num_open[verifier] += 1
         fee = min(escrow.replay_fee(lease), escrow.free_for_fees(lease, state.held(lease.lease_id)[0]))
         yield on.Challenged(lease_id=lease.lease_id, block=block, verifier=verifier, draw=draw, fee=fee)
 
 
-def _disputed(
-    state: State, lease: Lease, now_s: float, key: Key, _: float, present: Mapping[str, str]
-) -> Iterator[Body]:
+def _disputed(state: State, lease: Lease, now_s: float, key: Key, _: float, present: Verifiers) -> Iterator[Body]:
     assert state.rules is not None
     needed, name = state.rules.verdicts_to_slash, lease.lease_id
     draw = key.sign(draw_message(key.public, lease))
@@ -152,7 +162,7 @@ def _disputed(
         yield on.Final(lease_id=name)
 
 
-def _settled(_: State, lease: Lease, __: float, ___: Key, ____: float, _____: Mapping[str, str]) -> Iterator[Body]:
+def _settled(_: State, lease: Lease, __: float, ___: Key, ____: float, _____: Verifiers) -> Iterator[Body]:
     yield on.Final(lease_id=lease.lease_id)
 
 

@@ -38,6 +38,10 @@ _EVERY_CORE = 1 << 20
 """More cores than there are: a replay computes with the threads of the run, however few cores it has."""
 
 
+class NotTheRun(BadRun):
+    """What is claimed cannot have been made by the job, on whatever machine."""
+
+
 def replay(
     job: Job, directory: RunDirectory, until: int, *, entry: Entry | None = None, each: bool = False
 ) -> tuple[CheckpointManifest, ...]:
@@ -53,7 +57,8 @@ def replay(
         each: save after every update.
 
     Raises:
-        BadRun: the run is of another job or another length, has several processes, or is further than `until`.
+        NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
+        BadRun: it cannot be made on this machine.
         BadJob: the length of the job is not known elsewhere.
         RunFailed: an update cannot be made.
     """
@@ -76,7 +81,7 @@ def replay(
     with directory.locked(), computing_threads(plan.threads), stop_on_signals() as stop:
         session = build_session(prepared, directory, device, plans=plans, sink=keep, stop=stop, replanned=refuse)
         if session.position.updates >= until:
-            raise BadRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
+            raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
         session.loop.threads = ThreadKeeper(
             lambda: plans.plan, session.loop.telemetry.emit, usual_samples_per_s=0.0, is_free=False,
             machine=Machine(granted=lambda: _EVERY_CORE),
@@ -110,7 +115,7 @@ def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> 
     )
     plans.schedule = PlanSchedule(schedule.began, switches)
     if any(plan.layout != ONE_PROCESS for plan in (schedule.began, *(switch.plan for switch in switches))):
-        raise BadRun("the run has several processes, and a replay has one")
+        raise NotTheRun("the run has several processes, and a replay has one")
     return plans
 
 
@@ -119,19 +124,19 @@ def _require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
     run, decision, job = directory.read_run(), directory.read_decision(), prepared.job
     if run.spec_digest != prepared.spec.digest():
         differences = "; ".join(directory.read_spec().differences(prepared.spec)[:4])
-        raise BadRun(f"the run is of another job: {differences or run.spec_digest[:12]}")
+        raise NotTheRun(f"the run is of another job: {differences or run.spec_digest[:12]}")
     if job.until.unit == "seconds":
         raise BadJob("the job's length is given in seconds, and how many updates these are depends on the machine",
                      remedy="Give until=… in epochs, samples or updates.")  # fmt: skip
     expected = prepared.extent.updates_in(job.until)
     stated = 0 if decision is None else decision.chosen.forecast.total_updates
     if stated != expected:
-        raise BadRun(f"the run is planned for {stated:,} updates, and the job has {expected:,}")
+        raise NotTheRun(f"the run is planned for {stated:,} updates, and the job has {expected:,}")
 
 
 def _require_at(reached: Position, until: int) -> None:
     if reached.updates != until:
-        raise BadRun(f"the replay ended at update {reached.updates:,}, and {until:,} were claimed")
+        raise NotTheRun(f"the replay ended at update {reached.updates:,}, and {until:,} were claimed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
