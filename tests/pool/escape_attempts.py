@@ -120,12 +120,11 @@ def become_root():
 
 @attempt
 def run_a_program_before_the_rights_are_dropped():
-    """The order's variables name a loader's log and a path with programs of its own: who wrote there?"""
-    written = [name for name in os.listdir("/job") if name.startswith(("loader.", "path."))]
-    mine = os.stat("/job").st_uid
-    others = [name for name in written if os.stat(f"/job/{name}").st_uid != mine or name.startswith("path.")]
-    if not written or others:
-        return written
+    """The order's variables name a log of the loader and a path with own programs: who wrote, and which of them ran?"""
+    written = [name for name in os.listdir("/tmp") if name.startswith(("loader.", "path."))]
+    others = [name for name in written if name.startswith("path.") or os.stat(f"/tmp/{name}").st_uid != os.getuid()]
+    if others or not written:
+        return others
     raise OSError("only the program itself was run with them")
 
 

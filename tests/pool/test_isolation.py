@@ -80,9 +80,10 @@ def test_no_attempt_of_the_escape_list_succeeds(kind, job):
             "readable": "/given",
         }
         for name in ("setpriv", "env"):
-            (job / name).write_text(f'#!/bin/sh\n: > /job/path.{name}\nexec /usr/bin/{name} "$@"\n')
+            (job / name).write_text(f'#!/bin/sh\n: > /tmp/path.{name}\nexec /usr/bin/{name} "$@"\n')
             (job / name).chmod(0o755)
-        variables = {**ENVIRONMENT, "PATH": "/job:/usr/bin:/bin", "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": "/job/loader"}
+        loader = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": "/tmp/loader"}  # noqa: S108 - inside
+        variables = {**ENVIRONMENT, "PATH": "/job:/usr/bin:/bin", **loader}
         script = (HERE / "escape_attempts.py").read_text()
         code, out, err = python(kind, job, script, stdin=json.dumps(given).encode(), environment=variables)
     canary.unlink()

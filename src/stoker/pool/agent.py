@@ -336,7 +336,7 @@ class Agent:
             if may_work and self._job is None and lease["lease_id"] not in self._refused:
                 self._accept(lease)
         for challenge in work["challenges"]:
-            place = (str(challenge.get("lease_id") or challenge["lease"]["lease_id"]), int(challenge["block"]))
+            place = (str(challenge["lease_id"]), int(challenge["block"]))
             if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
                 self._checked[place] += 1
                 self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
