@@ -20,6 +20,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _EMPTY_WITHIN_S = 10.0
+_LEFT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ class ControlGroup:
         parents = _delegated(root) if whole else {one: _own_v1(root, one) for one in _CONTROLLERS}
         if parents is None or any(parent is None for parent in parents.values()):
             return None
+        for left in (
+            path for parent in parents.values() if parent is not None for path in parent.glob("stoker-" + "?" * 12)
+        ):
+            with suppress(OSError):  # of a killed agent; one that still has processes stays
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    left.rmdir()
         group = cls({one: parent / name for one, parent in parents.items() if parent is not None})
         quota_us = max(1000, int(cores * _PERIOD_US))
         limits = {
