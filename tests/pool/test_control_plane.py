@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import events as on
+from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.control_plane import ControlPlane, Rates, steady_clock
 from stoker.pool.escrow import pay_for
-from stoker.pool.events import CREDIT, Refused, canonical, draft_of
+from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.log import audit
 from stoker.pool.state import Record
@@ -257,6 +260,36 @@ def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:
         assert sorted(path.name for path in plane.blobs.folder.iterdir()) == [order, "senders"]
         assert other.put_blob(b"secret") == order
         other.get_blob(order, tmp_path / "own")
+
+
+def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
+    """What is on its way counts as sent already, and the disk keeps room for the log."""
+    store = BlobStore(tmp_path, BlobLimits(most_unnamed_bytes=10, least_free_bytes=0))
+    one, two = (sha256(name * 6) for name in (b"1", b"2"))
+
+    async def both() -> None:
+        is_read = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            await is_read.wait()
+            yield b"1" * 6
+
+        async def quick() -> AsyncIterator[bytes]:
+            yield b"2" * 6
+
+        first = asyncio.create_task(store.write(one, slow(), 6, "a key", set()))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="too large"):
+            await store.write(two, quick(), 6, "a key", set())
+        await store.write(two, quick(), 6, "another", set())
+        is_read.set()
+        await first
+        store.limits = replace(store.limits, least_free_bytes=1 << 60)
+        with pytest.raises(Refused, match="disk full"):
+            await store.write("3" * 64, quick(), 6, "a third", set())
+
+    asyncio.run(both())
+    assert store.path(one).is_file()
 
 
 def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def test_who_has_less_comes_first() -> None:
     assert not book.state.waiting
 
 
+def test_many_requests_are_one_turn() -> None:
+    """A key that posts a request over and over keeps one place, and not all offers."""
+    book = shop(3)
+    take(book, book.renter, 0)
+    for number in range(16):
+        wait(book, book.other, name=f"r{number}")
+    take(book, book.renter, 1)
+    with pytest.raises(Refused, match="1 who wait come before"):
+        take(book, book.renter, 2)
+
+
 def test_waiting_ends_and_only_for_what_was_asked() -> None:
     """A request that lapsed, or for another kind, holds nobody up; nor does one where there is enough for all."""
     book = shop(4)
@@ -118,7 +129,9 @@ def test_a_higher_priority_has_a_lease_preempted() -> None:
         if index % 10 == 0:
             wait(book, book.other)
     assert settle() == ["closed"]
-    assert book.state.record_of(book.agent.public).lost == 0
+    assert book.state.leases["job0"].reason == "reclaimed for a higher priority"
+    record = book.state.record_of(book.agent.public)
+    assert (record.lost, record.reclaimed, record.left) == (0, 0, 0)
     take_again = opened("job9", offer_id="box0", deposit=CREDIT, bond=0)
     with pytest.raises(Refused, match="urgent"):
         book.post(book.renter, take_again)

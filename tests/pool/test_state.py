@@ -231,6 +231,18 @@ def test_a_lease_has_a_bounded_number_of_blocks() -> None:
         book.post(book.agent, body)
 
 
+def test_a_job_that_leaves_within_its_notice_was_reclaimed() -> None:
+    """It may save and go before the notice is over; without notice it has left."""
+    for has_notice in (True, False):
+        book = Book()
+        book.run()
+        if has_notice:
+            book.post(book.agent, on.Reclaiming(lease_id="job", by_s=book.now_s + 120))
+        book.post(book.agent, on.Closed(lease_id="job", reason="reclaimed: the owner is back"))
+        record = book.state.record_of(book.agent.public)
+        assert (record.reclaimed, record.left) == (int(has_notice), int(not has_notice))
+
+
 def test_values_that_cannot_be_meant() -> None:
     """A bond that is held for years, and a device that a terminal takes for markup."""
     with pytest.raises(ValueError, match="window_s"):
