@@ -121,7 +121,7 @@ def steady_clock(
         wall: the machine's clock [s since 1970].
         elapsed: time that has passed, sleep of the machine included [s].
     """
-    since = elapsed or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    since = elapsed or (lambda: time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
     offset = wall() - since()
 
     def now() -> float:
