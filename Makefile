@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-ui bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve demo-pool test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-pool bench-ui bench-serving soak protos fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,9 @@ demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and 
 
 demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and asked for a real image's class (2 minutes, and the demo's run)
 	@$(BIN)/python examples/serve_demo.py
+
+demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (6 minutes; needs bubblewrap)
+	@$(BIN)/python examples/pool_demo.py
 
 test: $(INSTALLED) ## Everything that must hold; the same command CI runs (14 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint pytest
@@ -111,6 +114,10 @@ bench-serving: $(INSTALLED) ## Stoker beside other model servers; with PEERS=VEN
 
 soak: $(INSTALLED) ## A server under mixed load, reloads and signals for MINUTES=60; memory, descriptors and threads as curves
 	$(BIN)/python -m bench.serving.soak --minutes $(or $(MINUTES),60)
+
+bench-pool: $(INSTALLED) ## A simulated market: regret of the match over 10,000 offers; 10,000 agents on one control plane (5 minutes)
+	$(BIN)/python -m bench.pool.market
+	$(BIN)/python -m bench.pool.scale
 
 bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare what they leave, byte by byte (5 minutes)
 	$(BIN)/python -m bench.predict.kill

@@ -38,6 +38,7 @@ from stoker.cli.terminal import (
 )
 from stoker.cli.train_elsewhere import (
     DataFiles,
+    Deadline,
     Detach,
     DryRun,
     Env,
@@ -49,6 +50,7 @@ from stoker.cli.train_elsewhere import (
     SendLimit,
     TimeLimit,
     Variables,
+    Verify,
     launch_options,
     train_elsewhere,
 )
@@ -188,6 +190,8 @@ def train(
     send_limit: SendLimit = None,
     time_limit: TimeLimit = None,
     max_cost: MaxCost = None,
+    deadline: Deadline = None,
+    verify: Verify = None,
     detach: Detach = False,
     dry_run: DryRun = False,
     with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page meanwhile.")] = False,
@@ -198,7 +202,7 @@ def train(
     given = {
         "--env": env, "--image": image, "--secret": secret, "--send": send, "--data": data, "--var": variable,
         "--place-option": place_option, "--send-limit": send_limit, "--time-limit": time_limit, "--max-cost": max_cost,
-        "--detach": detach, "--dry-run": dry_run,
+        "--deadline": deadline, "--verify": verify, "--detach": detach, "--dry-run": dry_run,
     }  # fmt: skip
     with reported(debug=debug):
         if is_elsewhere(on):
@@ -207,6 +211,9 @@ def train(
                 "--threads": threads, "--profile": profile, "--track": track, "--keep": keep, "--slice": slice_length,
             }  # fmt: skip
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
+            if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
+                raise BadJob(f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
+                             remedy="Leave it out, or name a pool: --on pool.")  # fmt: skip
             if fork:
                 raise BadJob(f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
                              remedy="Fork it here, or start a new run there without --fork.")  # fmt: skip

@@ -20,6 +20,8 @@ from stoker.cli import (
     images,
     jobs,
     machines,
+    pool,
+    pool_agent,
     predictions,
     run_commands,
     serve,
@@ -86,6 +88,19 @@ runs_app.command("export")(run_commands.runs_export)
 runs_app.command("track")(run_commands.runs_track)
 app.add_typer(runs_app, name="runs", rich_help_panel=TRAINING)
 app.add_typer(data_check.data_app, name="data", rich_help_panel=BEFORE)
+
+pool_app = typer.Typer(help="Other people's machines, lent by the hour.", no_args_is_help=True, add_completion=False)
+pool_app.command("serve")(pool.pool_serve)
+pool_app.command("offers")(pool.pool_offers)
+pool_app.command("ledger")(pool.pool_ledger)
+pool_app.command("wallet")(pool.pool_wallet)
+pool_app.command("audit")(pool.pool_audit)
+pool_app.command("team")(pool.pool_team)
+pool_app.command("offer")(pool_agent.offer)
+pool_app.command("pause")(pool_agent.pause)
+pool_app.command("verify")(pool_agent.verify)
+pool_app.command("dispute")(pool_agent.dispute)
+app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

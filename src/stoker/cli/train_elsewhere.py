@@ -66,6 +66,12 @@ MaxCost = Annotated[
     _elsewhere("--max-cost", metavar="USD", help_text="Save and stop before it costs more than this, with all earlier "
                "starts."),
 ]  # fmt: skip
+Deadline = Annotated[
+    str | None, _elsewhere("--deadline", metavar="TIME", help_text="On a pool: the longest it may take, such as 12h.")
+]
+Verify = Annotated[
+    str | None, _elsewhere("--verify", metavar="SHARE", help_text="On a pool: blocks that others replay (default: 5%).")
+]
 Detach = Annotated[bool, _elsewhere("--detach", help_text="Start it and return; `stoker attach RUN` shows it.")]
 DryRun = Annotated[bool, _elsewhere("--dry-run", help_text="Print what would be submitted, and send nothing.")]
 
@@ -105,11 +111,16 @@ def launch_options(
         run_dir=api.find_launched(resume).path if resume else run_dir, new=new, env=given["--env"] or "lock",
         image=given["--image"] or "", secrets=tuple(given["--secret"] or ()), send=tuple(given["--send"] or ()),
         data=tuple(given["--data"] or ()), plan=plan_file, variables=_pairs("--var", given["--var"]),
-        place=_pairs("--place-option", given["--place-option"]), arguments=tuple(passed),
+        place=_pairs("--place-option", given["--place-option"]) | _terms(given), arguments=tuple(passed),
         **({"send_limit": parse_memory(given["--send-limit"])} if given["--send-limit"] else {}),
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
         time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
     )  # fmt: skip
+
+
+def _terms(given: Mapping[str, Any]) -> dict[str, str]:
+    """What a pool is asked for, as options of the place."""
+    return {name: given[f"--{name}"] for name in ("verify", "deadline") if given[f"--{name}"]}
 
 
 def _pairs(option: str, words: list[str] | None) -> dict[str, str]:

@@ -1,9 +1,8 @@
 """Runs executed elsewhere: hosts, Slurm, Kubernetes, Ray, clouds; one seam, one file for each kind of place.
 
-A file with an object `LAUNCHER`, here or in a folder of a kind, is a kind of place; the folder is listed, nothing else
-names them. The kind is the word
-in `kind = "…"` of the file, read from its text: the command line tells a place from a device without importing
-any launcher.
+A file with an object `LAUNCHER`, here, in a folder of a kind, or in `stoker/pool`, is a kind of place; the folders are
+listed, nothing else names them. The kind is the word in `kind = "…"` of the file, read from its text: the command line
+tells a place from a device without importing any launcher.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from stoker.launching.launcher import Launcher, LaunchTarget
 
 _OBJECT = "\nLAUNCHER = "
+_BESIDE = "pool"
+"""A package above this one that holds a kind of place as well."""
+_NEEDS_NO_ADDRESS = frozenset({"pool"})
 _KIND = re.compile(r'^    kind = "([a-z0-9]+)"', re.MULTILINE)
 
 
@@ -31,11 +33,13 @@ def kinds() -> dict[str, str]:
 @functools.cache
 def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     found = {}
-    for folder in map(Path, paths):
-        for file in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
-            text = file.read_text(encoding="utf-8")
-            if _OBJECT in text and (kind := _KIND.search(text)):
-                found[kind[1]] = ".".join((__name__, *file.relative_to(folder).with_suffix("").parts))
+    root = __name__.rpartition(".")[0]
+    for package in map(Path, paths):
+        for name, folder in ((__name__, package), (f"{root}.{_BESIDE}", package.parent / _BESIDE)):
+            for file in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
+                text = file.read_text(encoding="utf-8")
+                if _OBJECT in text and (kind := _KIND.search(text)):
+                    found[kind[1]] = ".".join((name, *file.relative_to(folder).with_suffix("").parts))
     return tuple(found.items())
 
 
@@ -44,9 +48,11 @@ def is_elsewhere(word: str) -> bool:
 
     A word with a colon whose kind is unknown counts as one, so that `launcher_of` can name the nearest.
 
-    >>> is_elsewhere("ssh:box"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
-    (True, False, False)
+    >>> is_elsewhere("ssh:box"), is_elsewhere("pool"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
+    (True, True, False, False)
     """
+    if _kind_and_rest(word)[0] in _NEEDS_NO_ADDRESS:
+        return True
     kind, colon, _ = word.strip().partition(":")
     return bool(colon) and re.fullmatch(r"(\d+x)*(cuda|mps|xpu|cpu)", kind) is None
 
@@ -71,5 +77,14 @@ def parse_target(word: str) -> LaunchTarget:
     Raises:
         NoDevice: the kind is unknown, or the rest cannot be read.
     """
-    kind, _, rest = word.strip().partition(":")
-    return launcher_of(kind.lower()).parse(rest)
+    kind, rest = _kind_and_rest(word)
+    return launcher_of(kind).parse(rest)
+
+
+def _kind_and_rest(word: str) -> tuple[str, str]:
+    """The kind of a word of `--on`, and what its launcher reads: `pool/cpu` is `pool` and `/cpu`."""
+    kind, colon, rest = word.strip().partition(":")
+    name, slash, shape = kind.partition("/")
+    if not colon and name.lower() in _NEEDS_NO_ADDRESS:
+        return name.lower(), f"{slash}{shape}"
+    return kind.lower(), rest

@@ -166,6 +166,7 @@ def launch(
         earlier = () if before is None or before.run != directory.name else before.states
         tell(f"asking {on}")
         probe = _probe(launcher, submission, options)
+        submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
         forecast, limits = None, [held]
@@ -310,7 +311,8 @@ def prepare(
         expected=tuple(str(path) for path in found if path not in inside),
         job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
         environment=_environment(entry, options), image=options.image, variables=options.variables,
-        secrets=options.secrets, owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
+        secrets=options.secrets, max_cost=options.max_cost,
+        owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
         send_limit=options.send_limit, time_limit_s=options.time_limit_s, most_held_s=options.time_limit_s,
         options=place,
     )  # fmt: skip

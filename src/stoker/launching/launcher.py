@@ -29,6 +29,7 @@ from stoker.errors import BadSetting, NoDevice, nearest
 from stoker.records.launch import LaunchPhase, LaunchState
 
 if TYPE_CHECKING:
+    from stoker.jobs import Entry, Job
     from stoker.launching.bundle import Bundle
     from stoker.launching.environment_lock import EnvironmentLock
 
@@ -151,6 +152,7 @@ class Submission:
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
         owner: machine and directory of the run here, by which a run there of the same name is told from another's.
         send_limit: no more than this is sent [bytes].
+        max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
             (default: `.stoker` in the home directory there).
     """
@@ -172,6 +174,7 @@ class Submission:
     save_s: float = 30.0
     owner: str = ""
     send_limit: float = 10 * 2.0**30
+    max_cost: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -307,6 +310,10 @@ class Launcher(abc.ABC):
     @abc.abstractmethod
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """Ways to run a job there; none if no shape fits."""
+
+    def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
+        """The submission with what the place has to know of the job to choose among its machines; here, as it is."""
+        return submission
 
     @abc.abstractmethod
     def script(self, submission: Submission) -> str:

@@ -212,6 +212,26 @@ class CheckpointManifest:
     def _checksum(self) -> str:
         return digest(replace(self, checksum=""))
 
+    def state_digest(self) -> str:
+        """SHA-256 (hex) of the training state; equal for two runs that are equal bit for bit.
+
+        It is all that the next update is computed from. Times are left out, and which evaluation was the best: that
+        decides nothing which is trained. The digests of files are taken as they are stated.
+        """
+        skeleton = dict(self.skeleton)
+        progress = skeleton.pop("progress", None)
+        return digest({
+            "spec": self.spec_digest,
+            "position": self.position,
+            "files": {file.name: file.sha256 for file in self.files},
+            "skeleton": skeleton,
+            "progress": [] if progress is None else [item for item in progress["of"] if item[0] not in _NO_STATE],
+        })  # fmt: skip
+
+
+_NO_STATE = frozenset({"wall_s", "save_every_s", "save_s", "best"})
+"""What is kept with a state, and no part of it."""
+
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 

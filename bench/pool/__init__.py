@@ -1,0 +1,1 @@
+"""Benchmarks of the pool, and agents that cheat."""

@@ -1,0 +1,382 @@
+"""`stoker pool serve`, `offers`, `ledger`, `wallet` and `audit`: a pool's control plane, and its renters' view."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.terminal import (
+    AsJson,
+    Debug,
+    Settings,
+    load_job,
+    output,
+    print_document,
+    print_table,
+    printable,
+    reported,
+    waiting,
+)
+from stoker.errors import BadJob, BadRun, DoesNotFit, ServiceError
+from stoker.units import format_seconds, parse_duration, parse_money
+
+if TYPE_CHECKING:
+    from stoker.pool.client import PoolClient
+    from stoker.pool.events import Event
+    from stoker.pool.matching import Ranking
+
+PoolWord = Annotated[
+    str | None,
+    typer.Option("--pool", metavar="URL#KEY", help="The pool's address; default: STOKER_POOL.", show_default=False),
+]
+KeyName = Annotated[str, typer.Option("--key", metavar="NAME", help="Which of your keys acts.")]
+PoolFolder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="DIR", help="The control plane's folder (default: ~/.local/share/stoker/pool)."),
+]
+
+
+@contextmanager
+def pool_reported(*, debug: bool) -> Iterator[None]:
+    """As `reported`; and what is not installed names the extra that brings it."""
+    with reported(debug=debug):
+        try:
+            yield
+        except ModuleNotFoundError as problem:
+            raise ServiceError(f"the pool needs {problem.name}, which is not installed here",
+                               remedy="pip install 'stoker[pool]'") from problem  # fmt: skip
+
+
+def client_of(pool: str | None, key: str | None = None) -> PoolClient:
+    """A client of the pool at an address, or of the one in STOKER_POOL, with one of this user's keys."""
+    from stoker.pool.client import PoolAddress, PoolClient
+    from stoker.pool.keys import own_key
+
+    return PoolClient(PoolAddress.parse(pool), None if key is None else own_key(key))
+
+
+def pool_serve(
+    folder: PoolFolder = None,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Beyond 127.0.0.1: with TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8430,
+    tls: Annotated[bool, typer.Option("--tls", help="TLS on this machine's loopback as well.")] = False,
+    name: Annotated[str, typer.Option("--name", help="The name of a new pool.")] = "pool",
+    is_open: Annotated[bool, typer.Option("--open", help="New pool: anyone may act, without being admitted.")] = False,
+    verdicts: Annotated[
+        int, typer.Option("--verdicts-to-slash", min=1, max=9, help="New pool: replays that must find a cheat.")
+    ] = 2,
+    window: Annotated[
+        str | None, typer.Option("--least-window", metavar="TIME", help="New pool: shortest time to dispute a result.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
+    with pool_reported(debug=debug):
+        from stoker.pool.events import Founded
+        from stoker.pool.serve import pool_folder, serve_pool
+
+        rules = Founded(
+            name=name, is_open=is_open, verdicts_to_slash=verdicts,
+            least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
+        )  # fmt: skip
+        serve_pool(
+            pool_folder() if folder is None else folder, host=host, port=port, rules=rules, has_tls=tls,
+            announce=lambda address: print(f"stoker pool: {address}", flush=True),
+        )  # fmt: skip
+
+
+def pool_wallet(
+    pool: PoolWord = None,
+    key: KeyName = "default",
+    grant: Annotated[
+        list[str] | None,
+        typer.Option("--grant", metavar="KEY=AMOUNT", help="Operator: admit a key and give it credits, such as 5usd."),
+    ] = None,
+    folder: PoolFolder = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show your key and what it has; with --grant, as the pool's operator, give credits to a key."""
+    with pool_reported(debug=debug):
+        from stoker.pool.escrow import credits_text
+        from stoker.pool.events import CREDIT, Deposited
+        from stoker.pool.keys import own_key, read_key
+        from stoker.pool.serve import pool_folder
+
+        if grant:
+            operator = client_of(pool)
+            operator.key = read_key((pool_folder() if folder is None else folder) / "control.key")
+            for word in grant:
+                account, equals, amount = word.partition("=")
+                if not equals:
+                    raise BadJob(f"--grant {word}: wanted KEY=AMOUNT, such as {own_key(key).public}=5usd")
+                granted = 0.0 if amount.strip() in ("0", "0usd") else parse_money(amount)
+                try:
+                    body = Deposited(account=account.strip(), amount=round(granted * CREDIT))
+                except ValueError as problem:
+                    raise BadJob(f"--grant {word}: {problem}") from problem
+                operator.post(body)
+        client = client_of(pool, key)
+        assert client.key is not None
+        account = client.key.public
+        balances = client.state("balances")["balances"]
+        escrow = sum(lease["escrow"] for lease in client.state("leases", renter=account, unsettled="1"))
+        bonds = sum(lease["bond_held"] for lease in client.state("leases", agent=account, unsettled="1"))
+        if as_json:
+            print_document({"key": account, "balance": balances.get(account, 0), "in_escrow": escrow, "bonds": bonds})
+            return
+        console = Console(highlight=False)
+        console.print(f"key      {account}")
+        console.print(f"balance  {credits_text(balances.get(account, 0))}" if account in balances else
+                      "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
+                      f"{account}=AMOUNT", soft_wrap=True)  # fmt: skip
+        console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
+
+
+def pool_team(
+    team: Annotated[str, typer.Argument(metavar="NAME", help="The team; an earlier one of that name is replaced.")],
+    member: Annotated[list[str] | None, typer.Option("--member", metavar="KEY", help="A renter; repeatable.")] = None,
+    weight: Annotated[float, typer.Option("--weight", help="Its share against others' where devices are short.")] = 1.0,
+    priority: Annotated[int, typer.Option("--priority", min=0, help="Higher comes first, and preempts.")] = 0,
+    quota: Annotated[int, typer.Option("--quota", metavar="N", min=0, help="Devices at a time; 0: no limit.")] = 0,
+    pool: PoolWord = None,
+    folder: PoolFolder = None,
+    debug: Debug = False,
+) -> None:
+    """As the pool's operator, make a team: who, its share, its priority, its quota."""
+    with pool_reported(debug=debug):
+        from stoker.pool.events import TeamMade
+        from stoker.pool.keys import read_key
+        from stoker.pool.serve import pool_folder
+
+        try:
+            body = TeamMade(
+                team=team, members=tuple(member or ()), weight=weight, priority=priority, most_devices=quota
+            )
+        except ValueError as problem:
+            raise BadJob(f"stoker pool team: {problem}") from problem
+        operator = client_of(pool)
+        operator.key = read_key((pool_folder() if folder is None else folder) / "control.key")
+        receipt = operator.post(body)
+        print(f"team {team} of {len(body.members)}, event {receipt.seq}")
+
+
+def pool_ledger(
+    pool: PoolWord = None,
+    after: Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after number N.")] = 0,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what happens.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write the log, for `stoker pool audit FILE`.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Print every event of a pool: who did what, and what money it moved."""
+    with pool_reported(debug=debug):
+        from stoker.pool.events import canonical
+
+        client, last = client_of(pool), after
+        console = Console(highlight=False)
+        lines: list[str] = []
+        while True:
+            found = client.events(last, wait_s=30.0 if follow and not export else 0.0)
+            for event in found:
+                last = event.seq
+                if export is not None:
+                    lines.append(canonical(event.document()).decode() + "\n")
+                elif as_json:
+                    print(json.dumps({**event.document(), "hash": event.hash}), flush=True)
+                else:
+                    console.print(_event_line(event), soft_wrap=True)
+            if not found and (export is not None or not follow):
+                break
+        if export is not None:
+            from stoker.store.files import write_atomic
+
+            write_atomic(export, "".join(lines), what="the log", error=BadRun)
+
+
+def _event_line(event: Event) -> Text:
+    from datetime import UTC, datetime
+
+    from stoker.pool.escrow import credits_text, short
+
+    body: dict[str, Any] = event.draft.body
+    at = datetime.fromtimestamp(event.received_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    said = []
+    for name, value in body.items():
+        if name in ("amount", "deposit", "bond", "fee"):
+            said.append(f"{name} {credits_text(value)}")
+        elif name in ("lease_id", "offer_id", "reason", "index", "block", "running_s", "equal", "update"):
+            said.append(f"{name.removesuffix('_id')} {value}")
+        elif name in ("account", "verifier"):
+            said.append(f"{name} {short(value)}")
+        elif name == "offer":
+            said.append(f"offer {value['offer_id']}, {credits_text(value['price_per_hour'])} an hour")
+    return Text.assemble(
+        (f"{event.seq:>6}  {at}  ", "dim"), (f"{event.kind:<11}", "bold"), (f" {short(event.actor)}  ", "dim"),
+        printable(", ".join(said)),
+    )  # fmt: skip
+
+
+def pool_audit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool's log.db, or what `ledger --export` wrote.")],
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="HASH", help="An event that the log must have, from a receipt.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Replay a log: check every hash, signature, transition and balance, and name the first event that is wrong."""
+    with pool_reported(debug=debug):
+        from stoker.pool.escrow import credits_text
+        from stoker.pool.log import audit
+        from stoker.pool.state import State
+
+        state = State()
+        found = audit(file, state=state, head=head)
+        if as_json:
+            print_document({
+                "events": found.num_events, "head": found.head, "problem": found.problem, "bad_event": found.bad_event,
+                "pool": state.operator, "deposited": state.accounts.deposited, "balances": state.accounts.balances,
+            })  # fmt: skip
+        else:
+            console = Console(highlight=False)
+            console.print(f"{found.num_events} events are right; the last one's hash is {found.head}", soft_wrap=True)
+            console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
+            console.print(f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
+                          f"{len(state.accounts.balances)} accounts")  # fmt: skip
+            if found.problem:
+                console.print(Text(f"wrong: {printable(found.problem)}", "bold red"), soft_wrap=True)
+        if found.problem:
+            raise typer.Exit(BadRun.exit_code)
+
+
+def pool_offers(
+    pool: PoolWord = None,
+    job_file: Annotated[
+        Path | None, typer.Option("--for", metavar="JOB", help="Rank them for a job: money and hours until it is done.")
+    ] = None,
+    settings: Settings = None,
+    value: Annotated[
+        str, typer.Option("--value", metavar="USD", help="With --for: what an hour of waiting is worth to you.")
+    ] = "1usd",
+    max_cost: Annotated[str | None, typer.Option("--max-cost", metavar="USD", help="With --for: the most.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="With --for: the longest, such as 12h.")
+    ] = None,
+    verify: Annotated[
+        float, typer.Option("--verify", metavar="PERCENT", min=0, max=100, help="With --for: blocks to be replayed.")
+    ] = 5.0,
+    isolation: Annotated[
+        str, typer.Option("--isolation", metavar="KIND", help="With --for: bubblewrap, podman or gvisor, at least.")
+    ] = "bubblewrap",
+    show_all: Annotated[bool, typer.Option("--all", help="Also what is taken, lapsed, or without its agent.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List what a pool offers, the cheapest hour first; for a job, in the order of money and hours until it is done."""
+    with pool_reported(debug=debug):
+        client = client_of(pool)
+        offers = client.state("offers")
+        if job_file is not None:
+            needs = {
+                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value), "verify": verify / 100,
+                "max_cost": None if max_cost is None else parse_money(max_cost), "isolation": isolation,
+                "deadline_s": None if deadline is None else parse_duration(deadline),
+            }  # fmt: skip
+            _offers_for(job_file, settings, offers, client.state("leases"), needs, as_json=as_json)
+            return
+        shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
+        shown.sort(key=lambda one: one["offer"]["price_per_hour"])
+        if as_json:
+            print_document(shown)
+            return
+        _render_offers(shown, len(offers) - len(shown), Console())
+
+
+def _offers_for(
+    job_file: Path, settings: list[str] | None, documents: list[dict[str, Any]], leases: list[dict[str, Any]],
+    wanted: dict[str, Any], *, as_json: bool,
+) -> None:  # fmt: skip
+    """Rank offers for a job, and print them."""
+    import time
+
+    from stoker.pool.events import CREDIT
+    from stoker.pool.forecasting import rank_for_job
+    from stoker.pool.matching import ISOLATIONS, Needs, listed_offers
+    from stoker.records import to_json
+
+    if wanted["isolation"] not in ISOLATIONS:
+        raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(ISOLATIONS)}")
+    needs = Needs(
+        value_per_hour=round(wanted["value"] * CREDIT), verify_fraction=wanted["verify"],
+        least_isolation=wanted["isolation"], deadline_s=wanted["deadline_s"],
+        max_credits=None if wanted["max_cost"] is None else round(wanted["max_cost"] * CREDIT),
+    )  # fmt: skip
+    offers, records = listed_offers(documents)
+    with waiting("forecasting the job on what is offered", quiet=as_json), output(for_json=as_json):
+        job, entry = load_job(job_file, settings)
+        ranking = rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
+    if as_json:
+        print_document(to_json(ranking))
+    else:
+        _render_ranking(ranking, Console())
+    if ranking.best is None:
+        raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _render_ranking(ranking: Ranking, console: Console) -> None:
+    from stoker.pool.escrow import credits_text
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in (
+        ("offer", "left"), ("device", "left"), ("an hour", "right"), ("by price", "right"), ("done in", "right"),
+        ("in all", "right"), ("in 8 of 10", "right"), ("risk", "right"), ("why", "left"),
+    ):  # fmt: skip
+        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "why")
+    for number, match in enumerate(ranking.matches):
+        offer = match.listed.offer
+        interval = f"{credits_text(match.low_credits).split()[0]} to {credits_text(match.high_credits)}"
+        table.add_row(
+            offer.offer_id, Text(printable(f"{offer.device.count} × {offer.device.kind}")),
+            credits_text(offer.price_per_hour), f"{match.sticker}.", format_seconds(match.hours * 3600),
+            credits_text(match.credits), interval, f"{100 * match.risk:.0f} %", Text(printable(match.why)),
+            style="" if number else "bold",
+        )  # fmt: skip
+    print_table(table, console)
+    for why, count in ranking.refused.items():
+        console.print(Text(f"{count} cannot be taken: {printable(why)}"), style="dim", soft_wrap=True)
+    if ranking.best is None:
+        console.print("no offer can be taken", style="yellow")
+
+
+def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Console) -> None:
+    from stoker.pool.escrow import credits_text, short
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in (
+        ("offer", "left"), ("device", "left"), ("an hour", "right"), ("isolation", "left"), ("notice", "right"),
+        ("jobs", "right"), ("lost", "right"), ("slashed", "right"), ("agent", "left"), ("", "left"),
+    ):  # fmt: skip
+        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    for one in shown:
+        offer, record = one["offer"], one["record"]
+        status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"
+        table.add_row(
+            offer["offer_id"], Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
+            credits_text(offer["price_per_hour"]), offer["isolation"], format_seconds(offer["reclaim_s"]),
+            str(record["finished"]), str(record["lost"] + record["left"]), str(record["slashed"]),
+            Text(short(one["agent"]), "dim"), Text(status, "yellow"),
+        )  # fmt: skip
+    print_table(table, console)
+    if num_hidden:
+        console.print(f"{num_hidden} more are taken, lapsed or without their agent: --all shows them", style="dim")

@@ -1,0 +1,255 @@
+"""`stoker pool offer`, `pause`, `verify` and `dispute`: an owner's agent, and replays of what others claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
+from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
+from stoker.errors import BadJob, NoDevice, RunFailed
+from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
+
+Folder = Annotated[
+    Path | None, typer.Option("--folder", metavar="DIR", help="Where jobs run (default: ~/.local/share/stoker/agent).")
+]
+IsolationName = Annotated[str, typer.Option("--isolation", metavar="KIND", help="best, gvisor, podman or bubblewrap.")]
+Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `stoker pool ledger` lists them.")]
+
+
+def offer(
+    price: Annotated[str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour, such as 0.40usd/h.")],
+    pool: PoolWord = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="What is lent: here, cpu, cuda:0.")
+    ] = "here",
+    cost: Annotated[
+        str | None, typer.Option("--cost", metavar="MONEY/h", help="What an hour costs you; a lower price is refused.")
+    ] = None,
+    reclaim: Annotated[str, typer.Option("--reclaim", metavar="TIME", help="Notice before you take it back.")] = "2min",
+    when: Annotated[
+        Literal["always", "idle"], typer.Option("--when", help="idle: only while you leave the machine alone.")
+    ] = "always",
+    hours: Annotated[str | None, typer.Option("--hours", metavar="FROM-TO", help="Of the day, UTC: 22-6.")] = None,
+    longest: Annotated[str, typer.Option("--longest", metavar="TIME", help="Longest lease.")] = "7d",
+    memory: Annotated[str | None, typer.Option("--memory", metavar="BYTES", help="A job's (default: half).")] = None,
+    cores: Annotated[
+        float | None, typer.Option("--cores", metavar="N", min=0.1, help="A job's (default: all).")
+    ] = None,
+    processes: Annotated[int, typer.Option("--processes", metavar="N", min=16, help="A job's, with threads.")] = 512,
+    disk: Annotated[str, typer.Option("--disk", metavar="BYTES", help="What a job may write.")] = "10GiB",
+    most_bond: Annotated[
+        str | None, typer.Option("--most-bond", metavar="MONEY", help="Largest bond (default: --longest at --price).")
+    ] = None,
+    longest_window: Annotated[
+        str, typer.Option("--longest-window", metavar="TIME", help="Longest time that a bond is held after a lease.")
+    ] = "1d",
+    isolation: IsolationName = "best",
+    folder: Folder = None,
+    key: KeyName = "default",
+    beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
+    measures: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
+    ] = True,
+    replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
+    with pool_reported(debug=debug):
+        console = Console(stderr=True, highlight=False)
+
+        def tell(text: str) -> None:
+            console.print(Text(printable(text)), soft_wrap=True)
+
+        client = client_of(pool, key)
+        from stoker.devices import attached_devices, resolve_place
+        from stoker.pool.agent import Agent, Lending
+        from stoker.pool.hardware_proof import LocalDevice, prove_hardware
+        from stoker.pool.isolation import Limits, best_isolation
+
+        lent = resolve_place(device, attached_devices())
+        files = _device_files(lent.kind, lent.index)
+        kind = best_isolation(isolation, files)
+        tell(f"jobs run in {kind.name}: {kind.text}")
+        longest_s = round(parse_duration(longest, "--longest"))
+        limits = Limits(
+            memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
+            cores=cores or float(len(os.sched_getaffinity(0))), processes=processes, disk_bytes=int(parse_memory(disk)),
+            time_s=longest_s,
+        )  # fmt: skip
+        lending = Lending(
+            name=name or re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()).strip("-.")[:40] or "agent",
+            price_per_hour=_per_hour("--price", price), cost_per_hour=_per_hour("--cost", cost) if cost else 0,
+            reclaim_s=round(parse_duration(reclaim, "--reclaim")), when=when, hours=_hours(hours),
+            max_s=longest_s, limits=limits, devices=files, beat_s=beat, replays=replays,
+            most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
+            longest_window_s=parse_duration(longest_window, "--longest-window"),
+        )  # fmt: skip
+        proof = None
+        if measures:
+            tell(f"measuring {lent.model}")
+            claimed = lent.memory_bytes if lent.kind == "cuda" else limits.memory_bytes
+            with LocalDevice() as ask:
+                proof = prove_hardware(ask, memory_bytes=_measured_bytes(claimed, lent.kind), device=lent.torch_name)
+            if not proof.is_passed:
+                raise NoDevice(f"{lent.model} did not pass its own measurement: {proof.why}",
+                               remedy="Offer less memory, or look at the device with `stoker doctor`.")  # fmt: skip
+            tell(
+                f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
+            )
+        agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: agent.stop())
+        tell(f"offering {lending.name} at {price} in the pool {client.address.url}; Ctrl-C gives notice and ends it")
+        agent.run()
+
+
+def pause(
+    folder: Folder = None,
+    off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Take this machine back from its agent for now: a job gets its notice, saves and leaves."""
+    with pool_reported(debug=debug):
+        path = _folder(folder) / "paused"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True) if off else path.touch()
+        print("lending again" if off else "paused; `stoker pool pause --off` lends again")
+
+
+def verify(
+    lease: Lease,
+    pool: PoolWord = None,
+    block: Annotated[int | None, typer.Option("--block", metavar="N", min=0, help="One block (default: all).")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="Another one's --trace --json: name the first bad update."),
+    ] = None,
+    isolation: IsolationName = "best",
+    folder: Folder = None,
+    key: KeyName = "default",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make blocks of a lease again on this machine, and compare: bit for bit in one determinism class."""
+    with pool_reported(debug=debug):
+        client = client_of(pool, key)
+        from stoker.devices import attached_devices, resolve_place
+        from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
+        from stoker.pool.isolation import Host, Limits, best_isolation
+
+        device = resolve_place("here", attached_devices())
+        files = _device_files(device.kind, device.index)
+        kind = best_isolation(isolation, files)
+        limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
+        theirs = _traces(against)
+        host = Host(isolation=kind, limits=limits, devices=files)
+        numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
+        found = []
+        with output(for_json=as_json):
+            for number in numbers:
+                verdict = replay_lease(
+                    client, lease, number, folder=_folder(folder) / "checks", host=host,
+                    own_class=determinism_class(device), trace=trace or number in theirs,
+                )  # fmt: skip
+                found.append(
+                    {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
+                )
+                if number in theirs:
+                    found[-1]["first_bad_update"] = bad = first_bad_update(
+                        client.lease(lease), number, theirs[number], verdict.trace
+                    )
+                    if not as_json:
+                        print(f"block {number}: " + ("the traces are equal" if bad is None else
+                                                     f"the traces differ from update {bad:,} on"))  # fmt: skip
+                if not as_json:
+                    word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
+                    print(f"block {number}: {word}: {verdict.why}")
+        if as_json:
+            print_document({"lease": lease, "blocks": found})
+        if any(one["equal"] is False for one in found):
+            raise typer.Exit(RunFailed.exit_code)
+
+
+def dispute(
+    lease: Lease,
+    pool: PoolWord = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is wrong.")] = "",
+    key: KeyName = "default",
+    debug: Debug = False,
+) -> None:
+    """Hold the pay of a lease until other agents have replayed what you doubt."""
+    with pool_reported(debug=debug):
+        client = client_of(pool, key)
+        from stoker.pool.events import Disputed
+
+        client.post(Disputed(lease_id=lease, reason=reason))
+        print(f"the pay of {lease} is held until it is settled; `stoker pool ledger` shows what comes of it")
+
+
+def _traces(path: Path | None) -> dict[int, list[str]]:
+    """States by block, as another one's `verify --trace --json` printed them."""
+    if path is None:
+        return {}
+    try:
+        blocks = json.loads(path.read_bytes())["blocks"]
+        return {int(one["block"]): [str(state) for state in one["trace"]] for one in blocks if one["trace"]}
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise BadJob(f"--against {path}: no output of `stoker pool verify --trace --json`: {problem}") from problem
+
+
+def _folder(given: Path | None) -> Path:
+    if given is not None:
+        return given.absolute()
+    home = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "agent"
+
+
+def _per_hour(option: str, text: str) -> int:
+    """Micro-credits an hour."""
+    amount, _, unit = text.partition("/")
+    if unit not in ("", "h", "hour"):
+        raise BadJob(f"{option} {text}: wanted an amount an hour, such as 0.40usd/h")
+    return round(parse_money(amount) * 1e6)
+
+
+def _hours(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,2})-(\d{1,2})", text.strip())
+    if match is None or max(int(match[1]), int(match[2])) > 23:
+        raise BadJob(f"--hours {text}: wanted two hours of the day, such as 22-6")
+    return int(match[1]), int(match[2])
+
+
+def _memory_bytes() -> int:
+    from stoker.devices import attached_cpu
+
+    return attached_cpu().memory_bytes
+
+
+def _measured_bytes(claimed: int, kind: str) -> int:
+    """Of a GPU all that a job could have; of a CPU at most 2 GiB, whose product takes a minute."""
+    return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
+
+
+def _device_files(kind: str, index: int) -> tuple[str, ...]:
+    """Files below /dev that a job needs for the device."""
+    if kind != "cuda":
+        return ()
+    return (f"/dev/nvidia{index}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

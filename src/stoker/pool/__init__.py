@@ -1,0 +1,1 @@
+"""The pool: other people's machines, lent by the hour, paid from escrow, checked by replay."""

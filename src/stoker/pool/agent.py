@@ -1,0 +1,529 @@
+"""The agent: lends a device of its owner to a pool, one lease at a time, and replays what others claim.
+
+What: one process. It measures the device, states its isolation, keeps its offer alive, accepts leases, runs their jobs
+in isolation (`leased_job.py`), and in a thread makes blocks of other agents' runs again (`replay_check.py`). It goes on
+without the control plane, and takes up its leases again after it was killed: the job then goes on from its last
+checkpoint.
+The owner's limits: price, hours, notice, idle only (load of others, or `stoker pool pause`), memory, cores, processes,
+disk, time. The first SIGINT or SIGTERM gives notice and lets the job save; the second ends everything at once.
+
+```
+FOLDER/leases/LEASE/     box, run, output of a lease
+       checks/ORDER/     what a replay needs
+       paused            there while the owner wants the device back
+       lock
+```
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.devices.cpu import usable_cpus
+from stoker.errors import BadJob, BadRun, StokerError
+from stoker.pool import events as on
+from stoker.pool.blob_tree import TreeLimits
+from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.commitment import Block
+from stoker.pool.escrow import credits_text
+from stoker.pool.hardware_proof import HardwareProof
+from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remove_tree
+from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
+from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
+from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
+from stoker.pool.watch import VERDICT_S
+from stoker.records import Device
+from stoker.records.codec import digest, printable
+from stoker.units import format_seconds
+
+OFFER_S = 120.0
+"""An offer lapses so long after it was made last, unless it is made again [s]."""
+BUSY = 0.5
+"""Share of the CPUs that others use, from which on the owner is taken to be back [0 to 1]."""
+
+_PAUSED, _LOCK = "paused", "lock"
+_LOOKS = 3
+_MOST_TRIES = 3
+_KEPT_BOXES = 4
+_LOOK_S = 2.0
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lending:
+    """What an owner lends, and on which terms.
+
+    Attributes:
+        name: of the offer.
+        price_per_hour, cost_per_hour: asked, and what an hour costs the owner [micro-credits].
+        reclaim_s: notice before the device is taken back [s].
+        when: `always`, or `idle`: only while others leave the machine alone.
+        hours: from and to [hours of the day, UTC]; None: always.
+        min_s, max_s: shortest and longest lease [s].
+        limits: of a job.
+        devices: files below /dev that a job may use.
+        beat_s: time between beats [s].
+        replays: whether blocks of others are replayed, for a fee.
+        most_bond: a lease that wants a larger one is refused [micro-credits]; None: the price of its longest time.
+        longest_window_s: a lease whose bond could be held longer than that after its end is refused [s].
+    """
+
+    name: str
+    price_per_hour: int
+    cost_per_hour: int = 0
+    reclaim_s: int = 120
+    when: Literal["always", "idle"] = "always"
+    hours: tuple[int, int] | None = None
+    min_s: int = 0
+    max_s: int = 7 * 24 * 3600
+    limits: Limits
+    devices: tuple[str, ...] = ()
+    beat_s: float = 10.0
+    replays: bool = True
+    most_bond: int | None = None
+    longest_window_s: float = 24 * 3600.0
+
+
+def determinism_class(device: Device) -> str:
+    """Digest of what has to be equal for two machines to compute equal bits (hex); threads are the plan's."""
+    flags = ""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = " ".join(sorted(line.partition(":")[2].split()))
+                break
+    versions = {}
+    for name in ("torch", "numpy", "stoker"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    variables = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+    return digest({
+        "device": device.model, "kind": device.kind, "driver": device.driver, "versions": versions,
+        "python": platform.python_version(), "machine": platform.machine(),
+        "flags": hashlib.sha256(flags.encode()).hexdigest(),
+        "variables": {name: os.environ[name] for name in variables if name in os.environ},
+    })  # fmt: skip
+
+
+def offer_of(
+    lending: Lending, device: Device, isolation: Isolation, proof: HardwareProof | None, *, expires_s: float
+) -> on.Offer:
+    """The offer as it is signed."""
+    measured = on.Measured(
+        fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
+    )
+    return on.Offer(
+        offer_id=lending.name,
+        device=on.OfferedDevice(kind=device.name, memory_bytes=min(device.memory_bytes, lending.limits.memory_bytes)
+                                if device.kind == "cpu" else device.memory_bytes),
+        measured=measured, determinism_class=determinism_class(device), isolation=isolation.name,  # type: ignore[arg-type]
+        price_per_hour=lending.price_per_hour, cost_per_hour=lending.cost_per_hour, reclaim_s=lending.reclaim_s,
+        hours=lending.hours, min_s=lending.min_s, max_s=lending.max_s, disk_bytes=lending.limits.disk_bytes,
+        expires_s=expires_s,
+    )  # fmt: skip
+
+
+def is_lent_at(hours: tuple[int, int] | None, time_s: float) -> bool:
+    """Whether a time [s since 1970] is within hours of the day, UTC, which may go over midnight; None: always.
+
+    >>> [is_lent_at((22, 6), hour * 3600.0) for hour in (21, 22, 0, 5, 6)]
+    [False, True, True, True, False]
+    """
+    if hours is None:
+        return True
+    begin, end = hours
+    hour = int(time_s // 3600) % 24
+    return begin <= hour < end if begin <= end else hour >= begin or hour < end
+
+
+class OwnersUse:
+    """Whether the owner has the machine: a file says so, the hour does, or processes outside of the job load the CPUs.
+
+    Args:
+        paused: the file.
+        looks_at_load: whether load counts.
+        hours: in which it is lent.
+        clock: time of any origin [s].
+    """
+
+    def __init__(
+        self, paused: Path, *, looks_at_load: bool, hours: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._paused, self._looks_at_load, self._hours, self._clock = paused, looks_at_load, hours, clock
+        self._before: tuple[float, float, float] | None = None
+        self._busy_looks = 0
+
+    def is_back(self, job_cpu_s: float) -> str:
+        """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
+        if self._paused.exists():
+            return "the owner has paused lending"
+        if not is_lent_at(self._hours, time.time()):
+            return "the hours in which it is lent are over"
+        if not self._looks_at_load:
+            return ""
+        now = self._clock()
+        if self._before is not None and now - self._before[0] < _LOOK_S:
+            return "" if self._busy_looks < _LOOKS else "the owner uses the machine"
+        busy_s = _busy_s()
+        before, self._before = self._before, (now, busy_s, job_cpu_s)
+        if before is None:
+            return ""
+        elapsed_s = now - before[0]
+        others = (busy_s - before[1] - max(0.0, job_cpu_s - before[2])) / elapsed_s / max(1, len(usable_cpus()))
+        self._busy_looks = self._busy_looks + 1 if others > BUSY else 0
+        return "the owner uses the machine" if self._busy_looks >= _LOOKS else ""
+
+
+def _busy_s() -> float:
+    """Time that all CPUs were busy since the start of the machine [s]."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@dataclass
+class Agent:
+    """An agent at work.
+
+    Args:
+        client: of the pool, with the agent's key.
+        lending: what is lent.
+        device: which.
+        isolation: in which jobs run.
+        folder: for everything on the disk.
+        proof: what the device showed when it was measured.
+        tell: receives a line of text about what happens.
+    """
+
+    client: PoolClient
+    lending: Lending
+    device: Device
+    isolation: Isolation
+    folder: Path
+    proof: HardwareProof | None = None
+    tell: Callable[[str], None] = lambda _: None
+    job_type: type[LeasedJob] = LeasedJob
+    _job: LeasedJob | None = field(default=None, init=False)
+    _offered_until: float = field(default=0.0, init=False)
+    _check: threading.Thread | None = field(default=None, init=False)
+    _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
+    _replaying: IsolatedProcess | None = field(default=None, init=False)
+    _refused: set[str] = field(default_factory=set, init=False)
+    _has_offered: bool = field(default=False, init=False)
+    _may_work: bool = field(default=True, init=False)
+    _has_adopted: bool = field(default=False, init=False)
+    _said: str = field(default="", init=False)
+    _stops: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._owner = OwnersUse(
+            self.folder / _PAUSED, looks_at_load=self.lending.when == "idle", hours=self.lending.hours
+        )
+        for name in ("leases", "checks"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def host(self) -> Host:
+        """Where jobs run."""
+        return Host(isolation=self.isolation, limits=self.lending.limits, devices=self.lending.devices)
+
+    def stop(self) -> None:
+        """The kill switch: the first time the job is given notice and saves; the second time it ends at once."""
+        self._stops += 1
+        if self._job is not None:
+            if self._stops == 1:
+                self._job.reclaim(self.lending.reclaim_s, "the agent stops")
+            else:
+                self._job.kill()
+
+    def run(self) -> None:
+        """Lend until `stop`.
+
+        Raises:
+            Refused: the pool does not take the offer; the text says why.
+            BadRun: another agent works in the folder.
+        """
+        with (self.folder / _LOCK).open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadRun(f"another agent works in {self.folder}",
+                             remedy="Give this one a --folder of its own.") from None  # fmt: skip
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            while not self._stops or self._job is not None:
+                self.step()
+                time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
+        finally:
+            with suppress(StokerError):
+                self.client.post(on.Withdrawn(offer_id=self.lending.name))
+            if self._job is not None:
+                self._job.kill()
+
+    def step(self) -> None:
+        """Do what is due, once.
+
+        Raises:
+            Refused, PlaceFailed: the pool did not take the first offer; later on it is asked again.
+        """
+        why = self._owner.is_back(self._others_cpu_s())
+        if why and self._job is not None:
+            self._job.reclaim(self.lending.reclaim_s, why)
+        self._may_work = may_work = not why and not self._stops
+        if not may_work and self._replaying is not None:
+            self._replaying.kill()
+        try:
+            if not self._has_adopted:
+                self._adopt()
+                self._has_adopted = True
+            if may_work:
+                self._keep_offer()
+            elif self._offered_until and self._job is None:
+                self._offered_until = 0.0
+                self.client.post(on.Withdrawn(offer_id=self.lending.name))
+            wait_s = 0.0 if self._job is not None or why else 2.0
+            self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
+            self._said = ""
+        except StokerError as problem:
+            if not is_passing(problem) and self._job is None and not self._has_offered:
+                raise
+            self._say_once(f"the pool {'does not answer' if is_passing(problem) else 'refuses'}: {problem.message}")
+            time.sleep(_POLL_S)
+        if self._job is not None:
+            self._job.tick()
+            if self._job.is_over:
+                self._job = None
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.tell(text)
+
+    def _keep_offer(self) -> None:
+        now = time.monotonic()  # the clock of the day may be set back
+        if now < self._offered_until - OFFER_S / 2:
+            return
+        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S)
+        self.client.post(on.Offered(offer=offer))
+        self._offered_until, self._has_offered = now + OFFER_S, True
+
+    def _take(self, work: dict[str, Any], *, may_work: bool) -> None:
+        """Take up what the pool has for this agent."""
+        if self._job is not None and self._job.lease_id not in work["live"]:
+            self._job.end("the lease has ended for the pool")
+        elif self._job is not None and (by_s := work.get("leaving", {}).get(self._job.lease_id)):
+            self._job.reclaim(max(0.0, by_s - time.time()), "the pool needs the device for a higher priority")
+        for lease in work["leases"]:
+            if may_work and self._job is None and lease["lease_id"] not in self._refused:
+                self._accept(lease)
+        for challenge in work["challenges"]:
+            place = (str(challenge["lease_id"]), int(challenge["block"]))
+            if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
+                self._checked[place] += 1
+                self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
+                self._check.start()
+
+    @property
+    def _is_checking(self) -> bool:
+        return self._check is not None and self._check.is_alive()
+
+    def _accept(self, lease: dict[str, Any]) -> None:
+        """Accept a lease whose order this machine can run; refuse it with the reason otherwise."""
+        lease_id = str(lease["lease_id"])
+        job = self._job_of(lease)
+        try:
+            self._require_fair(lease)
+            order = job.read_order()
+            self._require_possible(order)
+            self.client.post(on.Accepted(lease_id=lease_id))
+        except Exception as problem:  # whatever a renter sends, the agent goes on
+            if is_passing(problem):
+                raise
+            reason = f"refused: {problem.message if isinstance(problem, StokerError) else repr(problem)}"
+            self._refused.add(lease_id)
+            job.end(reason)
+            with suppress(on.Refused):
+                self.client.post(on.Closed(lease_id=lease_id, reason=printable(reason)[:900]))
+            return
+        self._job = job
+        job.begin(order)
+
+    def _require_fair(self, lease: dict[str, Any]) -> None:
+        """Refuse a lease whose work could stay unpaid, or whose bond could be held for long."""
+        if lease["delegate"] != self.client.address.key:
+            raise BadJob("nobody but the renter could co-sign beats, and unsigned ones are not paid: name the pool's "
+                         "key as delegate")  # fmt: skip
+        most = self.lending.most_bond
+        if most is None:
+            most = math.ceil(self.lending.max_s / 3600 * self.lending.price_per_hour)
+        if int(lease["bond"]) > most:
+            raise BadJob(f"it wants a bond of {credits_text(int(lease['bond']))}, this agent puts up "
+                         f"{credits_text(most)} at most")  # fmt: skip
+        if float(lease["window_s"]) > self.lending.longest_window_s:
+            raise BadJob(f"its bond could be held for {format_seconds(float(lease['window_s']))} after the end, this "
+                         f"agent takes {format_seconds(self.lending.longest_window_s)} at most")  # fmt: skip
+
+    def _require_possible(self, order: PoolOrder) -> None:
+        missing, other = missing_packages(order)
+        if missing:
+            raise BadJob(f"the job needs {', '.join(missing[:5])}, which this agent does not have")
+        if other:
+            self.tell(f"the job was tried with other versions: {', '.join(other[:5])}")
+        free = shutil.disk_usage(self.folder).free
+        if free < self.lending.limits.disk_bytes:
+            raise BadJob(f"the disk of this agent is full: {free:,} bytes are free")
+
+    def _adopt(self) -> None:
+        """Take up a lease that this agent held before it was killed; what no lease is for is removed.
+
+        Raises:
+            StokerError: the pool does not say which lease that is.
+        """
+        held = {path.name for path in (self.folder / "leases").iterdir()}
+        mine = "" if self.client.key is None else self.client.key.public
+        found: Any = self.client.state("leases", agent=mine, unsettled="1") if held else []
+        for one in found if isinstance(found, list) else found.values():
+            lease_id = str(one["lease_id"])
+            is_mine = one["agent"] == mine and one["state"] in ("running", "suspect", "reclaiming")
+            if lease_id not in held or not is_mine or self._job is not None:
+                continue
+            lease = self.client.lease(lease_id)
+            job = self._job_of(lease)
+            try:
+                order = job.read_order()
+                job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
+                          blocks=blocks_of(lease, order))  # fmt: skip
+            except Exception as problem:
+                if is_passing(problem):
+                    raise
+                self.tell(f"{lease_id}: cannot be taken up again: {problem}")
+                continue
+            held.discard(lease_id)
+            self._job = job
+            self.tell(f"{lease_id}: taken up again")
+        for left in held:
+            remove_tree(self.folder / "leases" / left)
+
+    def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
+        return self.job_type(
+            str(lease["lease_id"]), str(lease["order"]), self.folder / "leases" / str(lease["lease_id"]), self.client,
+            host=self.host, beat_s=self.lending.beat_s, tell=self.tell,
+        )  # fmt: skip
+
+    def _others_cpu_s(self) -> float:
+        """CPU time that the programs of others take here [s]."""
+        replaying = self._replaying
+        return (0.0 if self._job is None else self._job.cpu_s) + (0.0 if replaying is None else replaying.cpu_s)
+
+    def _began_replay(self, process: IsolatedProcess) -> None:
+        self._replaying = process
+        if not self._may_work:
+            process.kill()
+
+    def _replay(self, lease_id: str, block: int) -> None:
+        """Make a block of another agent's run again, and say what came of it."""
+        try:
+            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks",
+                                   host=replace(self.host, started=self._began_replay),
+                                   own_class=determinism_class(self.device))  # fmt: skip
+            self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
+            self._checked[lease_id, block] = _MOST_TRIES
+            if verdict.equal is None:
+                return
+            record = json.dumps(
+                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why}
+            ).encode()
+            with suppress(on.Refused):  # a key without credits may not keep it there; the hash stands in the log
+                self.client.put_blob(record)
+            assert self.client.key is not None
+            self.client.post(
+                on.VerdictGiven(lease_id=lease_id, block=block, verifier=self.client.key.public, equal=verdict.equal,
+                                evidence=hashlib.sha256(record).hexdigest()), patience_s=60.0,
+            )  # fmt: skip
+        except StokerError as problem:
+            self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
+        except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
+            self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
+        finally:
+            self._replaying = None
+        boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in boxes[:-_KEPT_BOXES]:
+            remove_tree(old)
+
+
+def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
+    """The blocks of a lease in order, each with the head before it."""
+    blocks, head = list[Block](), order.resume_head
+    for commitment in lease["commitments"]:
+        blocks.append(Block(block=int(commitment["block"]), update=int(commitment["update"]),
+                            state=str(commitment["state"]), blob=str(commitment["blob"]), previous=head))  # fmt: skip
+        head = blocks[-1].state
+    return blocks
+
+
+def first_bad_update(lease: dict[str, Any], number: int, claimed: Sequence[str], made: Sequence[str]) -> int | None:
+    """The first update of a block after which two traces differ [updates, from 1]; None: they are equal.
+
+    A third agent that makes that update alone says which trace is right.
+    """
+    index = first_difference(claimed, made)
+    return None if index is None else int(lease["commitments"][number]["update"]) - len(made) + index + 1
+
+
+def replay_lease(
+    client: PoolClient,
+    lease_id: str,
+    number: int,
+    *,
+    folder: Path,
+    host: Host,
+    own_class: str,
+    trace: bool = False,
+) -> ReplayVerdict:
+    """Make block `number` of a lease again on this machine.
+
+    Raises:
+        BadJob: the lease has no such block.
+        PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
+    """
+    lease = client.lease(lease_id)
+    cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}", 2 * host.limits.disk_bytes + INDEX_BYTES)
+    try:
+        order = read_order(cache.whole(str(lease["order"]), 4 << 20))
+        blocks = blocks_of(lease, order)
+        if not 0 <= number < len(blocks):
+            raise BadJob(f"lease {lease_id} has {len(blocks)} blocks, and no block {number}")
+        before = blocks[number - 1] if number else None
+        if number == 0 and order.resume:
+            before = Block(
+                block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
+            )
+        # A verdict counts for so long, as in `watch.verdict_time`: what takes longer is of no use, and may be malice.
+        most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
+        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
+        box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,
+                          TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True))  # fmt: skip
+        return check_block(box, before, blocks[number], fetch=cache.fetch, host=host,
+                           is_same_class=own_class == lease["determinism_class"], trace=trace)  # fmt: skip
+    finally:
+        cache.clear()
+        shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)

@@ -1,0 +1,147 @@
+"""Blobs: orders, checkpoints and results, each a file named by the SHA-256 of its content.
+
+A blob is hashed while it is written aside and renamed when the hash is right, so that a name never has other content.
+Who sent a blob is kept beside it: a hash is public once a lease names it, and knowing it gives nobody the content.
+What no unsettled lease needs is deleted after an hour; of what no lease names yet, each key may store so much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import BadRun
+from stoker.pool.events import Refused
+from stoker.store.disk_errors import disk_errors
+from stoker.store.files import Appended, append_line, aside_path, make_directories, remove_leftovers, sync_file
+from stoker.units import GIB, format_bytes
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+KEPT_S = 3600.0
+"""Time for which a blob is kept that no lease needs [s]."""
+
+
+@dataclass(frozen=True)
+class BlobLimits:
+    """Sizes at most [bytes]: of one blob, of all that one key sent and no lease names, and of all of one lease.
+
+    `least_free_bytes` of the disk are left for the log.
+    """
+
+    most_bytes: int = 16 * GIB
+    most_unnamed_bytes: int = 32 * GIB
+    most_lease_bytes: int = 256 * GIB
+    least_free_bytes: int = GIB
+
+
+class BlobStore:
+    """A folder of blobs."""
+
+    def __init__(self, folder: Path, limits: BlobLimits | None = None, now: Callable[[], float] = time.time) -> None:
+        self.folder, self.limits, self._now = folder, limits or BlobLimits(), now
+        self._on_their_way = Counter[str]()
+        with disk_errors(folder, "the pool's blobs", error=BadRun, option="--folder DIR"):
+            make_directories(folder / "senders")
+            remove_leftovers(folder)
+            self._senders = {path.name: set(path.read_text().split()) for path in (folder / "senders").iterdir()}
+
+    def path(self, digest: str) -> Path:
+        """Where a blob is, or would be.
+
+        Raises:
+            Refused: that is no name of a blob.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise Refused(f"{digest[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits in lower case")
+        return self.folder / digest
+
+    def senders(self, digest: str) -> set[str]:
+        """Keys that have sent the blob, and so know its content."""
+        return set(self._senders.get(digest, ()))
+
+    def size_of(self, digests: Iterable[str]) -> int:
+        """What blobs take together, as far as they are here [bytes]."""
+        return sum(path.stat().st_size for digest in digests if (path := self.path(digest)).is_file())
+
+    async def write(
+        self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: Container[str]
+    ) -> None:
+        """Take a blob.
+
+        Args:
+            digest: its name.
+            parts: its content.
+            size: as announced [bytes].
+            sender: the key that sends it.
+            named: blobs that leases name.
+
+        Raises:
+            Refused: it is too large, has another size or hash, or the key has sent too much that no lease names.
+            BadRun: it cannot be written (a full disk, …).
+        """
+        target = self.path(digest)
+        unnamed = sum(
+            path.stat().st_size for name, senders in self._senders.items()
+            if sender in senders and name not in named and (path := self.folder / name).exists()
+        )  # fmt: skip
+        free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
+        limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
+        if size > limit:
+            raise Refused(
+                f"a blob of {format_bytes(size)} is too large: {format_bytes(max(0, limit))} are free for this key",
+                remedy="Blobs that no lease names are deleted after an hour; is the pool's disk full?",
+            )
+        self._on_their_way[sender] += size
+        try:
+            await self._write(target, parts, size, sender)
+        finally:
+            self._on_their_way[sender] -= size
+
+    async def _write(self, target: Path, parts: AsyncIterator[bytes], size: int, sender: str) -> None:
+        digest, aside, hashed, written = target.name, aside_path(target), hashlib.sha256(), 0
+        with disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"):
+            file = Appended(aside)
+            try:
+                async for part in parts:
+                    written += len(part)
+                    if written > size:
+                        raise Refused(f"the blob {digest[:12]}… is longer than the {size} bytes that were announced")
+                    hashed.update(part)
+                    file.write(part)
+                if written != size or hashed.hexdigest() != digest:
+                    raise Refused(
+                        f"the blob came with {written} of {size} bytes and the hash {hashed.hexdigest()[:12]}…, not "
+                        f"{digest[:12]}…",
+                        remedy="It broke off or was changed on its way: send it again.",
+                    )
+                file.close()
+                sync_file(aside)
+                self._senders.setdefault(digest, set()).add(sender)
+                append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
+                aside.replace(target)
+            except BaseException:
+                file.close()
+                raise
+            finally:
+                aside.unlink(missing_ok=True)
+
+    def delete_unneeded(self, needed: set[str]) -> list[str]:
+        """Delete blobs that no lease needs and that are older than an hour; their names."""
+        gone = []
+        for path in self.folder.iterdir():
+            if _DIGEST.fullmatch(path.name) and path.name not in needed:
+                try:
+                    if self._now() - path.stat().st_mtime > KEPT_S:
+                        path.unlink()
+                        (self.folder / "senders" / path.name).unlink(missing_ok=True)
+                        self._senders.pop(path.name, None)
+                        gone.append(path.name)
+                except FileNotFoundError:
+                    continue
+        return gone

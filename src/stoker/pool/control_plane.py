@@ -1,0 +1,568 @@
+"""The control plane: one process that takes signed events, keeps the log and the blobs, and answers over HTTP.
+
+An event is checked against the state, written to the log, and only then counts: killed at any moment, the process is
+rebuilt from the log with nothing lost, and a request whose answer was lost is answered again when it is repeated. The
+state changes in one place, one event at a time.
+
+Source: SQLite's WAL (`log.py`); the token bucket is RFC 2697's in its simplest form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from stoker.errors import StokerError, first_line
+from stoker.pool import events as on
+from stoker.pool.blobs import BlobLimits, BlobStore
+from stoker.pool.client import receipt_message, request_message
+from stoker.pool.escrow import short
+from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
+from stoker.pool.keys import Key, is_signed
+from stoker.pool.lease import LIVE, Lease
+from stoker.pool.log import EventLog
+from stoker.pool.state import Change, decide
+from stoker.pool.watch import due
+from stoker.records.codec import to_json
+from stoker.units import format_bytes
+
+_log = logging.getLogger(__name__)
+_TICK_S = 1.0
+_CLEAN_S = 300.0
+_MOST_WAIT_S = 60.0
+_AWAY_S = 15.0
+"""Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
+_MOST_JUMP_S = 3600.0
+_LIST_COST = 10.0
+"""What a list counts as, in requests."""
+_MOST_LISTED = 1000
+"""Leases of one answer: the newest ones."""
+PRESENT_S = 90.0
+"""An agent counts as present for so long after it asked for work [s]."""
+_NOT_LISTED = ("commitments", "challenges", "unsigned")
+_LOG = "log"
+"""What readers of the log wait for; agents wait for their own key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Requests a second that are answered, after a burst: of one address, and events of one key."""
+
+    per_address: float = 100.0
+    per_key: float = 20.0
+    burst_s: float = 10.0
+
+
+class _Unsigned(Refused):
+    """A request that needs a key has none, or not a right signature."""
+
+    http_status = 401
+
+
+class _Forbidden(Refused):
+    """The key may not do that."""
+
+    http_status = 403
+
+
+class _NotFound(Refused):
+    """There is no such thing."""
+
+    http_status = 404
+
+
+class _TooMany(Refused):
+    """Too many requests."""
+
+    http_status = 429
+
+
+@dataclass
+class _Buckets:
+    """Token buckets by name, each refilled at `rate` a second up to `most`."""
+
+    rate: float
+    most: float
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def take(self, name: str, what: str, cost: float = 1.0) -> None:
+        now_s = time.monotonic()
+        left, at_s = self._left.get(name, (self.most, now_s))
+        left = min(self.most, left + (now_s - at_s) * self.rate)
+        if left < cost:
+            raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
+        self._left[name] = (left - cost, now_s)
+        if len(self._left) > 20_000:  # full ones are as good as new ones
+            self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
+
+
+def steady_clock(
+    wall: Callable[[], float] = time.time, elapsed: Callable[[], float] | None = None
+) -> Callable[[], float]:
+    """The machine's clock; jumps forward of more than an hour are not followed, since the log never goes back.
+
+    Args:
+        wall: the machine's clock [s since 1970].
+        elapsed: time that has passed, sleep of the machine included [s].
+    """
+    since = elapsed or (lambda: time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+    offset = wall() - since()
+
+    def now() -> float:
+        nonlocal offset
+        seen_s, expected_s = wall(), since() + offset
+        if seen_s - expected_s > _MOST_JUMP_S:
+            return expected_s
+        offset += seen_s - expected_s
+        return seen_s
+
+    return now
+
+
+class ControlPlane:
+    """A pool's server. `application` is what uvicorn runs.
+
+    Args:
+        folder: of the log and the blobs.
+        key: the pool's.
+        rules: of the pool, if it is founded now; later ones are ignored.
+        rates: of requests.
+        blob_limits: sizes.
+        now: the clock [s since 1970].
+
+    Raises:
+        BadRun: the log is damaged, in use, or of another pool.
+    """
+
+    def __init__(
+        self, folder: Path, key: Key, rules: on.Founded | None = None, *, rates: Rates | None = None,
+        blob_limits: BlobLimits | None = None, now: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        now = now or steady_clock()
+        self.key, self._now = key, now
+        self.log = EventLog(folder / "log.db")
+        self.blobs = BlobStore(folder / "blobs", blob_limits, now)
+        self.state = self.log.replay()
+        self.up_since_s = now()
+        self._named: dict[str, set[str]] = defaultdict(set)
+        self._concerned: dict[str, set[str]] = defaultdict(set)
+        for lease in self.state.leases.values():
+            self._note(lease)
+        self._present: dict[str, float] = {}
+        self._not_replaying: set[str] = set()
+        self._turn = asyncio.Lock()
+        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
+        rates = rates or Rates()
+        self._by_address = _Buckets(rates.per_address, rates.per_address * rates.burst_s)
+        self._by_key = _Buckets(rates.per_key, rates.per_key * rates.burst_s)
+        if self.state.rules is None:
+            event, change = self._checked(self._own(rules or on.Founded(name="pool")))
+            assert change is not None
+            self.log.append(event)
+            self.state.take(event, change)
+        elif self.state.operator != key.public:
+            self.log.close()
+            raise Refused(
+                f"the log in {folder} is of the pool {short(self.state.operator)}, the key is {short(key.public)}",
+                remedy="Use the key that the pool was founded with, or another folder.",
+            )
+
+    def application(self) -> Starlette:
+        """The routes."""
+        return Starlette(
+            routes=[
+                Route("/v1/events", self._limited(self._take), methods=["POST"]),
+                Route("/v1/events", self._limited(self._events)),
+                Route("/v1/state/{what}", self._limited(self._state, cost=_LIST_COST)),
+                Route("/v1/leases/{lease_id}", self._limited(self._lease)),
+                Route("/v1/work", self._limited(self._work)),
+                Route("/v1/blobs/{digest}", self._limited(self._put_blob), methods=["PUT"]),
+                Route("/v1/blobs/{digest}", self._limited(self._get_blob)),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={StokerError: _failure, HTTPException: _failure, Exception: _failure},
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- events
+
+    async def submit(self, draft: Draft) -> Event:
+        """Put a draft, whose signature was checked, into the log, once; the event that it is there.
+
+        Raises:
+            Refused: it is illegal.
+            BadRun: the log cannot be written.
+        """
+        # Shielded: whoever sent it may be gone before it is written, and state and log change together.
+        return await asyncio.shield(asyncio.create_task(self._submit(draft)))
+
+    async def _submit(self, draft: Draft) -> Event:
+        async with self._turn:
+            event, change = self._checked(draft)
+            if change is None:
+                return event
+            await asyncio.to_thread(self.log.append, event)
+            self.state.take(event, change)
+        self._wake(_LOG)
+        if change.lease is not None:
+            for key in self._note(change.lease):
+                self._wake(key)
+        return event
+
+    def _checked(self, draft: Draft) -> tuple[Event, Change | None]:
+        """The event for a draft and what it changes; None: the log has it already."""
+        if (known := self.log.find(draft.actor, draft.nonce)) is not None:
+            if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
+                raise Refused("another event with this nonce is in the log: a nonce is used once")
+            return known, None
+        self._require_stored(draft)
+        event = Event(
+            seq=self.state.seq + 1, previous=self.state.head, draft=draft,
+            received_s=max(round(self._now(), 3), self.state.received_s),
+        )  # fmt: skip
+        return event, decide(self.state, event)
+
+    def _require_stored(self, draft: Draft) -> None:
+        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it."""
+        body = draft.read_body()
+        if not isinstance(body, on.Committed | on.Finished):
+            return
+        digest = body.blob if isinstance(body, on.Committed) else body.result
+        path = self.blobs.path(digest)
+        if not path.is_file() or draft.actor not in self._readers(digest):
+            raise Refused(
+                f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
+                remedy="Send the blob first.",
+            )
+        lease = self.state.lease(body.lease_id)
+        held_bytes = self.blobs.size_of({*lease.blobs, digest})
+        if held_bytes > self.blobs.limits.most_lease_bytes:
+            raise Refused(
+                f"the blobs of lease {body.lease_id} have {format_bytes(held_bytes)}, and at most "
+                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease",
+                remedy="Longer blocks: --place-option block=5min.",
+            )
+        path.touch()  # it is not deleted before the lease names it
+
+    def _own(self, body: Body) -> Draft:
+        return draft_of(body, self.key, self.key.public, time_s=self._now())
+
+    def _note(self, lease: Lease) -> set[str]:
+        """Keep in mind which blobs a lease names and whose work it is; the keys that it concerns."""
+        for digest in lease.blobs:
+            self._named[digest].add(lease.lease_id)
+        concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
+        for key in concerned:
+            if lease.state == "final":
+                self._concerned[key].discard(lease.lease_id)
+            else:
+                self._concerned[key].add(lease.lease_id)
+        return concerned
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            async with self._turn:  # what is being written is written first
+                self.log.close()
+
+    async def _watch(self) -> None:
+        """Sign what is due, again and again."""
+        cleaned_s, looked_s = time.monotonic(), self._now()
+        while True:
+            try:
+                looked_s, before_s = self._now(), looked_s
+                if looked_s - before_s > _AWAY_S:
+                    self.up_since_s = looked_s  # silence counts from here: nobody could be heard
+                    _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
+                bodies = due(
+                    self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
+                )
+                for body in bodies:
+                    try:
+                        await self.submit(self._own(body))
+                    except StokerError as problem:  # a full disk, or it became illegal in between: tried again
+                        _log.warning("%s", first_line(problem))
+                if time.monotonic() - cleaned_s > _CLEAN_S:
+                    cleaned_s = time.monotonic()
+                    self._documents.clear()
+                    for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
+                        self._named.pop(digest, None)
+            except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is told
+                _log.exception("a decision of the control plane failed")
+            await asyncio.sleep(_TICK_S)
+
+    def _needed_blobs(self) -> set[str]:
+        return {digest for name in self.state.unsettled for digest in self.state.leases[name].blobs}
+
+    def present(self) -> dict[str, str]:
+        """Agents that asked for work lately, with their determinism class."""
+        now_s = time.monotonic()
+        self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
+        classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
+        return {key: classes.get(key, "") for key in self._present}
+
+    def verifiers(self) -> dict[str, str]:
+        """Of the agents that are present those that replay blocks, with their determinism class.
+
+        They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
+        """
+        now_s, state = self._now(), self.state
+        assert state.rules is not None
+        offering = {listed.agent for listed in state.offers.values() if now_s < listed.offer.expires_s}
+        known = {
+            key for key in offering
+            if not state.rules.is_open or key in state.members or state.record_of(key).passed > 0
+        }  # fmt: skip
+        return {key: own for key, own in self.present().items() if key in known and key not in self._not_replaying}
+
+    # ------------------------------------------------------------------------------------------------------------ HTTP
+
+    def _limited(
+        self, answer: Callable[[Request], Awaitable[Response]], cost: float = 1.0
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def route(request: Request) -> Response:
+            host = "" if request.client is None else request.client.host
+            self._by_address.take(host, f"the address {host}", cost)
+            return await answer(request)
+
+        return route
+
+    async def _take(self, request: Request) -> Response:
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > MOST_BYTES:
+                break
+        draft = read_draft(bytes(content))
+        if not draft.is_signed():  # before it counts against the key, which somebody else may have written there
+            raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
+        self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
+        event = await self.submit(draft)
+        signature = self.key.sign(receipt_message(self.key.public, event.seq, event.hash))
+        return _json({"seq": event.seq, "hash": event.hash, "signature": signature})
+
+    async def _events(self, request: Request) -> Response:
+        after = int(_number(request, "after"))
+        await self._until(_LOG, lambda: self.state.seq > after, _number(request, "wait_s"))
+        texts = await asyncio.to_thread(self.log.documents, after)
+        return Response(b'{"events":[' + ",".join(texts).encode() + b"]}", media_type="application/json")
+
+    async def _state(self, request: Request) -> Response:
+        state, now_s = self.state, self._now()
+        match request.path_params["what"]:
+            case "pool":
+                return _json({
+                    "key": self.key.public, "rules": to_json(state.rules), "seq": state.seq, "head": state.head,
+                    "now_s": now_s, "up_since_s": self.up_since_s, "deposited": state.accounts.deposited,
+                })  # fmt: skip
+            case "offers":
+                present = self.present()
+                return _json([
+                    {**self._document(f"offer/{name}", listed), "is_present": listed.agent in present,
+                     "is_free": listed.is_free(now_s),
+                     "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent))}
+                    for name, listed in state.offers.items()
+                ])  # fmt: skip
+            case "leases":
+                query = request.query_params
+                names = sorted(state.unsettled) if query.get("unsettled") else state.leases
+                found = [
+                    lease for lease in map(state.leases.__getitem__, names)
+                    if lease.lease_id.startswith(query.get("prefix", ""))
+                    and query.get("renter", lease.renter) == lease.renter
+                    and query.get("agent", lease.agent) == lease.agent
+                ]  # fmt: skip
+                found = heapq.nlargest(_MOST_LISTED, found, key=lambda lease: lease.opened_s)
+                return _json([self._listed_document(lease) for lease in found])
+            case "balances":
+                return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
+            case "records":
+                return _json({agent: to_json(record) for agent, record in state.records.items()})
+            case what:
+                raise _NotFound(f"{what[:80]!r} is not shown", remedy="pool, offers, leases, balances or records.")
+
+    async def _lease(self, request: Request) -> Response:
+        name = request.path_params["lease_id"]
+        if name not in self.state.leases:
+            raise _NotFound(f"there is no lease {name[:80]!r} in this pool")
+        return _json(self._lease_document(self.state.leases[name]))
+
+    def _lease_document(self, lease: Lease) -> dict[str, Any]:
+        escrow, bond = self.state.held(lease.lease_id)
+        return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond}
+
+    def _listed_document(self, lease: Lease) -> dict[str, Any]:
+        """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
+        name, (escrow, bond) = f"listed/{lease.lease_id}", self.state.held(lease.lease_id)
+        known = self._documents.get(name)
+        if known is None or known[0] is not lease:
+            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=()))
+            short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
+            known = self._documents[name] = lease, {**short_one, "num_blocks": len(lease.commitments)}
+        return {**known[1], "escrow": escrow, "bond_held": bond}
+
+    def _document(self, name: str, record: object) -> dict[str, Any]:
+        """The JSON of a record, made once until the record is replaced by another."""
+        known = self._documents.get(name)
+        if known is None or known[0] is not record:
+            known = self._documents[name] = record, to_json(record)
+        return known[1]
+
+    async def _work(self, request: Request) -> Response:
+        key = self._signed_by(request)
+        if request.query_params.get("agent", key) != key:
+            raise _Forbidden("work is for the key that signs")
+        wait_s = _number(request, "wait_s")
+        self._present[key] = time.monotonic()
+        replays = request.query_params.get("replays", "1") == "1"
+        (self._not_replaying.discard if replays else self._not_replaying.add)(key)
+        await self._until(key, lambda: any(self._work_of(key)), wait_s)
+        self._present[key] = time.monotonic()
+        waiting, challenges = self._work_of(key)
+        mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
+        leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
+        return _json({
+            "leases": waiting, "challenges": challenges, "live": [one.lease_id for one in mine], "leaving": leaving,
+        })  # fmt: skip
+
+    def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
+        """Leases that wait for an agent's accept, and challenges for it."""
+        unsettled = self._leases_of(key)
+        waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
+        challenges = [
+            {**to_json(challenge), "lease_id": one.lease_id}
+            for one in unsettled if one.state in ("closed", "disputed")
+            for challenge in one.open_challenges if challenge.verifier == key
+        ]  # fmt: skip
+        return waiting, challenges
+
+    def _leases_of(self, key: str) -> list[Lease]:
+        """Unsettled leases in which a key is the agent or a verifier."""
+        return [self.state.leases[name] for name in sorted(self._concerned.get(key, ()))]
+
+    async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
+        """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""
+        news = asyncio.Event()
+        self._waiting[name].add(news)
+        try:
+            async with asyncio.timeout(min(wait_s, _MOST_WAIT_S)):
+                while not is_there():
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            return
+        finally:
+            self._waiting[name].discard(news)
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def _wake(self, name: str) -> None:
+        for news in self._waiting.get(name, ()):
+            news.set()
+
+    def _signed_by(self, request: Request) -> str:
+        """The key that signed a request which is no event."""
+        headers = request.headers
+        key, signature = headers.get("x-stoker-key", ""), headers.get("x-stoker-signature", "")
+        try:
+            time_s = float(headers.get("x-stoker-time", ""))
+        except ValueError:
+            time_s = math.nan
+        if not abs(time_s - self._now()) <= CLOCK_WINDOW_S:
+            raise _Unsigned(
+                f"the request is not signed, or dated more than {CLOCK_WINDOW_S:.0f} s from the pool's clock",
+                remedy="Set this machine's clock (timedatectl).",
+            )
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if not is_signed(key, request_message(self.key.public, key, request.method, target, time_s), signature):
+            raise _Unsigned("the request's signature is not of the key that it names")
+        assert self.state.rules is not None
+        if not self.state.rules.is_open and key not in self.state.members:
+            raise _Forbidden(
+                f"the key {short(key)} is not admitted to this pool",
+                remedy=f"Its operator admits it: stoker pool wallet --grant {key}=0.",
+            )
+        return key
+
+    async def _put_blob(self, request: Request) -> Response:
+        key, digest = self._signed_by(request), request.path_params["digest"]
+        is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
+        if not (is_agent or self.state.accounts.balance(key) > 0):
+            raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
+        size = request.headers.get("content-length", "")
+        if not size.isdigit():
+            raise Refused("a blob comes with its Content-Length")
+        await self.blobs.write(digest, request.stream(), int(size), key, self._named)
+        return _json({"sha256": digest})
+
+    async def _get_blob(self, request: Request) -> Response:
+        key, digest = self._signed_by(request), request.path_params["digest"]
+        path = self.blobs.path(digest)
+        if not path.is_file():
+            raise _NotFound(f"there is no blob {digest[:12]}… here")
+        if key != self.key.public and key not in self._readers(digest):
+            if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it
+                raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
+            raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
+        path.touch()
+        return FileResponse(path, media_type="application/octet-stream")
+
+    def _readers(self, digest: str) -> set[str]:
+        """Keys that may read a blob: who sent it, and who has part in a lease in which one who may read it named it.
+
+        Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
+        """
+        readers = self.blobs.senders(digest)
+        leases = sorted((self.state.leases[name] for name in self._named.get(digest, ())), key=lambda one: one.opened_s)
+        for lease in leases:
+            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
+            if namer in readers:
+                readers |= {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+        return readers - {""}
+
+
+def _number(request: Request, name: str) -> float:
+    text = request.query_params.get(name) or "0"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 0 <= value <= 2**53):
+        raise Refused(f"{name} {text[:80]!r}: wanted a number, 0 or more")
+    return value
+
+
+def _json(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")
+
+
+async def _failure(_: Request, problem: Exception) -> Response:
+    """What is wrong, and what to do, as a document."""
+    if isinstance(problem, StokerError):
+        document = {"error": problem.message[:2000], "remedy": problem.remedy or ""}
+        return Response(orjson.dumps(document), problem.http_status, media_type="application/json")
+    status = problem.status_code if isinstance(problem, HTTPException) else 500
+    text = problem.detail if isinstance(problem, HTTPException) else type(problem).__name__
+    return Response(orjson.dumps({"error": text, "remedy": ""}), status, media_type="application/json")

@@ -1,0 +1,233 @@
+"""Money: accounts, escrow and bonds in whole micro-credits, and what moves at each turn of a lease.
+
+Every change is a list of transfers between accounts; only a deposit by the operator makes credits. So the sum of all
+accounts equals all deposits after every event, and `require_conserved` says so with the numbers if it ever does not.
+Accounts: a key (64 hexadecimal digits), `escrow/LEASE`, `bond/LEASE`.
+
+The functions below are the whole of what a contract on a chain would have to do; they see a lease, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.pool.events import CREDIT, Refused
+from stoker.pool.lease import Lease
+
+FIRST_JOBS = 10
+"""Jobs of a provider of which every block is replayed."""
+MOST_BOND = 10
+"""Largest bond, in deposits: a renter holds no bond for nothing."""
+LEAST_CHECKED = 0.02
+"""Least share of blocks that is replayed, of a provider with a long record."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`amount` micro-credits from one account to another; source None: made by a deposit."""
+
+    source: str | None
+    target: str
+    amount: int
+
+
+class Accounts:
+    """Balances by account [micro-credits]."""
+
+    def __init__(self) -> None:
+        self.balances: dict[str, int] = {}
+        self.deposited = 0
+        self._held = 0
+
+    def balance(self, account: str) -> int:
+        """What an account has [micro-credits]; 0 for one that is not known."""
+        return self.balances.get(account, 0)
+
+    def require_covered(self, transfers: Iterable[Transfer]) -> None:
+        """Refuse transfers that would take more than is there.
+
+        Raises:
+            Refused: an account has too little; with what is missing.
+        """
+        after: dict[str, int] = {}
+        for move in transfers:
+            if move.amount < 0:
+                raise Refused(f"a transfer of {move.amount} micro-credits is less than nothing")
+            if move.source is not None:
+                left = after.get(move.source, self.balance(move.source)) - move.amount
+                if left < 0:
+                    has = left + move.amount
+                    raise Refused(
+                        f"account {short(move.source)} has {credits_text(has)}, and {credits_text(move.amount)} are "
+                        f"needed: {credits_text(-left)} are missing",
+                        remedy="The operator grants credits: stoker pool wallet --grant KEY=AMOUNT.",
+                    )
+                after[move.source] = left
+            after[move.target] = after.get(move.target, self.balance(move.target)) + move.amount
+
+    def move(self, transfers: Iterable[Transfer]) -> None:
+        """Make transfers that `require_covered` allowed."""
+        for move in transfers:
+            if move.source is None:
+                self.deposited += move.amount
+            else:
+                self._add(move.source, -move.amount)
+            self._add(move.target, move.amount)
+
+    def _add(self, account: str, amount: int) -> None:
+        left = self.balance(account) + amount
+        self._held += amount
+        if left == 0 and "/" in account:
+            self.balances.pop(account, None)
+        else:
+            self.balances[account] = left
+
+    def require_conserved(self, *, is_thorough: bool = False) -> None:
+        """Check that the accounts hold what was deposited.
+
+        Args:
+            is_thorough: add up all accounts, and look for one below zero; else compare the running sum.
+
+        Raises:
+            Refused: they do not: a fault of this program.
+        """
+        held = sum(self.balances.values()) if is_thorough else self._held
+        if held != self.deposited:
+            raise Refused(f"the accounts hold {held} micro-credits, and {self.deposited} were deposited")
+        if is_thorough and (below := [name for name, amount in self.balances.items() if amount < 0]):
+            raise Refused(f"account {short(below[0])} has {self.balances[below[0]]} micro-credits")
+
+
+def escrow_of(lease_id: str) -> str:
+    """The account that holds the renter's money."""
+    return f"escrow/{lease_id}"
+
+
+def bond_of(lease_id: str) -> str:
+    """The account that holds the agent's."""
+    return f"bond/{lease_id}"
+
+
+def pay_for(running_s: float, rate_per_hour: int) -> int:
+    """What seconds of the meter cost [micro-credits], rounded down to whole ones."""
+    return int(running_s) * rate_per_hour // 3600
+
+
+def checked_fraction(asked: float, num_passed: int) -> float:
+    """Share of blocks that is replayed, where the renter asked for a share of `asked` [0 to 1].
+
+    The first ten jobs of a provider are replayed whole, then max(1/N, 2 %) after N that passed; a renter who asks for
+    none gets none, and the job adds nothing to the provider's record.
+
+    Source: adaptive replication of BOINC (sched/sched_send.cpp), which trusts after ten results and goes on with 1/N.
+
+    >>> [checked_fraction(0.05, passed) for passed in (0, 9, 10, 19, 99)]
+    [1.0, 1.0, 0.1, 0.05263157894736842, 0.05]
+    """
+    if asked == 0:
+        return 0.0
+    return max(asked, 1.0 if num_passed < FIRST_JOBS else max(1 / num_passed, LEAST_CHECKED))
+
+
+def is_used_up(lease: Lease, held: int) -> bool:
+    """Whether an escrow that has `held` micro-credits lasts no longer: what is left is for replays."""
+    return required_deposit(pay_for(lease.running_s, lease.rate_per_hour), lease.check_fraction) >= held
+
+
+def required_deposit(forecast_credits: int, check_fraction: float) -> int:
+    """Least deposit for a forecast [micro-credits]: the run, and replaying its share of blocks."""
+    return forecast_credits + math.ceil(forecast_credits * check_fraction)
+
+
+# ------------------------------------------------------------------------------------------- what moves, event by event
+
+
+def fund(lease: Lease) -> list[Transfer]:
+    """The renter's deposit goes into escrow."""
+    return [Transfer(lease.renter, escrow_of(lease.lease_id), lease.deposit)]
+
+
+def put_up(lease: Lease) -> list[Transfer]:
+    """The agent's bond is put up."""
+    return [Transfer(lease.agent, bond_of(lease.lease_id), lease.bond)]
+
+
+def end(lease: Lease, held: int) -> list[Transfer]:
+    """The meter has stopped: what neither pay nor replays can need goes back to the renter.
+
+    Args:
+        lease: as it ends.
+        held: what its escrow has [micro-credits].
+    """
+    most = required_deposit(pay_for(lease.running_s, lease.rate_per_hour), lease.check_fraction)
+    return _some(Transfer(escrow_of(lease.lease_id), lease.renter, max(0, held - most)))
+
+
+def settle(lease: Lease, held: int, bond: int) -> list[Transfer]:
+    """Pay for the seconds that are paid to the agent, with its bond; the rest to the renter."""
+    pay = min(held, pay_for(lease.payable_s, lease.rate_per_hour))
+    escrow = escrow_of(lease.lease_id)
+    return _some(
+        Transfer(escrow, lease.agent, pay),
+        Transfer(escrow, lease.renter, held - pay),
+        Transfer(bond_of(lease.lease_id), lease.agent, bond),
+    )
+
+
+def refund(lease: Lease, held: int, bond: int, slashed: int = 0) -> list[Transfer]:
+    """All that the escrow holds to the renter, with `slashed` of the bond; the rest of the bond to the agent.
+
+    Raises:
+        Refused: the bond is smaller than what is to be cut.
+    """
+    if slashed > bond:
+        raise Refused(
+            f"lease {lease.lease_id} has a bond of {credits_text(bond)}: {credits_text(slashed)} cannot be cut"
+        )
+    account = bond_of(lease.lease_id)
+    return _some(
+        Transfer(escrow_of(lease.lease_id), lease.renter, held),
+        Transfer(account, lease.renter, slashed),
+        Transfer(account, lease.agent, bond - slashed),
+    )
+
+
+def replay_fee(lease: Lease) -> int:
+    """What replaying one block is worth: the block's share of the pay [micro-credits]."""
+    return pay_for(lease.payable_s, lease.rate_per_hour) // max(1, len(lease.commitments))
+
+
+def free_for_fees(lease: Lease, held: int) -> int:
+    """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits]."""
+    promised = sum(challenge.fee for challenge in lease.open_challenges)
+    return max(0, held - pay_for(lease.payable_s, lease.rate_per_hour) - promised)
+
+
+def _some(*transfers: Transfer) -> list[Transfer]:
+    return [move for move in transfers if move.amount]
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def credits_text(amount: int) -> str:
+    """Micro-credits as people read them.
+
+    >>> [credits_text(amount) for amount in (1_500_000, 12_345, 0)]
+    ['1.50 credits', '0.012345 credits', '0 credits']
+    """
+    if amount == 0:
+        return "0 credits"
+    text = (
+        f"{amount / CREDIT:.2f}"
+        if abs(amount) >= CREDIT or amount % 10_000 == 0
+        else f"{amount / CREDIT:.6f}".rstrip("0")
+    )
+    return f"{text} credits"
+
+
+def short(account: str) -> str:
+    """An account as people tell it apart: the first digits of a key."""
+    return f"{account[:12]}…" if len(account) == 64 else account

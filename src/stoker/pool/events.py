@@ -1,0 +1,648 @@
+"""Signed events: the only way in which a pool changes.
+
+Whoever acts signs a `Draft` (kind, body, time, nonce, its key, and the pool's key, so that it counts in one pool). The
+control plane adds the position in the log: `Event`, with the hash of the one before. What is signed and hashed is
+canonical JSON: keys sorted, no spaces, ASCII. Money is in whole micro-credits; 1 credit is 1 USD of internal credit.
+
+Rates are per hour (`rate_per_hour`), since a cheap device's micro-credits per second would round by a tenth or more;
+they are paid by the second.
+
+| kind | who signs | what it does |
+|---|---|---|
+| founded | control plane | first event: names the pool and its rules |
+| deposited | control plane | admits a key, and gives it credits |
+| offered, withdrawn | agent | puts a device up, or takes it back |
+| opened | renter | takes an offer: deposit into escrow |
+| accepted | agent | bond into escrow; the meter may run |
+| beat | agent | seconds run so far |
+| cosigned | renter or its delegate | agrees to a beat: seconds up to it are paid |
+| committed | agent | hash of the run's state after a block of updates, and its checkpoint's |
+| suspected, lost | control plane | beats are missing |
+| reclaiming | agent | the owner needs the device: notice |
+| finished | agent | the job's results are there |
+| closed | renter, agent or control plane | the meter stops |
+| challenged | control plane | a block is to be replayed by an agent that is named |
+| verdict | verifier | what its replay showed |
+| disputed | renter or control plane | pay is held until it is settled |
+| slashed, refunded | control plane | pay goes back to the renter, with or without the agent's bond |
+| final | renter or control plane | pay to the agent, what is left to the renter |
+| anchored | control plane | Merkle root of the events since the last one |
+| team | control plane | a team of renters: weight, priority, quota |
+| waiting | renter | found no free offer: keeps its place |
+| preempting | control plane | a lease makes room for a higher priority, after its notice |
+
+Source: RFC 8785 (canonical JSON) for the idea; numbers are written as Python does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import secrets
+import time
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from stoker.errors import StokerError
+from stoker.pool.keys import Key, is_signed
+from stoker.records.codec import JSON, from_json, parsed, to_json
+
+CREDIT = 1_000_000
+"""Micro-credits of one credit."""
+CLOCK_WINDOW_S = 120.0
+"""Most that the clock of who acts may differ from the control plane's [s]."""
+MOST_BYTES = 64 * 1024
+"""Size of an event at most [bytes]."""
+MOST_WINDOW_S = 7 * 24 * 3600
+"""Longest time to dispute [s]: so long a bond can be held."""
+_MOST_MONEY = 10**15
+"""A thousand million credits: what any amount is below, so that sums stay exact in every reader [micro-credits]."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_MOST_TEXT = 1000
+
+Isolation = Literal["podman", "gvisor", "bubblewrap"]
+
+
+class Refused(StokerError):
+    """The pool does not take an event: it is illegal, unsigned, stale, or not covered by money."""
+
+    exit_code = 2
+    http_status = 409
+
+
+def canonical(value: JSON) -> bytes:
+    """Canonical JSON: equal content, equal bytes.
+
+    Raises:
+        ValueError: a number that JSON cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256, 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------------------- bodies
+
+
+class Body:
+    """What an event says. Fields named below are checked for all bodies alike.
+
+    Raises:
+        ValueError: a value that cannot be meant.
+    """
+
+    _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id"})
+    _hashes: ClassVar[frozenset[str]] = frozenset(
+        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "root", "operator"}
+    )
+    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
+    _money: ClassVar[frozenset[str]] = frozenset(
+        {"amount", "deposit", "bond", "rate_per_hour", "price_per_hour", "value_per_hour", "credits", "fee",
+         "cost_per_hour"}
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # every body is a dataclass
+            self._check(field.name, getattr(self, field.name))
+
+    def _check(self, name: str, value: Any) -> None:
+        if isinstance(value, str) and len(value) > _MOST_TEXT:
+            raise ValueError(f"{name} has {len(value)} characters, at most {_MOST_TEXT} are taken")
+        if name in self._ids and not _ID.fullmatch(value):
+            raise ValueError(f"{name} {value[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+        if name in self._hashes and not (_HASH.fullmatch(value) or (not value and name in self._may_be_empty)):
+            raise ValueError(f"{name} {value[:80]!r}: wanted 64 hexadecimal digits in lower case")
+        if name in self._money and not 0 <= value <= _MOST_MONEY:
+            raise ValueError(f"{name} {value}: wanted 0 to {_MOST_MONEY} micro-credits")
+        is_plain = name not in self._money and isinstance(value, int | float)
+        if is_plain and not (math.isfinite(value) and 0 <= value <= 2**53):
+            raise ValueError(f"{name} {value}: wanted 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Founded(Body):
+    """Rules of the pool, fixed for its life.
+
+    Attributes:
+        name: for people.
+        is_open: anyone may act; else only keys that the operator has admitted by a deposit, of 0 at least.
+        verdicts_to_slash: different verifiers that must find the same block unequal before a bond is cut.
+        least_window_s: shortest time in which a result can be disputed [s].
+    """
+
+    name: str
+    is_open: bool = False
+    verdicts_to_slash: int = 2
+    least_window_s: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.verdicts_to_slash <= 9:
+            raise ValueError(f"verdicts_to_slash {self.verdicts_to_slash}: wanted 1 to 9")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deposited(Body):
+    """Internal credits for a key."""
+
+    account: str
+    amount: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedDevice(Body):
+    """What is lent: `count` devices of a catalogue kind such as `rtx-4090` or `cpu`, with their memory [bytes] each."""
+
+    kind: str
+    count: int = 1
+    memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _DEVICE.fullmatch(self.kind):
+            raise ValueError(f"device.kind {self.kind[:80]!r}: wanted 1 to 64 letters, digits, '.', '_', ':' or '-'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Body):
+    """What the agent's probe reached on one device: 0 where it was not measured."""
+
+    fp32_flop_per_s: float = 0.0
+    bf16_flop_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    cores: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(Body):
+    """A device for rent.
+
+    Attributes:
+        determinism_class: digest of what makes runs bit-equal: device model, libraries, flags.
+        price_per_hour: for the whole offer [micro-credits].
+        cost_per_hour: what an hour costs the owner [micro-credits]; a lower price is refused.
+        reclaim_s: notice that the owner promises before taking the device back [s].
+        hours: from and to [hours of the day, UTC]; None: always.
+        min_s, max_s: shortest and longest lease [s].
+        upload_bytes_per_s, download_bytes_per_s: of the agent's link, as it measured it.
+        expires_s: when the offer lapses unless it is made again [s since 1970].
+    """
+
+    offer_id: str
+    device: OfferedDevice
+    measured: Measured = Measured()
+    determinism_class: str = ""
+    isolation: Isolation
+    price_per_hour: int
+    cost_per_hour: int = 0
+    reclaim_s: int = 120
+    hours: tuple[int, int] | None = None
+    min_s: int = 60
+    max_s: int = 7 * 24 * 3600
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    disk_bytes: int = 0
+    expires_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_s > self.max_s:
+            raise ValueError(f"min_s {self.min_s} is more than max_s {self.max_s}")
+        if self.hours is not None and not all(0 <= hour < 24 for hour in self.hours):
+            raise ValueError(f"hours {self.hours}: wanted two hours of the day, 0 to 23")
+        if not 1 <= self.device.count <= 1024:
+            raise ValueError(f"device.count {self.device.count}: wanted 1 to 1024")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered(Body):
+    """A new offer, or an earlier one of that name again with a later `expires_s`."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawn(Body):
+    """An offer is taken back; a lease on it goes on."""
+
+    offer_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast(Body):
+    """What the renter expects.
+
+    Attributes:
+        hours: of the meter [h].
+        credits: for them [micro-credits], replays not included.
+        raw_hours: of them before earlier runs corrected them [h]; 0: not known. What the next correction is made of.
+        job: what the renter calls the job, such as its JobSpec's digest: later forecasts of the same job learn from it.
+    """
+
+    hours: float
+    credits: int
+    raw_hours: float = 0.0
+    job: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened(Body):
+    """An offer is taken.
+
+    Attributes:
+        order: SHA-256 of the blob that says what to run.
+        rate_per_hour: what an hour of the meter costs [micro-credits].
+        deposit: from the renter into escrow [micro-credits]; see `escrow.required_deposit`.
+        bond: what the agent puts up [micro-credits].
+        window_s: time to dispute after the end [s].
+        verify_fraction: share of blocks that another agent replays [0 to 1].
+        value_per_hour: what an hour of waiting is worth to the renter [micro-credits].
+        delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
+        inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
+    """
+
+    lease_id: str
+    offer_id: str
+    order: str
+    rate_per_hour: int
+    deposit: int
+    bond: int = 0
+    window_s: int = 3600
+    verify_fraction: float = 0.0
+    value_per_hour: int = 0
+    forecast: Forecast
+    delegate: str = ""
+    inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window_s > MOST_WINDOW_S:
+            raise ValueError(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
+        if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
+            raise ValueError("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
+        if not 0 <= self.verify_fraction <= 1:
+            raise ValueError(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
+        if self.delegate and not _HASH.fullmatch(self.delegate):
+            raise ValueError(f"delegate {self.delegate!r}: wanted a key, 64 hexadecimal digits in lower case")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted(Body):
+    """The agent takes the lease."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat(Body):
+    """The job ran `running_s` whole seconds so far and trained on `samples`; `state`: its last commitment, or ""."""
+
+    lease_id: str
+    index: int
+    running_s: int
+    samples: int = 0
+    state: str = ""
+
+    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"state"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosigned(Body):
+    """The renter agrees to all beats up to `index`."""
+
+    lease_id: str
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed(Body):
+    """State of the run after block `block` (from 0), `update` updates in.
+
+    Attributes:
+        state: hash of weights, optimiser, generators and position.
+        blob: SHA-256 of the checkpoint.
+        previous: `state` of the block before; "" for the first.
+    """
+
+    lease_id: str
+    block: int
+    update: int
+    state: str
+    blob: str
+    previous: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspected(Body):
+    """Three beats are missing."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost(Body):
+    """No beat for a minute: the lease ends with its last co-signed beat."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reclaiming(Body):
+    """The owner takes the device back at `by_s` [s since 1970]."""
+
+    lease_id: str
+    by_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Body):
+    """The job is done; `result`: SHA-256 of its results."""
+
+    lease_id: str
+    result: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closed(Body):
+    """The lease ends before the job is done, or was never accepted."""
+
+    lease_id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Challenged(Body):
+    """Block `block` is to be replayed by `verifier` for `fee` [micro-credits, out of the escrow].
+
+    `draw`: the pool's signature from which the blocks are drawn; see `state.drawn_blocks`.
+    """
+
+    lease_id: str
+    block: int
+    verifier: str
+    draw: str
+    fee: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictGiven(Body):
+    """What a replay showed: whether the state after the block is equal to the committed one.
+
+    Attributes:
+        verifier: who replayed: the key that signs.
+        evidence: SHA-256 of the record of the replay.
+    """
+
+    lease_id: str
+    block: int
+    verifier: str
+    equal: bool
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disputed(Body):
+    """Pay is held until the dispute is settled."""
+
+    lease_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slashed(Body):
+    """All pay of the lease, and `amount` of the bond [micro-credits], go to the renter."""
+
+    lease_id: str
+    amount: int
+    reason: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refunded(Body):
+    """All pay of the lease goes back to the renter; the agent keeps its bond."""
+
+    lease_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final(Body):
+    """The lease is settled."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(Body):
+    """Merkle root of the hashes of events `first` to `last`."""
+
+    root: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamMade(Body):
+    """A team of renters, or an earlier one of that name again; see `fair_use`.
+
+    Attributes:
+        members: their keys; a key belongs to the team that named it first.
+        weight: a team of weight 2 is due twice the share.
+        priority: higher ones come first, and may have leases of lower ones preempted.
+        most_devices: quota of devices at a time; 0: none.
+    """
+
+    team: str
+    members: tuple[str, ...] = ()
+    weight: float = 1.0
+    priority: int = 0
+    most_devices: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.team):
+            raise ValueError(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+        if not all(_HASH.fullmatch(member) for member in self.members):
+            raise ValueError("members: wanted keys, each of 64 hexadecimal digits in lower case")
+        if not self.weight > 0:
+            raise ValueError(f"weight {self.weight}: wanted more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Body):
+    """The renter waits for a device of one of these kinds (none named: any) until `until_s` [s since 1970]."""
+
+    request_id: str
+    kinds: tuple[str, ...] = ()
+    until_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.request_id):
+            raise ValueError(f"request_id {self.request_id[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preempting(Body):
+    """The lease ends at `by_s` [s since 1970], for someone with a higher priority."""
+
+    lease_id: str
+    by_s: float
+
+
+KINDS: dict[str, type[Body]] = {
+    "founded": Founded, "deposited": Deposited, "offered": Offered, "withdrawn": Withdrawn, "opened": Opened,
+    "accepted": Accepted, "beat": Beat, "cosigned": Cosigned, "committed": Committed, "suspected": Suspected,
+    "lost": Lost, "reclaiming": Reclaiming, "finished": Finished, "closed": Closed, "challenged": Challenged,
+    "verdict": VerdictGiven, "disputed": Disputed, "slashed": Slashed, "refunded": Refunded, "final": Final,
+    "anchored": Anchored, "team": TeamMade, "waiting": Waiting, "preempting": Preempting,
+}  # fmt: skip
+"""Every kind of event and its body."""
+_KIND_OF = {body: kind for kind, body in KINDS.items()}
+
+
+def kind_of(body: Body) -> str:
+    """The kind of event that has such a body."""
+    return _KIND_OF[type(body)]
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """An event as its actor signed it, before the log took it.
+
+    Attributes:
+        pool: public key of the control plane: a draft counts in that pool alone.
+        time_s: the actor's clock [s since 1970].
+        nonce: 32 hexadecimal digits; the log takes one (actor, nonce) once.
+    """
+
+    pool: str
+    actor: str
+    kind: str
+    body: JSON
+    time_s: float
+    nonce: str
+    signature: str = ""
+
+    def message(self) -> bytes:
+        """What is signed."""
+        signed = {name: getattr(self, name) for name in ("pool", "actor", "kind", "body", "time_s", "nonce")}
+        return b"stoker pool event 1\n" + canonical(signed)
+
+    def is_signed(self) -> bool:
+        """Whether its actor signed it."""
+        return is_signed(self.actor, self.message(), self.signature)
+
+    def read_body(self) -> Body:
+        """The body as a record.
+
+        Raises:
+            Refused: unknown kind, or a body that does not fit it; the field is named.
+        """
+        if self.kind not in KINDS:
+            raise Refused(f"{self.kind[:80]!r} is no kind of event", remedy=f"Known: {', '.join(KINDS)}.")
+        try:
+            return from_json(self.body, KINDS[self.kind])
+        except ValueError as problem:
+            raise Refused(f"{self.kind}: {problem}") from problem
+
+
+def draft_of(body: Body, key: Key, pool: str, *, time_s: float | None = None, nonce: str | None = None) -> Draft:
+    """`body` signed with `key`, for the pool whose public key is `pool`."""
+    unsigned = {
+        "pool": pool, "actor": key.public, "kind": kind_of(body), "body": to_json(body),
+        "time_s": round(time.time() if time_s is None else time_s, 3), "nonce": nonce or secrets.token_hex(16),
+    }  # fmt: skip
+    return Draft(**unsigned, signature=key.sign(Draft(**unsigned).message()))
+
+
+_NONCE = re.compile(r"[0-9a-f]{32}")
+_SIGNATURE = re.compile(r"[0-9a-f]{128}")
+
+
+def read_draft(content: bytes) -> Draft:
+    """A draft that another machine sent.
+
+    Raises:
+        Refused: it is too long, no JSON, or has other fields.
+    """
+    if len(content) > MOST_BYTES:
+        raise Refused(
+            f"an event has at most {MOST_BYTES} bytes, this one has more", remedy="Send a blob, name its hash."
+        )
+    try:
+        draft = from_json(parsed(content), Draft)
+        if not (
+            _HASH.fullmatch(draft.actor) and _NONCE.fullmatch(draft.nonce) and _SIGNATURE.fullmatch(draft.signature)
+        ):
+            raise ValueError("actor, nonce and signature are 64, 32 and 128 hexadecimal digits in lower case")
+        if not math.isfinite(draft.time_s):
+            raise ValueError("time_s is no time")
+        if to_json(draft.body) != draft.body:  # it would be stored as another body than the one that was signed
+            raise ValueError("its body has text that is no Unicode")
+        canonical(draft.body)
+    except (ValueError, RecursionError) as problem:
+        raise Refused(f"this is no signed event: {problem}") from problem
+    return draft
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A draft with its place in the log.
+
+    Attributes:
+        seq: number, from 1.
+        previous: hash of the event before; 64 zeros for the first.
+        received_s: the control plane's clock [s since 1970]; never goes back. All rules about time use it.
+    """
+
+    seq: int
+    previous: str
+    received_s: float
+    draft: Draft
+
+    @property
+    def kind(self) -> str:
+        """The draft's."""
+        return self.draft.kind
+
+    @property
+    def actor(self) -> str:
+        """The draft's."""
+        return self.draft.actor
+
+    def document(self) -> dict[str, JSON]:
+        """As stored and sent: one flat object."""
+        return {"seq": self.seq, "previous": self.previous, "received_s": self.received_s, **to_json(self.draft)}
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) of the canonical document."""
+        return sha256(canonical(self.document()))
+
+
+FIRST_PREVIOUS = "0" * 64
+
+
+def read_event(document: JSON) -> Event:
+    """An event from its document.
+
+    Raises:
+        ValueError: it has other fields or other types; the field is named.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("an event is an object")  # noqa: TRY004 - like every other misfit
+    own = {name: document.get(name) for name in ("seq", "previous", "received_s")}
+    rest = {name: value for name, value in document.items() if name not in own}
+    return from_json({**own, "draft": rest}, Event)

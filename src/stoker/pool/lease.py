@@ -1,0 +1,301 @@
+"""A lease: one device, lent to one renter for one job; its states, and every legal transition in one table.
+
+```
+open → funded → running ⇄ suspect ─┐
+          │        │ ↘ reclaiming ─┤
+          └────────┴───────────────┴→ closed → disputed → slashed | refunded → final
+                                         └───────────────────────────────────→ final
+```
+`open` lasts no longer than its own event: an offer is taken together with its deposit, or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stoker.pool.events import Forecast, Refused
+from stoker.units import format_seconds
+
+LeaseState = Literal[
+    "open", "funded", "running", "suspect", "reclaiming", "closed", "disputed", "slashed", "refunded", "final"
+]
+
+BEAT_S = 10.0
+"""Time between two beats [s]."""
+SUSPECT_S = 3 * BEAT_S
+"""Silence after which a lease is suspect [s]."""
+LOST_S = 60.0
+"""Silence after which a lease may be given up [s]."""
+ACCEPT_S = 60.0
+"""Time that an agent has to accept [s]."""
+MOST_UNSIGNED = 1000
+"""Beats that wait to be co-signed at most; of more, the oldest can only be agreed to with a later one."""
+MOST_COMMITMENTS = 10_000
+"""Blocks of one lease at most."""
+UNCOMMITTED_S = 300
+"""Time of the meter after its last commitment for which a lease that is checked is paid, at least [s]."""
+PREEMPTED = "reclaimed for a higher priority"
+"""Reason of a lease that makes room for another one; its agent has done nothing."""
+CLOCK_SLACK_S = 2.0
+"""Most that the meter may be ahead of the time since the lease was accepted [s]."""
+
+TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
+    ("open", "opened"): "funded",
+    ("funded", "accepted"): "running",
+    ("funded", "closed"): "closed",
+    ("running", "beat"): "running",
+    ("running", "cosigned"): "running",
+    ("running", "committed"): "running",
+    ("running", "suspected"): "suspect",
+    ("running", "reclaiming"): "reclaiming",
+    ("running", "preempting"): "reclaiming",
+    ("running", "finished"): "closed",
+    ("running", "closed"): "closed",
+    ("suspect", "beat"): "running",
+    ("suspect", "cosigned"): "suspect",
+    ("suspect", "committed"): "suspect",
+    ("suspect", "lost"): "closed",
+    ("suspect", "closed"): "closed",
+    ("reclaiming", "beat"): "reclaiming",
+    ("reclaiming", "cosigned"): "reclaiming",
+    ("reclaiming", "committed"): "reclaiming",
+    ("reclaiming", "lost"): "closed",
+    ("reclaiming", "finished"): "closed",
+    ("reclaiming", "closed"): "closed",
+    ("closed", "cosigned"): "closed",
+    ("closed", "challenged"): "closed",
+    ("closed", "verdict"): "closed",
+    ("closed", "disputed"): "disputed",
+    ("closed", "final"): "final",
+    ("disputed", "challenged"): "disputed",
+    ("disputed", "verdict"): "disputed",
+    ("disputed", "slashed"): "slashed",
+    ("disputed", "refunded"): "refunded",
+    ("disputed", "final"): "final",
+    ("slashed", "final"): "final",
+    ("refunded", "final"): "final",
+}
+"""(state, kind of event) → state after it. What is not here is refused."""
+
+LIVE: frozenset[LeaseState] = frozenset({"open", "funded", "running", "suspect", "reclaiming"})
+"""The device is taken."""
+METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
+"""The agent has accepted, and the job runs or may run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commitment:
+    """The state of the run after a block: see `events.Committed`; `running_s`: the meter when it was committed [s]."""
+
+    block: int
+    update: int
+    state: str
+    blob: str
+    running_s: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Challenge:
+    """A block to be replayed, and what came of it.
+
+    Attributes:
+        fee: what the verifier gets [micro-credits].
+        equal: its verdict; None: not yet.
+        since_s: when it was asked for [s since 1970].
+    """
+
+    block: int
+    verifier: str
+    fee: int
+    since_s: float
+    equal: bool | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """All that is known of a lease; times are the control plane's [s since 1970], 0: not yet; money in micro-credits.
+
+    Attributes:
+        order, inputs: SHA-256 of what to run, and of further blobs that it names.
+        deposit: what the renter put into escrow.
+        check_fraction: share of blocks to be replayed; the provider's record may demand more than the renter asked for.
+        promised_s: notice that the offer promised [s].
+        most_s: longest lease that the offer allows [s].
+        beat_index, running_s, samples, chain: of the last beat.
+        unsigned: (index, running_s) of beats that nobody co-signed yet.
+        paid_index, paid_s: last beat that was co-signed, and its seconds.
+        reason: why it was closed: `finished`, `lost`, or what who closed it said.
+        outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
+        ended_by: hash of the event that closed it: what blocks to replay are drawn from.
+    """
+
+    lease_id: str
+    offer_id: str
+    renter: str
+    agent: str
+    delegate: str
+    order: str
+    device: str
+    determinism_class: str
+    rate_per_hour: int
+    deposit: int
+    bond: int
+    window_s: float
+    verify_fraction: float
+    check_fraction: float
+    value_per_hour: int
+    forecast: Forecast
+    promised_s: float
+    most_s: float
+    state: LeaseState = "open"
+    opened_s: float = 0.0
+    accepted_s: float = 0.0
+    heard_s: float = 0.0
+    closed_s: float = 0.0
+    reclaim_by_s: float = 0.0
+    beat_index: int = -1
+    running_s: int = 0
+    samples: int = 0
+    chain: str = ""
+    unsigned: tuple[tuple[int, int], ...] = ()
+    paid_index: int = -1
+    paid_s: int = 0
+    commitments: tuple[Commitment, ...] = ()
+    challenges: tuple[Challenge, ...] = ()
+    result: str = ""
+    reason: str = ""
+    outcome: Literal["", "slashed", "refunded"] = ""
+    ended_by: str = ""
+    inputs: tuple[str, ...] = ()
+    num_devices: int = 1
+
+    def after(self, kind: str) -> Lease:
+        """The lease in the state that an event of this kind leads to.
+
+        Raises:
+            Refused: there is no such transition.
+        """
+        state = TRANSITIONS.get((self.state, kind))
+        if state is None:
+            possible = sorted(event for (before, event) in TRANSITIONS if before == self.state)
+            raise Refused(
+                f"lease {self.lease_id} is {self.state}: {kind!r} is not possible in that state",
+                remedy=f"Possible now: {', '.join(possible)}." if possible else "It is settled; open another lease.",
+            )
+        return replace(self, state=state)
+
+    def with_beat(self, *, index: int, running_s: int, samples: int, chain: str, now_s: float) -> Lease:
+        """The lease after a beat.
+
+        Raises:
+            Refused: the beat is a repetition, goes back, or is ahead of the clock.
+        """
+        if index != self.beat_index + 1:
+            raise Refused(
+                f"beat {index} of lease {self.lease_id} is out of order: the next one is {self.beat_index + 1}"
+            )
+        if running_s < self.running_s or samples < self.samples:
+            raise Refused(
+                f"beat {index} of lease {self.lease_id} goes back: {running_s} s and {samples} samples after "
+                f"{self.running_s} s and {self.samples}"
+            )
+        passed_s = now_s - self.accepted_s
+        if running_s > passed_s + CLOCK_SLACK_S:
+            raise Refused(
+                f"beat {index} of lease {self.lease_id} is ahead of the clock: {running_s} s of running "
+                f"{passed_s:.0f} s after it was accepted"
+            )
+        return replace(
+            self, beat_index=index, running_s=running_s, samples=samples, chain=chain or self.chain, heard_s=now_s,
+            unsigned=(*self.unsigned[-MOST_UNSIGNED + 1 :], (index, running_s)),
+        )  # fmt: skip
+
+    def cosigned(self, index: int) -> Lease:
+        """The lease with all beats up to `index` agreed to.
+
+        Raises:
+            Refused: there is no such beat, or it was co-signed before.
+        """
+        if index <= self.paid_index:
+            raise Refused(f"beat {index} of lease {self.lease_id} is co-signed already, up to {self.paid_index}")
+        if index > self.beat_index:
+            raise Refused(f"lease {self.lease_id} has no beat {index}: its last one is {self.beat_index}")
+        seconds = next((running_s for number, running_s in self.unsigned if number == index), None)
+        if seconds is None:
+            raise Refused(f"beat {index} of lease {self.lease_id} is long ago: co-sign {self.unsigned[0][0]} or later")
+        left = tuple(beat for beat in self.unsigned if beat[0] > index)
+        return replace(self, paid_index=index, paid_s=seconds, unsigned=left)
+
+    def with_commitment(self, commitment: Commitment, previous: str) -> Lease:
+        """The lease with one more commitment.
+
+        Raises:
+            Refused: it is not the next one, goes back, or does not name the state before it.
+        """
+        last = self.commitments[-1] if self.commitments else None
+        if len(self.commitments) >= MOST_COMMITMENTS:
+            raise Refused(f"lease {self.lease_id} has {MOST_COMMITMENTS} blocks, and no more are taken",
+                          remedy="Longer blocks: --place-option block=5min.")  # fmt: skip
+        if commitment.block != len(self.commitments):
+            raise Refused(
+                f"commitment {commitment.block} of lease {self.lease_id} is out of order: the next one is "
+                f"{len(self.commitments)}"
+            )
+        if previous != ("" if last is None else last.state):
+            raise Refused(
+                f"commitment {commitment.block} of lease {self.lease_id} does not follow the one before: it names "
+                f"{previous[:12] or 'none'}…, the log has {'none' if last is None else last.state[:12]}…"
+            )
+        if last is not None and commitment.update <= last.update:
+            raise Refused(
+                f"commitment {commitment.block} of lease {self.lease_id} is at update {commitment.update}, the one "
+                f"before at {last.update}"
+            )
+        return replace(self, commitments=(*self.commitments, commitment))
+
+    def require_silence(self, least_s: float, now_s: float) -> None:
+        """Raises Refused if the agent was heard less than `least_s` ago."""
+        silent_s = now_s - self.heard_s
+        if silent_s < least_s:
+            raise Refused(
+                f"the agent of lease {self.lease_id} was heard {format_seconds(silent_s)} ago; only silence of "
+                f"{format_seconds(least_s)} ends a lease"
+            )
+
+    @property
+    def payable_s(self) -> int:
+        """Co-signed seconds that are paid: of a lease that is checked, up to one block after its last commitment.
+
+        Work to which the agent has committed nothing could be checked by nobody. A block is as long as those before
+        were on average, and `UNCOMMITTED_S` at least.
+        """
+        if not self.check_fraction:
+            return self.paid_s
+        committed_s = self.commitments[-1].running_s if self.commitments else 0
+        block_s = committed_s // max(1, len(self.commitments))
+        return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
+
+    @property
+    def open_challenges(self) -> tuple[Challenge, ...]:
+        """Challenges without a verdict."""
+        return tuple(challenge for challenge in self.challenges if challenge.equal is None)
+
+    def unequal(self, block: int) -> set[str]:
+        """Verifiers that found a block unequal."""
+        return {one.verifier for one in self.challenges if one.block == block and one.equal is False}
+
+    def equal(self, block: int) -> set[str]:
+        """Verifiers that found a block equal."""
+        return {one.verifier for one in self.challenges if one.block == block and one.equal is True}
+
+    @property
+    def unequal_blocks(self) -> list[int]:
+        """Blocks that a verifier found unequal."""
+        return sorted({one.block for one in self.challenges if one.equal is False})
+
+    @property
+    def blobs(self) -> frozenset[str]:
+        """SHA-256 of all blobs that the lease needs."""
+        return frozenset({self.order, *self.inputs, *(one.blob for one in self.commitments), self.result} - {""})

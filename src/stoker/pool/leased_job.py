@@ -1,0 +1,500 @@
+"""A lease on the side of the agent: the job in its box, its beats, its commitments, its results.
+
+What: `LeasedJob.tick` is called a few times a second and does what is due. The job runs on whatever the control plane
+does: where that does not answer, beats are missed, and what was not committed is committed later. Nothing of the box is
+believed: what comes out of it is read without following links, within limits, and as JSON or safetensors alone.
+
+A job that ends is `finished` with its results; or `closed` with a reason: `reclaimed: …` and `lost: …` may go on at
+another agent, `failed: …` would fail there as well, `refused: …` never began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching.at_place import HostState
+from stoker.pool import events as on
+from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
+from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.commitment import Block, keep_block
+from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
+from stoker.pool.job_box import JobBox, PoolOrder, read_order
+from stoker.records.codec import loads, printable
+from stoker.store import CheckpointStore
+from stoker.store.checkpoint_store import order_of_name
+from stoker.store.foreign_files import read_below
+
+MOST_STATE_BYTES = 1 << 20
+INDEX_BYTES = 32 << 20
+"""What a blob may have beyond the files in it [bytes]."""
+_NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
+_MOST_TRIES = 5
+_MOST_OUTPUT_BYTES = 4096
+_SENDING_ENDS_S = 5.0
+
+
+class BlobCache:
+    """Blobs of a pool, fetched into a folder when they are first read.
+
+    `most_bytes`: the largest that is fetched, and that leaves the owner's part of the disk free; None: any.
+    """
+
+    def __init__(self, client: PoolClient, folder: Path, most_bytes: int | None = None) -> None:
+        self._client, self._folder, self._most_bytes = client, folder, most_bytes
+
+    def put(self, content: bytes | Path) -> str:
+        """Send a blob, unless the pool has it; its SHA-256."""
+        return self._client.put_blob(content)
+
+    def aside(self) -> Path:
+        """A file for what is made before it is sent."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"sending-{os.getpid()}"
+
+    def fetch(self, sha256: str, most_bytes: int | None = None) -> Path:
+        """The file with a blob.
+
+        Raises:
+            PlaceFailed: it is larger than is taken.
+        """
+        path = self._folder / sha256
+        if not path.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            most = most_bytes or self._most_bytes
+            if self._most_bytes is not None:
+                most = min(most or 0, max(0, shutil.disk_usage(self._folder).free - LEAST_FREE_BYTES))
+            self._client.get_blob(sha256, path, most_bytes=most)
+        return path
+
+    def whole(self, sha256: str, most_bytes: int) -> bytes:
+        """A small blob.
+
+        Raises:
+            BadRun, PlaceFailed: it is larger.
+        """
+        path = self.fetch(sha256, most_bytes)
+        if path.stat().st_size > most_bytes:
+            raise BadRun(f"the blob {sha256[:12]} has more than {most_bytes:,} bytes")
+        return path.read_bytes()
+
+    def clear(self) -> None:
+        """Remove what was fetched."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Upload(threading.Thread):
+    """Packs and sends something in a thread, so that beats do not wait for it.
+
+    Attributes:
+        what: `block` or `results`.
+        place: of the checkpoint in its run.
+        made: what came of it; problem: why nothing did.
+    """
+
+    def __init__(self, what: str, make: Callable[[], Any], place: tuple[int, int] | None = None) -> None:
+        super().__init__(name=f"stoker-send-{what}", daemon=True)
+        self.what, self.place, self._make = what, place, make
+        self.made: Any = None
+        self.problem: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Send it."""
+        try:
+            self.made = self._make()
+        except Exception as problem:  # noqa: BLE001 - raised again where it is waited for
+            self.problem = problem
+
+
+class LeasedJob:
+    """The job of one lease.
+
+    Args:
+        lease_id: of the lease.
+        order_digest: SHA-256 of the order.
+        folder: of this lease, on the agent's disk.
+        client: of the pool, with the agent's key.
+        host: where the job runs, and what it may take.
+        beat_s: time between beats [s].
+        tell: receives a line of text about each step.
+
+    Attributes:
+        is_over: nothing is left to do for the lease.
+    """
+
+    box_type = JobBox
+
+    def __init__(
+        self,
+        lease_id: str,
+        order_digest: str,
+        folder: Path,
+        client: PoolClient,
+        *,
+        host: Host,
+        beat_s: float = 10.0,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.lease_id, self.is_over = lease_id, False
+        self._order_digest, self._folder, self._client = order_digest, folder, client
+        self._host = host
+        self._beat_s, self._tell = beat_s, tell
+        self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
+        self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
+        self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
+        self._box: JobBox | None = None
+        self._process: IsolatedProcess | None = None
+        self._preparing: threading.Thread | None = None
+        self._problem: StokerError | None = None
+        self._is_prepared = False
+        self._began = self._ran_before_s = 0.0
+        self._ended_s: float | None = None
+        self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
+        self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
+        self._seen: tuple[int, int] | None = None
+        self._refused: tuple[int, int] | None = None
+        self._upload: _Upload | None = None
+        self._kept: tuple[tuple[int, int], Block] | None = None
+        self._result = ""
+        self._notice: on.Reclaiming | None = None
+        self._leaving = ""
+        self._tries = 0
+
+    @property
+    def order(self) -> PoolOrder:
+        """What it runs, once it was read."""
+        assert self._box is not None
+        return self._box.order
+
+    def read_order(self) -> PoolOrder:
+        """Fetch the order.
+
+        Raises:
+            BadJob: it is none.
+        """
+        return read_order(self._blobs.whole(self._order_digest, 4 << 20))
+
+    def begin(self, order: PoolOrder, *, beats: int = 0, ran_s: float = 0.0, blocks: Sequence[Block] = ()) -> None:
+        """Fetch what the job needs, in a thread; `tick` starts it then.
+
+        Args:
+            order: what to run.
+            beats: number of beats of the lease so far, where this agent was started again.
+            ran_s: time that the job ran before [s].
+            blocks: what was committed before.
+        """
+        self._beat_index, self._ran_before_s = beats, ran_s
+        self._take_over(blocks, order)
+
+        def prepare() -> None:
+            try:
+                self._box = self.box_type.make(self._folder, order, self._blobs.fetch, self._sent)
+                if order.resume and not (self._box.run / "run.json").exists():
+                    self._resume(order)
+                self._blobs.clear()
+                self._is_prepared = True
+            except StokerError as problem:
+                self._problem = problem
+            except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
+                self._problem = PlaceFailed(f"the job cannot be prepared here: {problem!r}")
+
+        self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
+        self._preparing.start()
+
+    def _take_over(self, blocks: Sequence[Block], order: PoolOrder) -> None:
+        self._num_blocks = len(blocks)
+        self._previous = blocks[-1].state if blocks else ""
+        self._update = blocks[-1].update if blocks else order.resume_update
+
+    def _resume(self, order: PoolOrder) -> None:
+        """Put the block that the order goes on from into the run's directory."""
+        assert self._box is not None
+        run, aside = self._box.run, self._folder / "resume"
+        shutil.rmtree(aside, ignore_errors=True)
+        unpack(self._blobs.fetch(order.resume), aside, self._taken)
+        remove_tree(run)
+        aside.rename(run)
+
+    def _start(self) -> None:
+        assert self._box is not None
+        program = self._box.training(self._host)
+        self._process = self._host.isolation.start(program, most_output_bytes=_MOST_OUTPUT_BYTES)
+        self._began, self._ended_s = time.monotonic(), None
+        self._tell(f"{self.lease_id}: {self.order.run} runs in {self._host.isolation.name}")
+
+    # ------------------------------------------------------------------------------------------------------ what is due
+
+    def tick(self) -> None:
+        """Do what is due now; an answer that does not come is waited for until the next tick."""
+        if self.is_over:
+            return
+        try:
+            try:
+                self._do_what_is_due()
+            except (PlaceUnreachable, on.Refused):
+                raise
+            except StokerError as problem:  # what the job left cannot be sent, or cannot be started again
+                self._close(f"failed: {problem.message}")
+            except Exception as problem:  # noqa: BLE001 - whatever the job left does not end the agent
+                self._close(f"failed: its files cannot be used: {problem!r}")
+        except PlaceUnreachable as problem:
+            self._tell(f"{self.lease_id}: the pool does not answer, the job goes on: {problem.message}")
+        except on.Refused as refused:
+            self._tell(f"{self.lease_id}: {refused.message}")
+            if not is_passing(refused):
+                self._reconcile()
+        except StokerError as problem:  # such as a pool without its signature
+            self._tell(f"{self.lease_id}: {problem.message}")
+
+    def _do_what_is_due(self) -> None:
+        if self._problem is not None:
+            self._close(f"failed: {self._problem.message}")
+            return
+        if self._process is None and self._leaving:
+            self._close(self._leaving)
+            return
+        if self._process is None and self._is_prepared:
+            self._start()  # here, since a child of a thread would end with the thread
+        if self._notice is not None:
+            self._client.post(self._notice)
+            self._notice = None
+        self._beat()
+        if self._process is None:
+            return
+        has_ended = self._process.poll() is not None
+        if has_ended and self._ended_s is None:
+            self._ended_s = time.monotonic()
+        if self._sends_blocks(is_last=has_ended) and has_ended:
+            self._conclude()
+
+    def reclaim(self, notice_s: float, why: str) -> None:
+        """The owner needs the device: give notice, let the run save and leave within it."""
+        if self._leaving or self.is_over:
+            return
+        self._leaving = f"reclaimed: {why}"
+        self._notice = on.Reclaiming(lease_id=self.lease_id, by_s=time.time() + notice_s)
+        try:
+            self._client.post(self._notice)
+            self._notice = None
+        except PlaceUnreachable as problem:
+            self._tell(f"{self.lease_id}: the notice is given once the pool answers: {problem.message}")
+        except StokerError as problem:
+            self._notice = None
+            self._tell(f"{self.lease_id}: the pool does not take the notice: {problem.message}")
+        self._tell(f"{self.lease_id}: {why}; the job saves and leaves within {notice_s:.0f} s")
+        if self._box is not None:
+            with contextlib.suppress(OSError, PlaceFailed):
+                self._box.write_word("stop")
+        timer = threading.Timer(notice_s, self._kill_unless_over)
+        timer.daemon = True
+        timer.start()
+
+    def end(self, why: str) -> None:
+        """The lease is over for the pool: nothing of the job is left here."""
+        self._tell(f"{self.lease_id}: {why}")
+        self._finish()
+
+    def kill(self) -> None:
+        """End the job now."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _kill_unless_over(self) -> None:
+        if not self.is_over:
+            self.kill()
+
+    @property
+    def running_s(self) -> int:
+        """Whole seconds in which the job has run."""
+        if self._process is None:
+            return int(self._ran_before_s)
+        until = time.monotonic() if self._ended_s is None else self._ended_s
+        return int(self._ran_before_s + until - self._began)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time that the job has taken [s]."""
+        return 0.0 if self._process is None else self._process.cpu_s
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self._beat_s
+        state = self._host_state()
+        self._samples = max(self._samples, 0 if state is None else state.samples)
+        self._client.post(on.Beat(lease_id=self.lease_id, index=self._beat_index, running_s=self.running_s,
+                                  samples=self._samples, state=self._previous))  # fmt: skip
+        self._beat_index += 1
+
+    def _sends_blocks(self, *, is_last: bool) -> bool:
+        """Send and commit checkpoints, as they are due; whether none is on its way."""
+        upload = self._upload
+        if upload is not None and upload.what == "block":
+            if upload.is_alive():
+                return False
+            self._upload = None
+            if isinstance(upload.problem, BadRun):  # it was removed while it was read, or is being changed
+                if is_last:
+                    self._tell(f"{self.lease_id}: a checkpoint cannot be committed: {upload.problem.message}")
+                    self._seen = upload.place
+            elif upload.problem is not None:
+                if isinstance(upload.problem, on.Refused):
+                    self._note(upload.problem, upload.place)
+                raise upload.problem
+            else:
+                assert upload.place is not None
+                self._kept = upload.place, upload.made
+        if self._kept is not None:
+            self._commit(*self._kept)
+        if self._upload is None and (due := self._due(is_last=is_last)) is not None:
+            place, name = due
+            number, head = self._num_blocks, self._previous or self.order.resume_head
+            self._upload = _Upload("block", lambda: self._keep(name, number, head), place)
+            return False
+        return True
+
+    def _due(self, *, is_last: bool) -> tuple[tuple[int, int], str] | None:
+        """Place and name of the newest checkpoint, if it is a new one and a block's time has passed."""
+        assert self._box is not None
+        if not is_last and time.monotonic() - self._committed_at < 0.5 * self.order.block_s:
+            return None
+        try:
+            names = CheckpointStore(self._box.run / "checkpoints").names()
+        except StokerError:
+            return None
+        known = [(place, name) for name in names if (place := order_of_name(name)) is not None]
+        return max(known) if known and max(known)[0] != self._seen else None
+
+    def _commit(self, place: tuple[int, int], block: Block) -> None:
+        """Post a commitment; where the pool does not answer, it is posted at the next tick."""
+        if block.update > self._update:
+            try:
+                self._client.post(
+                    on.Committed(lease_id=self.lease_id, block=block.block, update=block.update, state=block.state,
+                                 blob=block.blob, previous=self._previous)
+                )  # fmt: skip
+            except on.Refused as refused:
+                self._note(refused, place)
+                raise
+            self._num_blocks, self._previous, self._update = block.block + 1, block.state, block.update
+            self._committed_at = time.monotonic()
+        self._seen, self._kept = place, None
+
+    def _note(self, refused: on.Refused, place: tuple[int, int] | None) -> None:
+        """After a refusal a checkpoint is tried once more, when what the log says has been taken over."""
+        if not is_passing(refused):
+            self._seen = place if self._refused == place else self._seen
+            self._kept, self._refused = None, place
+
+    def _keep(self, name: str, number: int, head: str) -> Block:
+        """Store a checkpoint as the block `number`, after `head`."""
+        assert self._box is not None
+        return keep_block(self._box.run, name, number, head, put=self._blobs.put, limits=self._taken,
+                          aside=self._box.aside)  # fmt: skip
+
+    def _conclude(self) -> None:
+        """The job has ended: results, or the reason."""
+        assert self._process is not None
+        state, code = self._host_state(), self._process.poll()
+        if self._process.exceeded:
+            self._close(f"failed: {self._process.exceeded}")
+        elif state is not None and state.phase == "finished":
+            self._send_results()
+        elif self._leaving:
+            self._close(self._leaving)
+        elif state is not None and state.phase == "failed":
+            self._close(f"failed: {state.why}: {state.evidence}")
+        elif self._tries < _MOST_TRIES:
+            self._tries += 1
+            self._ran_before_s = self.running_s
+            self._tell(f"{self.lease_id}: the job ended with exit code {code} and is started again")
+            self._start()
+        else:
+            self._close(f"failed: it ended {self._tries} times with exit code {code}: {self._last_output()}")
+
+    def _send_results(self) -> None:
+        upload = self._upload
+        if upload is None and not self._result:
+            self._upload = _Upload("results", self._results)
+        elif upload is not None and not upload.is_alive():
+            self._upload, problem = None, upload.problem
+            if isinstance(problem, on.Refused) and not is_passing(problem):
+                raise PlaceFailed(f"the pool does not take the results: {problem.message}")
+            if problem is not None:
+                raise problem
+            self._result = upload.made
+        if self._result:
+            self._client.post(on.Finished(lease_id=self.lease_id, result=self._result))
+            self._tell(f"{self.lease_id}: finished")
+            self._finish()
+
+    def _results(self) -> str:
+        """Store the run's directory, as it goes home; the blob."""
+        assert self._box is not None
+        run = self._box.run
+        names = [name for name in plain_names(run) if name.split("/")[0] not in _NOT_HOME]
+        copy = self._box.aside / "results"
+        try:
+            pack_folder(run, names, copy, self._taken)
+            return self._blobs.put(copy)
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _close(self, reason: str) -> None:
+        reason = printable(reason)[:900]
+        self._client.post(on.Closed(lease_id=self.lease_id, reason=reason))
+        self._tell(f"{self.lease_id}: {reason}")
+        self._finish()
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self.kill()
+        if self._preparing is not None:
+            self._preparing.join()
+            self.kill()
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                self._process.wait(30)
+        if self._upload is not None:
+            self._upload.join(_SENDING_ENDS_S)
+        remove_tree(self._folder)
+
+    def _reconcile(self) -> None:
+        """After a refusal: take over what the log says of this lease."""
+        try:
+            lease = self._client.lease(self.lease_id)
+        except StokerError:
+            return
+        if lease["state"] not in ("running", "suspect", "reclaiming"):
+            self.end(f"the lease is {lease['state']}: {lease.get('reason', '')}")
+            return
+        self._beat_index = int(lease["beat_index"]) + 1
+        commitments = lease["commitments"]
+        self._num_blocks = len(commitments)
+        self._previous = str(commitments[-1]["state"]) if commitments else ""
+        if commitments:
+            self._update = int(commitments[-1]["update"])
+
+    def _host_state(self) -> HostState | None:
+        """What the run says of itself; None where it says nothing that can be read."""
+        if self._box is None:
+            return None
+        with contextlib.suppress(StokerError, ValueError):
+            content = read_below(self._box.run, "launch/host-0.json", MOST_STATE_BYTES)
+            state = None if content is None else loads(content, HostState)
+            return state if state is None or 0 <= state.samples < 1 << 53 else replace(state, samples=0)
+        return None
+
+    def _last_output(self) -> str:
+        lines = b"" if self._process is None else self._process.stderr.strip()
+        return lines.decode(errors="replace").rpartition("\n")[2]

@@ -1,0 +1,130 @@
+"""`stoker pool serve`: the control plane on an address, with TLS by the pool's own key."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import NameOID
+
+from stoker.errors import BadJob, BadRun
+from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.events import Founded
+from stoker.pool.keys import Key, own_key
+from stoker.store.files import write_atomic
+
+DEFAULT_PORT = 8430
+_MOST_CONNECTIONS = 20_000
+"""Connections at a time; more are answered 503. Each agent that waits for work holds one."""
+
+
+def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a control plane keeps its log: `stoker/pool` in `$XDG_DATA_HOME`, or in `~/.local/share`."""
+    given = Path(environ.get("XDG_DATA_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "pool"
+
+
+def serve_pool(
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    rules: Founded | None = None,
+    has_tls: bool = False,
+    rates: Rates | None = None,
+    announce: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Serve a pool until SIGINT or SIGTERM.
+
+    Args:
+        folder: of its log, blobs and key (`control.key`); made if it is not there.
+        host: address to listen at; another than the loopback is served with TLS alone.
+        port: 0: any free one.
+        rules: of a new pool.
+        has_tls: TLS on the loopback as well.
+        rates: requests a second.
+        announce: called with the pool's address once it answers.
+
+    Raises:
+        BadRun: the log is damaged or in use, or the port is taken.
+        BadJob: the host is no address.
+    """
+    key = own_key("control", folder)
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise BadJob(f"--host {host}: wanted an IP address, such as 127.0.0.1 or 0.0.0.0") from None
+    listener = _bound(host, port)
+    plane = ControlPlane(folder, key, rules, rates=rates)
+    is_secure = has_tls or not is_local
+    certificate = _certificate(folder, key) if is_secure else (None, None)
+    config = uvicorn.Config(
+        plane.application(), log_level="error", access_log=False, server_header=False, date_header=False,
+        lifespan="on", timeout_graceful_shutdown=1, limit_concurrency=_MOST_CONNECTIONS,
+        http="httptools", ws="none", ssl_certfile=certificate[0], ssl_keyfile=certificate[1],
+    )  # fmt: skip
+    shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
+    address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
+    _Announced(config, lambda: announce(address)).run(sockets=[listener])
+
+
+class _Announced(uvicorn.Server):
+    """A server that says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
+    """Files of a certificate of the pool's key, made anew at each start, and of the key in the form TLS wants."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"stoker pool {key.public[:16]}")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .sign(key.private, None)
+    )
+    private = key.private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    paths = folder / "tls-certificate.pem", folder / "tls.key"
+    before = os.umask(0o077)
+    try:
+        for path, content in zip(paths, (made.public_bytes(serialization.Encoding.PEM), private), strict=True):
+            write_atomic(path, content, error=BadRun)
+    finally:
+        os.umask(before)
+    return paths
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as problem:
+        listener.close()
+        raise BadRun(
+            f"cannot listen at {host}:{port}: {problem.strerror}",
+            remedy="Give another port with --port (0: any free one).",
+        ) from problem
+    return listener

@@ -1,0 +1,164 @@
+"""Make a stretch of a run again, from one of its checkpoints to a later update, and keep the state it comes to.
+
+What: the run's own loop, under the run's own schedule of plans, from the newest checkpoint of its directory (or from
+the beginning, where there is none) to update number `until`, where it saves. In one determinism class the checkpoint
+is equal, bit for bit, to the one that the run itself saved there: times are all that may differ.
+Use when: somebody else claims to have made these updates. Costs: the time of the stretch, and a start.
+Does not do: several processes; runs whose length is given in seconds, since no other machine can know it.
+
+`python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--each] [--set NAME=VALUE …]` prints one JSON
+object: the manifest of the checkpoint, and digests of the states that were saved, with `--each` after every update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stoker.devices import attached_devices
+from stoker.errors import BadJob, BadRun, StokerError
+from stoker.jobs import Entry, Job, load_job
+from stoker.planning.resolved_job import ResolvedJob, resolve_job
+from stoker.profiling.ceilings import computing_threads
+from stoker.records import ONE_PROCESS, CheckpointManifest, Event, Position, to_json
+from stoker.records.plan_schedule import PlanSchedule
+from stoker.store import CheckpointStore, RunDirectory
+from stoker.training.hooks import Update
+from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.session import build_session
+from stoker.training.signals import StopRequest, stop_on_signals
+from stoker.training.threads import Machine, ThreadKeeper
+
+_EVERY_CORE = 1 << 20
+"""More cores than there are: a replay computes with the threads of the run, however few cores it has."""
+
+
+class NotTheRun(BadRun):
+    """What is claimed cannot have been made by the job, on whatever machine."""
+
+
+def replay(
+    job: Job, directory: RunDirectory, until: int, *, entry: Entry | None = None, each: bool = False
+) -> tuple[CheckpointManifest, ...]:
+    """Train the run in `directory` on to update `until`, and save there; the manifests of what was saved.
+
+    The directory is a copy: a checkpoint is added to it, and checkpoints before it go as in any run.
+
+    Args:
+        job: the run's job.
+        directory: with its records and the checkpoint to begin at, if there is one.
+        until: number of updates after which the state is kept [updates].
+        entry: the job file.
+        each: save after every update.
+
+    Raises:
+        NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
+        BadRun: it cannot be made on this machine.
+        BadJob: the length of the job is not known elsewhere.
+        RunFailed: an update cannot be made.
+    """
+    prepared = resolve_job(job, entry)
+    plans = _schedule_of(directory, prepared, until)
+    plan = plans.schedule.at(0)
+    device = next((one for one in attached_devices() if one.torch_name == plan.device), None)
+    if device is None:
+        raise BadRun(f"the run was made on {plan.device}, which this machine does not have")
+    manifests: list[CheckpointManifest] = []
+    store = CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest())
+
+    def keep(event: Event) -> None:
+        if event.kind == "checkpointed":
+            manifests.append(store.named(Path(str(event.fields["path"])).name)[1])
+
+    def refuse(change: Replanned) -> None:
+        raise BadRun(f"the plan of the run does not hold here: {change.why}")
+
+    with directory.locked(), computing_threads(plan.threads), stop_on_signals() as stop:
+        session = build_session(prepared, directory, device, plans=plans, sink=keep, stop=stop, replanned=refuse)
+        if session.position.updates >= until:
+            raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
+        session.loop.threads = ThreadKeeper(
+            lambda: plans.plan, session.loop.telemetry.emit, usual_samples_per_s=0.0, is_free=False,
+            machine=Machine(granted=lambda: _EVERY_CORE),
+        )  # fmt: skip
+        session.loop.save_every_s = 0.0 if each else math.inf
+        session.loop.on_update = _stopping_at(until, stop)
+        reached = session.loop.run(session.position)
+    _require_at(reached, until)
+    return tuple(manifests)
+
+
+def _stopping_at(until: int, stop: StopRequest) -> Callable[[Update], None]:
+    """What sees every update, and asks to stop after the last one."""
+
+    def look(update: Update) -> None:
+        if update.updates >= until:
+            stop.ask("replayed")
+
+    return look
+
+
+def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> PlanInForce:
+    """The plans of the run up to update `until`, none of which is tried again: only what they were is repeated."""
+    _require_same_run(directory, prepared)
+    plans = PlanInForce.of(directory)
+    schedule = plans.schedule
+    switches = tuple(
+        dataclasses.replace(switch, kind="changed", left_out=None)
+        for switch in schedule.switches
+        if switch.update < until
+    )
+    plans.schedule = PlanSchedule(schedule.began, switches)
+    if any(plan.layout != ONE_PROCESS for plan in (schedule.began, *(switch.plan for switch in switches))):
+        raise NotTheRun("the run has several processes, and a replay has one")
+    return plans
+
+
+def _require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
+    """Refuse the records of another job, and a length that is not the job's: the schedule depends on it."""
+    run, decision, job = directory.read_run(), directory.read_decision(), prepared.job
+    if run.spec_digest != prepared.spec.digest():
+        differences = "; ".join(directory.read_spec().differences(prepared.spec)[:4])
+        raise NotTheRun(f"the run is of another job: {differences or run.spec_digest[:12]}")
+    if job.until.unit == "seconds":
+        raise BadJob("the job's length is given in seconds, and how many updates these are depends on the machine",
+                     remedy="Give until=… in epochs, samples or updates.")  # fmt: skip
+    expected = prepared.extent.updates_in(job.until)
+    stated = 0 if decision is None else decision.chosen.forecast.total_updates
+    if stated != expected:
+        raise NotTheRun(f"the run is planned for {stated:,} updates, and the job has {expected:,}")
+
+
+def _require_at(reached: Position, until: int) -> None:
+    if reached.updates != until:
+        raise NotTheRun(f"the replay ended at update {reached.updates:,}, and {until:,} were claimed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line, as it runs in an isolation: nothing of it is for people."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.verifying.replay")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("job_file", type=Path)
+    parser.add_argument("--until", type=int, required=True)
+    parser.add_argument("--each", action="store_true")
+    parser.add_argument("--set", dest="settings", action="append", default=[])
+    options = parser.parse_args(arguments)
+    try:
+        settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
+        job, entry = load_job(options.job_file, settings)
+        manifests = replay(job, RunDirectory(options.directory), options.until, entry=entry, each=options.each)
+    except StokerError as error:
+        print(json.dumps({"problem": error.message, "kind": type(error).__name__}))  # noqa: T201 - the answer
+        return error.exit_code
+    states = [manifest.state_digest() for manifest in manifests]
+    print(json.dumps({"manifest": to_json(manifests[-1]), "states": states}))  # noqa: T201 - likewise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from stoker.cli.main import app
+from stoker.pool import events as on
+from stoker.pool.agent import Lending
+from stoker.pool.client import PoolClient
+from stoker.pool.events import CREDIT, Measured, OfferedDevice
+from stoker.pool.isolation import Bubblewrap
+from stoker.pool.keys import Key, own_key
+from tests.pool.book import offer, opened
+from tests.pool.server import in_thread
+
+JOB = str(Path(__file__).parents[2] / "examples" / "digits.py")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without keys."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.delenv("STOKER_POOL", raising=False)
+    return tmp_path
+
+
+def said(*arguments: str) -> Result:
+    """What `stoker pool` answers."""
+    return CliRunner().invoke(app, ["pool", *arguments])
+
+
+def test_a_wallet_from_its_key_to_credits(home: Path) -> None:
+    """The first look makes the key and says how to be admitted; a grant by the operator is there at once."""
+    with in_thread(home / "pool") as (_, operator):
+        address = str(operator.address)
+        first = said("wallet", "--pool", address)
+        assert first.exit_code == 0, first.output
+        assert "the key is not admitted" in first.output
+        key = own_key().public
+        assert key in first.output
+        folder = str(home / "pool")
+        granted = said("wallet", "--pool", address, "--grant", f"{key}=2.50usd", "--folder", folder, "--json")
+        assert json.loads(granted.output) == {"key": key, "balance": 2_500_000, "in_escrow": 0, "bonds": 0}
+        for word, text in (("abc", "wanted KEY=AMOUNT"), ("abc=1usd", "wanted 64 hexadecimal digits")):
+            wrong = said("wallet", "--pool", address, "--grant", word, "--folder", folder)
+            assert wrong.exit_code == 2
+            assert text in wrong.output
+
+
+def test_a_ledger_that_anyone_can_audit(home: Path) -> None:
+    """Every event is a line; the exported log is right, and one changed byte of it is not."""
+    with in_thread(home / "pool") as (_, operator):
+        for amount in (5, 6, 7):
+            operator.post(on.Deposited(account="0" * 64, amount=amount))
+        address = str(operator.address)
+        lines = said("ledger", "--pool", address, "--after", "1").output.splitlines()
+        assert [line.split()[0] for line in lines] == ["2", "3", "4"]
+        assert "deposited" in lines[0]
+        assert "amount 0.000005 credits" in lines[0]
+        documents = [json.loads(line) for line in said("ledger", "--pool", address, "--json").output.splitlines()]
+        assert [one["kind"] for one in documents] == ["founded", "deposited", "deposited", "deposited"]
+        assert said("ledger", "--pool", address, "--export", str(home / "log.jsonl")).exit_code == 0
+    good = said("audit", str(home / "log.jsonl"), "--head", documents[2]["hash"])
+    assert good.exit_code == 0, good.output
+    assert "4 events are right" in good.output
+    assert said("audit", str(home / "pool" / "log.db")).exit_code == 0
+    content = (home / "log.jsonl").read_bytes()
+    (home / "log.jsonl").write_bytes(content.replace(b'"amount":6', b'"amount":9'))
+    bad = said("audit", str(home / "log.jsonl"), "--json")
+    assert bad.exit_code == 2
+    assert json.loads(bad.output)["bad_event"] == 3
+    assert said("audit", str(home / "none.jsonl")).exit_code == 2
+
+
+def test_teams(home: Path) -> None:
+    """The operator makes them; what cannot be meant is said."""
+    with in_thread(home / "pool") as (plane, operator):
+        options = ("--pool", str(operator.address), "--folder", str(home / "pool"))
+        made = said("team", "a", "--member", "1" * 64, "--weight", "2", "--priority", "1", "--quota", "8", *options)
+        assert made.exit_code == 0, made.output
+        assert plane.state.teams["a"].most_devices == 8
+        wrong = said("team", "a", "--member", "x", *options)
+        assert wrong.exit_code == 2
+        assert "wanted keys" in wrong.output
+
+
+def agent_of(operator: PoolClient, name: str, price: float, device: OfferedDevice, measured: Measured) -> None:
+    """An agent that offers a device, and is there."""
+    agent = PoolClient(operator.address, Key.made())
+    assert agent.key is not None
+    operator.post(on.Deposited(account=agent.key.public, amount=CREDIT))
+    made = offer(name, time.time(), device=device, measured=measured, price_per_hour=round(price * CREDIT))
+    agent.post(on.Offered(offer=made))
+    agent.work()
+
+
+def test_offers_for_a_job(home: Path) -> None:
+    """In the order of money and hours until it is done, with why not; alone, in the order of prices."""
+    with in_thread(home / "pool") as (_, operator):
+        agent_of(operator, "here", 0.10, OfferedDevice(kind="cpu"), Measured(cores=1))
+        agent_of(operator, "large", 3.00, OfferedDevice(kind="h100"), Measured())
+        agent_of(operator, "odd", 0.01, OfferedDevice(kind="toaster"), Measured())
+        address = str(operator.address)
+        assert [line.split()[0] for line in said("offers", "--pool", address).output.splitlines()[1:]] == [
+            "odd", "here", "large",
+        ]  # fmt: skip
+        ranked = said("offers", "--pool", address, "--for", JOB, "--verify", "0", "--json")
+        assert ranked.exit_code == 0, ranked.output
+        document = json.loads(ranked.stdout)
+        names = [match["listed"]["offer"]["offer_id"] for match in document["matches"]]
+        assert sorted(names) == ["here", "large"]
+        assert names[0] == "here"  # both need a minute, most of it to start
+        assert document["num_usable"] == 2
+        assert any("toaster" in why for why in document["refused"])
+        shown = said("offers", "--pool", address, "--for", JOB, "--max-cost", "0.000001usd")
+        assert shown.exit_code == 3
+        assert "costs more than" in shown.output
+        operator.post(on.Deposited(account=own_key().public, amount=9 * CREDIT))
+        PoolClient(operator.address, own_key()).post(opened(offer_id="here", rate_per_hour=CREDIT // 10))
+        assert "1 more are taken" in said("offers", "--pool", address).output
+        assert "taken" in said("offers", "--pool", address, "--all").output
+
+
+def test_without_a_pool(home: Path) -> None:
+    """What is missing, and where it comes from."""
+    result = said("offers")
+    assert result.exit_code == 2
+    assert "STOKER_POOL" in result.output
+    assert said("serve", "--host", "nowhere", "--folder", str(home / "pool")).exit_code == 2
+
+
+def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may run for as long as the longest lease; bond and window are bounded as the owner says."""
+    lent: list[Lending] = []
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    monkeypatch.setattr("stoker.pool.agent.Agent.run", lambda agent: lent.append(agent.lending))
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    words = [
+        "offer", "--price", "1usd/h", "--pool", f"http://127.0.0.1:1#{'a' * 64}", "--device", "cpu", "--no-measure",
+        "--longest", "3d", "--most-bond", "2usd", "--longest-window", "6h", "--folder", str(home / "agent"),
+    ]  # fmt: skip
+    answer = said(*words)
+    assert answer.exit_code == 0, answer.output
+    (lending,) = lent
+    assert lending.limits.time_s == lending.max_s == 3 * 86_400
+    assert (lending.most_bond, lending.longest_window_s) == (2 * CREDIT, 6 * 3600)

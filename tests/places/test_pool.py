@@ -1,0 +1,264 @@
+"""Runs of strangers in isolation: commitments, replays, cheats, kills; and a whole pool with its control plane."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.pool.cheats import CHEATS, cheating
+from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
+from stoker.launching.launcher import LaunchTarget, Submission
+from stoker.pool import events as on
+from stoker.pool.agent import blocks_of, replay_lease
+from stoker.pool.blob_tree import TreeLimits, unpack
+from stoker.pool.isolation import KINDS, Bubblewrap, Host, Limits
+from stoker.pool.job_box import PoolOrder, order_of
+from stoker.pool.leased_job import LeasedJob
+from stoker.pool.replay_check import ReplayVerdict
+from stoker.records.codec import dumps
+from tests.pool.fake_pool import FakePool
+
+pytestmark = pytest.mark.places
+
+JOB = b"""
+from torch import nn
+
+import stoker
+
+
+def job(epochs: float = 400) -> stoker.Job:
+    train, test = stoker.data.digits()
+    return stoker.Job(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)),
+        data=train, test=test, loss="cross_entropy", optimizer=stoker.AdamW(lr=1e-3), batch=128,
+        until=stoker.epochs(epochs),
+    )
+"""
+LIMITS = Limits(memory_bytes=2 << 30, cores=1, processes=256, disk_bytes=1 << 30, time_s=300)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the users of isolated programs can reach: pytest's own is closed to them."""
+    made = Path(tempfile.mkdtemp(prefix="stoker-pool-test-", dir="/var/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def host() -> Host:
+    """Bubblewrap, the quickest kind."""
+    return host_of(Bubblewrap())
+
+
+def host_of(kind: Any) -> Host:
+    """A host with this kind of isolation; the test is skipped where it does not work."""
+    if problem := kind.trial():
+        pytest.skip(problem)
+    return Host(isolation=kind, limits=LIMITS)
+
+
+def ordered(pool: FakePool, folder: Path, **changes: Any) -> tuple[PoolOrder, str]:
+    """The order of JOB, and its blob."""
+    folder.mkdir(parents=True, exist_ok=True)
+    code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB),))
+    submission = Submission(run="digits-1a2b3c", target=LaunchTarget(text="pool", kind="pool", address=""), code=code,
+                            stoker=stoker_bundle(), job_file="job.py")  # fmt: skip
+    order = replace(order_of(submission, pool.put_blob, folder / "order", block_s=0.5), device="cpu", **changes)
+    return order, pool.put_blob(dumps(order).encode())
+
+
+def run_lease(
+    pool: FakePool, folder: Path, host: Host, job_type: type[LeasedJob] = LeasedJob, *, number: int = 0, **changes: Any
+) -> tuple[dict[str, Any], LeasedJob]:
+    """A lease whose job has begun."""
+    order, digest = ordered(pool, folder, **changes)
+    lease = pool.add_lease(f"digits.{number}", digest, determinism_class="same")
+    pool.post(on.Accepted(lease_id=lease["lease_id"]))
+    job = job_type(lease["lease_id"], digest, folder / "leases" / lease["lease_id"], pool, host=host, beat_s=0.2)  # type: ignore[arg-type]
+    job.begin(order)
+    return lease, job
+
+
+def until(job: LeasedJob, is_so: Any = lambda: False, limit_s: float = 180.0) -> None:
+    """Let a job do what is due until something is so, or it is over."""
+    end = time.monotonic() + limit_s
+    while not (is_so() or job.is_over):
+        assert time.monotonic() < end, "it takes too long"
+        job.tick()
+        time.sleep(0.02)
+
+
+def verdicts(
+    pool: FakePool, lease: dict[str, Any], folder: Path, host: Host, blocks: Any = None
+) -> list[ReplayVerdict]:
+    """Replays of blocks of a lease, in the same class."""
+    numbers = range(len(lease["commitments"])) if blocks is None else blocks
+    return [replay_lease(pool, lease["lease_id"], number, folder=folder / "checks", host=host, own_class="same")  # type: ignore[arg-type]
+            for number in numbers]  # fmt: skip
+
+
+def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
+    """Each block that is replayed is equal bit for bit; the results are the run's directory without links."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host)
+    until(job)
+    assert lease["reason"] == "finished", lease
+    assert len(lease["commitments"]) >= 2
+    assert lease["commitments"][-1]["update"] == 400 * 12
+    assert not (folder / "leases" / "digits.0").exists()
+    last = len(lease["commitments"]) - 1
+    for verdict in verdicts(pool, lease, folder, host, sorted({0, last // 2, last})):
+        assert verdict.equal, verdict.why
+    unpack(pool.folder / lease["result"], folder / "home", TreeLimits(num_bytes=1 << 30))
+    assert {"model.safetensors", "run.json", "events.jsonl"} <= {path.name for path in (folder / "home").iterdir()}
+    beats = pool.of(on.Beat)
+    assert [beat.index for beat in beats] == list(range(len(beats)))
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_cheat_is_caught_by_a_replay_of_its_blocks(folder, host, cheat):
+    """Skipped updates, a stale state, half batches, wrong data, another precision: the block is unequal."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=100"))
+    until(job)
+    assert lease["reason"] == "finished", lease
+    first = 0 if lease["commitments"][0]["update"] > 25 else 1
+    verdict = verdicts(pool, lease, folder, host, [first])[0]
+    assert verdict.equal is False
+    assert "differ" in verdict.why
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
+    """Without bits to compare, the update of a short block differs by more than honest rounding ever does."""
+    pool = FakePool(folder / "blobs")
+    order, _ = ordered(pool, folder)
+    lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=3"), block_s=0.01)
+    until(job)
+    blocks = blocks_of(lease, order)
+    short = [two.block for one, two in itertools.pairwise(blocks)
+             if two.update - one.update <= 40 and one.update > 20
+             and any(update % 10 == 9 for update in range(one.update, two.update))]  # fmt: skip
+    if not short:
+        pytest.skip("no block of at most 40 updates was committed")
+    verdict = replay_lease(pool, lease["lease_id"], short[-1], folder=folder / "checks", host=host, own_class="other")  # type: ignore[arg-type]
+    assert verdict.equal is False, verdict.why
+
+
+def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
+    """After SIGKILL another agent goes on from the last block, and ends with the weights of a run never stopped.
+
+    Both under one plan: where a run tries plans, which update has which is decided by their speed.
+    """
+    pool = FakePool(folder / "blobs")
+    whole, job = run_lease(pool, folder / "one", host, number=0, arguments=("--plan", "safe"))
+    until(job)
+    broken, job = run_lease(pool, folder / "two", host, number=1, arguments=("--plan", "safe"))
+    until(job, lambda: len(broken["commitments"]) >= 1)
+    os.kill(job._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    job.kill()
+    last = broken["commitments"][-1]
+    resumed, job = run_lease(
+        pool, folder / "three", host, number=2, resume=last["blob"], resume_head=last["state"],
+        resume_update=last["update"], resume_block=last["block"], arguments=("--plan", "safe"),
+    )  # fmt: skip
+    until(job)
+    assert resumed["reason"] == "finished", resumed
+    first = verdicts(pool, resumed, folder, host, [0])[0]
+    assert first.equal, first.why
+    weights = []
+    for name, lease in (("a", whole), ("b", resumed)):
+        unpack(pool.folder / lease["result"], folder / name, TreeLimits(num_bytes=1 << 30))
+        weights.append((folder / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert resumed["commitments"][0]["update"] > last["update"]
+
+
+def test_the_job_goes_on_while_the_pool_is_away(folder, host):
+    """Nobody stops a job because the control plane does not answer; what was missed is committed later."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host)
+    until(job, lambda: len(lease["commitments"]) >= 1)
+    pool.is_away = True
+    before = len(pool.posted)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        job.tick()
+        time.sleep(0.05)
+    assert len(pool.posted) == before
+    pool.is_away = False
+    until(job)
+    assert lease["reason"] == "finished", lease
+    assert all(verdict.equal for verdict in verdicts(pool, lease, folder, host, [1]))
+
+
+def test_an_owner_who_comes_back_gets_the_machine_and_loses_nothing(folder, host):
+    """Notice is given, the run saves and leaves; its last state is committed before the lease is closed."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, arguments=("--set", "epochs=4000"))
+    until(job, lambda: len(lease["commitments"]) >= 1)
+    job.reclaim(30.0, "the owner uses the machine")
+    until(job, limit_s=60)
+    assert lease["reason"] == "reclaimed: the owner uses the machine"
+    assert [type(body) for body in pool.posted if isinstance(body, on.Reclaiming | on.Closed)] == [
+        on.Reclaiming,
+        on.Closed,
+    ]
+    assert verdicts(pool, lease, folder, host, [len(lease["commitments"]) - 1])[0].equal
+
+
+def test_an_agent_that_is_started_again_takes_its_lease_up(folder, host):
+    """The job's directory is still there: it goes on from its last checkpoint, in the same chain."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host)
+    until(job, lambda: len(lease["commitments"]) >= 1)
+    job.kill()
+    job._process.wait(20)  # type: ignore[union-attr]
+    order, digest = ordered(pool, folder)
+    again = LeasedJob(lease["lease_id"], digest, folder / "leases" / lease["lease_id"], pool, host=host, beat_s=0.2)  # type: ignore[arg-type]
+    again.begin(order, beats=lease["beat_index"] + 1, ran_s=lease["running_s"], blocks=blocks_of(lease, order))
+    until(again)
+    assert lease["reason"] == "finished", lease
+    assert all(verdict.equal for verdict in verdicts(pool, lease, folder, host, [1]))
+
+
+def test_a_job_that_fails_closes_its_lease_with_the_reason(folder, host):
+    """What is wrong with the job is said, and no other agent will try it."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, arguments=("--set", "epoochs=1"))
+    until(job)
+    assert lease["reason"].startswith("failed: ")
+    assert "epochs" in lease["reason"]
+
+
+def test_a_job_that_fills_its_disk_is_ended_with_the_reason(folder, host):
+    """The owner's disk keeps its room, and the renter reads why."""
+    pool = FakePool(folder / "blobs")
+    small = replace(host, limits=replace(LIMITS, disk_bytes=200_000))
+    lease, job = run_lease(pool, folder, small)
+    until(job)
+    assert lease["reason"].startswith("failed: ")
+    assert re.search(r"writes more than|at most|more than", lease["reason"]), lease["reason"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "bubblewrap"], ids=lambda kind: kind.name)
+def test_another_kind_of_isolation_computes_the_same(folder, host, kind):
+    """A block made in bubblewrap is equal when it is made again in gVisor or Podman on the same machine."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, arguments=("--set", "epochs=30"))
+    until(job)
+    verdict = verdicts(pool, lease, folder, host_of(kind), [0])[0]
+    assert verdict.equal, verdict.why

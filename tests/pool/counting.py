@@ -1,0 +1,112 @@
+"""Counts in the place of training: what is sent as `stoker/__main__.py` and `stoker/verifying/replay.py` in tests.
+
+The state is a chain of digests, one link an update, saved as checkpoints of Stoker's; a block can be replayed, resumed,
+and faked (`STOKER_CHEAT` makes other links). Neither PyTorch nor a CPU that is at leisure is needed.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from stoker.records import CheckpointManifest, Position
+from stoker.records.codec import to_json
+from stoker.store import CheckpointStore, checkpoint_name
+
+SPEC = "5" * 64
+
+
+def link(state, update, cheat=""):
+    """The state after update number `update`."""
+    return hashlib.sha256(state + update.to_bytes(8, "little") + cheat.encode()).digest()
+
+
+def save(store, state, updates):
+    """Write a checkpoint; its manifest."""
+
+    def files(folder):
+        save_file({"w": np.frombuffer(state, np.uint8).copy()}, folder / "model.safetensors")
+
+    path = store.write(
+        checkpoint_name(Position(samples=updates, updates=updates)), files,
+        lambda digests: CheckpointManifest(spec_digest=SPEC, position=Position(samples=updates, updates=updates),
+                                           stoker_version="", torch_version="", files=digests, skeleton={}),
+    )  # fmt: skip
+    return store.named(path.name)[1]
+
+
+def begun(run):
+    """The state and the number of updates that a run's directory has."""
+    store = CheckpointStore(run / "checkpoints")
+    found = store.newest()
+    if found is None:
+        return store, b"\0" * 32, 0
+    return store, load_file(found[0] / "model.safetensors")["w"].tobytes(), found[1].position.updates
+
+
+def train(words):
+    """Count to the end, a checkpoint now and then, as `stoker train` would."""
+    run = Path(words[words.index("--run-dir") + 1])
+    every_s = float(words[words.index("--checkpoint-every") + 1])
+    settings = dict(word.split("=") for option, word in itertools.pairwise(words) if option == "--set")
+    total, pace_s = int(settings["updates"]), float(settings.get("pace", "0.001"))
+    if "fail" in settings:
+        print(f"error: {settings['fail']}", file=sys.stderr)
+        return 2
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    store, state, updates = begun(run)
+    (run / "run.json").write_text("{}")
+    (run / "link").unlink(missing_ok=True)
+    (run / "link").symlink_to("/etc/hostname")
+    saved = time.monotonic()
+    with (run / "events.jsonl").open("a") as log:
+
+        def tell(kind):
+            log.write(json.dumps({"record": "Event", "schema": 1, "kind": kind, "at": time.time(),
+                                  "fields": {"samples": updates, "run": run.name}}) + "\n")  # fmt: skip
+            log.flush()
+
+        tell("started" if not updates else "resumed")
+        while updates < total and not stopped:
+            state, updates = (
+                link(state, updates, os.environ.get("STOKER_CHEAT", "") if updates >= 5 else ""),
+                updates + 1,
+            )
+            time.sleep(pace_s)
+            if time.monotonic() - saved > every_s:
+                save(store, state, updates)
+                tell("checkpointed")
+                saved = time.monotonic()
+        save(store, state, updates)
+        if stopped:
+            tell("stopped")
+            return 130
+        (run / "model.safetensors").write_bytes(state)
+        tell("finished")
+    return 0
+
+
+def replay(words):
+    """Make links again, as `stoker.verifying.replay` would."""
+    run, until = Path(words[0]), int(words[words.index("--until") + 1])
+    store, state, updates = begun(run)
+    states = []
+    while updates < until:
+        state, updates = link(state, updates), updates + 1
+        if updates == until or "--each" in words:
+            manifest = save(store, state, updates)
+            states.append(manifest.state_digest())
+    print(json.dumps({"manifest": to_json(manifest), "states": states}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(replay(sys.argv[1:]) if sys.argv[0].endswith("replay.py") else train(sys.argv[2:]))

@@ -1,0 +1,100 @@
+"""A pool in memory for one lease at a time: what agents post, and blobs in a folder; nothing is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from stoker.errors import PlaceUnreachable
+from stoker.pool import events as on
+from stoker.pool.client import _Missing
+
+
+class FakePool:
+    """Has the calls of `PoolClient` that agents make; `is_away` makes all of them fail."""
+
+    def __init__(self, folder: Path, key: str = "a" * 64) -> None:
+        self.folder, self.key, self.is_away = folder, SimpleNamespace(public=key), False
+        self.address = SimpleNamespace(key="f" * 64)
+        self.posted: list[on.Body] = []
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.refusals: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def post(self, body: on.Body, **_: Any) -> None:
+        """Keep an event."""
+        self._answer()
+        if self.refusals:
+            raise on.Refused(self.refusals.pop())
+        self.posted.append(body)
+        lease = self.leases.get(getattr(body, "lease_id", ""))
+        if lease is None:
+            return
+        match body:
+            case on.Committed():
+                lease["commitments"].append({"block": body.block, "update": body.update, "state": body.state,
+                                             "blob": body.blob})  # fmt: skip
+            case on.Beat():
+                lease |= {"beat_index": body.index, "running_s": body.running_s, "samples": body.samples}
+            case on.Accepted():
+                lease["state"] = "running"
+            case on.Closed():
+                lease |= {"state": "closed", "reason": body.reason}
+            case on.Finished():
+                lease |= {"state": "closed", "reason": "finished", "result": body.result}
+            case _:
+                pass
+
+    def of(self, kind: type[on.Body]) -> list[Any]:
+        """Posted bodies of a kind."""
+        return [body for body in self.posted if isinstance(body, kind)]
+
+    def add_lease(self, lease_id: str, order: str, determinism_class: str = "") -> dict[str, Any]:
+        """A lease that waits to be accepted."""
+        self.leases[lease_id] = {
+            "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
+            "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
+            "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
+            "renter": self.key.public, "outcome": "",
+            "delegate": self.address.key, "bond": 0, "window_s": 3600,
+        }  # fmt: skip
+        return self.leases[lease_id]
+
+    def lease(self, lease_id: str) -> dict[str, Any]:
+        """One lease."""
+        self._answer()
+        if lease_id not in self.leases:
+            raise _Missing(f"there is no lease {lease_id}")
+        return self.leases[lease_id]
+
+    def state(self, what: str, **_: str) -> Any:
+        """All leases."""
+        self._answer()
+        return list(self.leases.values()) if what == "leases" else []
+
+    def work(self, **_: Any) -> dict[str, Any]:
+        """What waits for the agent."""
+        self._answer()
+        waiting = [lease for lease in self.leases.values() if lease["state"] == "funded"]
+        live = [name for name, lease in self.leases.items() if lease["state"] in ("funded", "running", "reclaiming")]
+        return {"leases": waiting, "challenges": [], "live": live}
+
+    def put_blob(self, source: bytes | Path) -> str:
+        """Keep a blob."""
+        self._answer()
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        (self.folder / digest).write_bytes(content)
+        return digest
+
+    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+        """Copy a blob."""
+        self._answer()
+        shutil.copyfile(self.folder / digest, target)
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise PlaceUnreachable("the pool is away")

@@ -1,0 +1,127 @@
+"""A control plane for tests: in a thread of this process, or in a process of its own that can be killed.
+
+Its clock is the machine's plus seconds in a file, so that a test can let a minute pass.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from stoker.pool import control_plane
+from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.events import Founded
+from stoker.pool.keys import Key, own_key
+
+FAST = Rates(per_address=1e6, per_key=1e6)
+
+
+def shifted(folder: Path) -> Callable[[], float]:
+    """The machine's clock, plus the seconds in the folder's file `shift`."""
+
+    def now() -> float:
+        try:
+            return time.time() + float((folder / "shift").read_text())
+        except (FileNotFoundError, ValueError):
+            return time.time()
+
+    return now
+
+
+def shift(folder: Path, seconds: float) -> None:
+    """Let the control plane's clock be so far ahead."""
+    aside = folder / "shift.new"
+    aside.write_text(str(seconds))
+    aside.replace(folder / "shift")
+
+
+def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """What `is_there` returns once that is true."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if found := is_there():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout_s} s")
+
+
+@contextmanager
+def in_thread(folder: Path, *, rates: Rates = FAST, **rules: Any) -> Iterator[tuple[ControlPlane, PoolClient]]:
+    """A control plane that answers within the block, and its operator's client."""
+    key = own_key("control", folder)
+    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, now=shifted(folder))
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield plane, PoolClient(PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", key.public), key)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+class Killable:
+    """A control plane in a process of its own, on the same port after each start."""
+
+    def __init__(self, folder: Path, rules: str = "") -> None:
+        self.folder, self._rules = folder, rules
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._port = listener.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "tests.pool.server", str(self.folder), str(self._port), self._rules]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def client(self, key: Key | None = None) -> PoolClient:
+        """A client with a key; without one, the operator's."""
+        operator = own_key("control", self.folder)
+        address = PoolAddress(f"http://127.0.0.1:{self._port}", operator.public)
+        return PoolClient(address, operator if key is None else key)
+
+
+def main(folder: str, port: str, rules: str) -> None:
+    """Serve until killed."""
+    control_plane._AWAY_S = math.inf  # its clock jumps
+    key = own_key("control", Path(folder))
+    given = {name: int(value) for name, _, value in (word.partition("=") for word in rules.split())}
+    plane = ControlPlane(Path(folder), key, Founded(name="test", **given), rates=FAST, now=shifted(Path(folder)))
+    listener = socket.create_server(("127.0.0.1", int(port)))
+    config = uvicorn.Config(plane.application(), log_level="error", lifespan="on")
+
+    class Ready(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print("ready", flush=True)
+
+    Ready(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

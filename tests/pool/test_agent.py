@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import namedtuple
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlaceFailed
+from stoker.pool import agent as agent_module
+from stoker.pool import events as on
+from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of, replay_lease
+from stoker.pool.hardware_proof import HardwareProof
+from stoker.pool.isolation import Bubblewrap, Host, Limits
+from stoker.pool.job_box import JobBox, PoolOrder
+from stoker.pool.leased_job import LeasedJob
+from stoker.pool.replay_check import ReplayVerdict
+from stoker.records import Device
+from stoker.records.codec import dumps, to_json
+from tests.pool.fake_pool import FakePool
+from tests.pool.server import until
+
+DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=4, memory_bytes=8 << 30, fast_dtypes=("fp32",))
+LENDING = Lending(name="box", price_per_hour=400_000, limits=Limits(memory_bytes=1 << 30, cores=2, disk_bytes=1 << 20))
+ORDER = PoolOrder(run="digits", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py")
+
+
+class IdleJob(LeasedJob):
+    """A job that begins nothing."""
+
+    def begin(self, order: PoolOrder, **about: Any) -> None:
+        self.about = about
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+
+@pytest.fixture
+def pool(tmp_path) -> FakePool:
+    """A pool without leases."""
+    return FakePool(tmp_path / "blobs")
+
+
+@pytest.fixture
+def lender(pool, tmp_path) -> Agent:
+    """An agent whose jobs begin nothing."""
+    return Agent(pool, LENDING, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
+
+
+def lease_of(pool: FakePool, name: str = "job.0", order: PoolOrder = ORDER) -> dict[str, Any]:
+    """A lease that waits for the agent."""
+    return pool.add_lease(name, pool.put_blob(dumps(order).encode()))
+
+
+def test_an_offer_says_what_was_measured_and_in_which_isolation() -> None:
+    """Memory that a job may have, not the machine's; speed as it was shown; the class in which replays are exact."""
+    proof = HardwareProof(is_passed=True, why="", flop_per_s=1e12, proved_bytes=1 << 30)
+    offer = offer_of(LENDING, DEVICE, Bubblewrap(), proof, expires_s=1e9)
+    assert offer.device.memory_bytes == 1 << 30
+    assert offer.measured.fp32_flop_per_s == 1e12
+    assert offer.isolation == "bubblewrap"
+    assert offer.determinism_class == determinism_class(DEVICE)
+
+
+def test_the_class_changes_with_what_changes_bits(monkeypatch) -> None:
+    """Another device, or flags of the libraries, is another class; the number of cores is not."""
+    same = determinism_class(DEVICE)
+    assert determinism_class(Device(**{**vars(DEVICE), "cores": 64})) == same
+    assert determinism_class(Device(**{**vars(DEVICE), "model": "Another"})) != same
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert determinism_class(DEVICE) != same
+
+
+def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -> None:
+    """A second lease waits; a lease that is over for the pool leaves nothing here, and the next one is taken."""
+    lease_of(pool, "job.0")
+    lease_of(pool, "job.1")
+    lender.step()
+    assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0"]
+    lender.step()
+    pool.leases["job.0"]["state"] = "closed"
+    lender.step()
+    lender.step()
+    assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
+    assert not (lender.folder / "leases" / "job.0").exists()
+    assert len(pool.of(on.Offered)) == 1
+
+
+def test_a_job_that_needs_what_is_not_here_is_refused_with_its_name(lender, pool) -> None:
+    """The renter reads which package is missing, and the lease goes elsewhere."""
+    lease = lease_of(pool, order=PoolOrder(**{**vars(ORDER), "requirements": ("no-such-package==1.0",)}))
+    lender.step()
+    assert not pool.of(on.Accepted)
+    assert lease["reason"].startswith("refused: the job needs no-such-package==1.0")
+
+
+def test_what_is_no_order_is_refused(lender, pool) -> None:
+    """Whatever a renter puts in the place of an order, the agent goes on."""
+    lease = pool.add_lease("job.0", pool.put_blob(b'{"record": "TreeIndex", "schema": 1}'))
+    lender.step()
+    assert lease["reason"].startswith("refused: the order cannot be read")
+    escaping = dumps(ORDER).replace("code/1", "../../etc")
+    lease = pool.add_lease("job.1", pool.put_blob(escaping.encode()))
+    lender.step()
+    assert "leads out of the box" in lease["reason"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"requirements": ("",)},
+        {"variables": {"A=B": "c"}},
+        {"variables": {"LD_PRELOAD\0": "c"}},
+        {"variables": {"A": "c\0"}},
+        {"arguments": ("--set", "a\0b")},
+        {"job_file": "job\ud800.py"},
+    ],
+)
+def test_words_that_no_command_can_have_are_refused(lender, pool, changes) -> None:
+    """An order of nonsense neither ends the agent nor is accepted."""
+    document = {**to_json(ORDER), **to_json(changes)} if "job_file" not in changes else {**to_json(ORDER), **changes}
+    lease = pool.add_lease("job.0", pool.put_blob(json.dumps(document).encode()))
+    lender.step()
+    assert not pool.of(on.Accepted)
+    assert lease["reason"].startswith("refused: ")
+
+
+def test_leases_that_would_not_pay_or_bind_for_long_are_refused(lender, pool) -> None:
+    """Beats that the renter alone may co-sign are not paid for sure; a bond is not put up for years."""
+    for change, text in (
+        ({"delegate": ""}, "unsigned ones are not paid"),
+        ({"bond": 68_000_000}, "it wants a bond of"),
+        ({"window_s": 2**53}, "its bond could be held for"),
+    ):
+        lease = lease_of(pool) | change
+        pool.leases["job.0"] = lease
+        lender._refused.clear()
+        lender.step()
+        assert text in lease["reason"]
+    assert not pool.of(on.Accepted)
+
+
+def test_a_full_disk_refuses_the_next_lease(lender, pool, monkeypatch) -> None:
+    """An owner without room for the quota takes no job, and the renter reads why."""
+    usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as shutil's
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 99, 1))
+    lease = lease_of(pool)
+    lender.step()
+    assert "disk of this agent is full: 1 bytes are free" in lease["reason"]
+
+
+def test_a_wrong_clock_is_said_in_the_pools_words(lender, pool) -> None:
+    """The pool refuses what is dated wrongly; the agent ends with that sentence in place of trying for ever."""
+    pool.refusals = ["the event is dated +300 s from the pool's clock; at most 120 s are taken"]
+    with pytest.raises(on.Refused, match="300 s from the pool's clock"):
+        lender.step()
+
+
+def test_a_refusal_after_the_first_offer_ends_neither_agent_nor_job(lender, pool, monkeypatch) -> None:
+    """A clock that goes wrong, or an answer of no use, is said once and waited out; the job is looked after."""
+    said: list[str] = []
+    lender.tell = said.append
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    lease_of(pool)
+    lender.step()
+    ticks: list[int] = []
+    monkeypatch.setattr(lender._job, "tick", lambda: ticks.append(1))
+    real = pool.work
+
+    for problem in (on.Refused("300 s from the pool's clock"), PlaceFailed("an answer that is no JSON")):
+        monkeypatch.setattr(pool, "work", lambda problem=problem, **_: (_ for _ in ()).throw(problem))
+        lender.step()
+        lender.step()
+    monkeypatch.setattr(pool, "work", real)
+    lender.step()
+    assert len(ticks) == 5
+    assert [text for text in said if "clock" in text] == ["the pool refuses: 300 s from the pool's clock"]
+
+
+def test_a_paused_owner_makes_no_replays(lender, pool, monkeypatch) -> None:
+    """A pause holds for replays as for jobs; one that runs is ended, and its CPU is not the owner's."""
+
+    class Replaying:
+        cpu_s, is_ended = 7.0, False
+
+        def kill(self) -> None:
+            self.is_ended = True
+
+    began, process = threading.Event(), Replaying()
+
+    def replay(client, lease_id, block, *, host, **_):
+        host.started(process)
+        began.set()
+        until(lambda: process.is_ended)
+        raise PlaceFailed("it was ended")
+
+    monkeypatch.setattr(agent_module, "replay_lease", replay)
+    monkeypatch.setattr(
+        pool, "work", lambda **_: {"leases": [], "challenges": [{"lease_id": "a.0", "block": 3}], "live": []}
+    )
+    paused = lender.folder / "paused"
+    paused.touch()
+    lender.step()
+    assert not lender._is_checking
+    paused.unlink()
+    lender.step()
+    assert began.wait(20)
+    assert lender._others_cpu_s() == 7.0
+    paused.touch()
+    lender.step()
+    assert process.is_ended
+    until(lambda: not lender._is_checking)
+    assert lender._others_cpu_s() == 0.0
+
+
+def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkeypatch) -> None:
+    """A block that sleeps does not hold the only thread for replays for as long as a whole lease may last."""
+    lease = lease_of(pool)
+    commitment = {"block": 0, "update": 10, "state": "a" * 64, "blob": "b" * 64}
+    lease |= {"commitments": [commitment], "running_s": 30}
+    limits: list[float] = []
+
+    def check(*_: Any, host: Host, **__: Any) -> ReplayVerdict:
+        limits.append(host.limits.time_s)
+        return ReplayVerdict(equal=None, why="not looked at")
+
+    monkeypatch.setattr(agent_module, "check_block", check)
+    monkeypatch.setattr(JobBox, "make", lambda *_: None)
+    for ran_s in (30, 90, 10**9):
+        lease["running_s"] = ran_s
+        replay_lease(pool, "job.0", 0, folder=lender.folder / "checks", host=lender.host, own_class="")
+    assert limits == [600.0, 900.0, LENDING.limits.time_s]
+
+
+def test_ctrl_c_gives_the_whole_notice_that_was_promised(lender, pool) -> None:
+    """A shorter one would be refused, and count as leaving."""
+    lease_of(pool)
+    lender.step()
+    lender.stop()
+    assert pool.of(on.Reclaiming)[0].by_s > time.time() + 110
+
+
+def test_a_pool_that_is_away_does_not_end_the_agent(lender, pool, monkeypatch) -> None:
+    """No answer is no reason: it asks again."""
+    said: list[str] = []
+    lender.tell = said.append
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    pool.is_away = True
+    lender.step()
+    pool.is_away = False
+    lender.step()
+    assert "does not answer" in said[0]
+    assert len(pool.of(on.Offered)) == 1
+
+
+def test_a_paused_owner_withdraws_the_offer_and_gets_the_job_reclaimed(lender, pool) -> None:
+    """`stoker pool pause` reaches a running agent by a file; `--off` lends again."""
+    lease_of(pool)
+    lender.step()
+    (lender.folder / "paused").touch()
+    lender.step()
+    assert pool.of(on.Reclaiming)[0].lease_id == "job.0"
+    pool.leases["job.0"]["state"] = "closed"
+    lender.step()
+    lender.step()
+    assert pool.of(on.Withdrawn)
+    lease_of(pool, "job.1")
+    lender.step()
+    assert len(pool.of(on.Accepted)) == 1
+    (lender.folder / "paused").unlink()
+    lender.step()
+    assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
+
+
+def test_the_load_of_others_means_that_the_owner_is_back(tmp_path, monkeypatch) -> None:
+    """More than half of the CPUs for three looks; what the job itself takes does not count, nor does a short peak."""
+    clock, busy = [0.0], [0.0]
+    cpus = frozenset({0, 1})
+    monkeypatch.setattr(agent_module, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(agent_module, "_busy_s", lambda: busy[0])
+    use = OwnersUse(tmp_path / "paused", looks_at_load=True, clock=lambda: clock[0])
+
+    def look(others: float, job: float) -> str:
+        clock[0] += 2.5
+        busy[0] += 2.5 * (others + job)
+        jobs[0] += 2.5 * job
+        return use.is_back(jobs[0])
+
+    jobs = [0.0]
+    assert [look(0.0, 2.0) for _ in range(5)] == [""] * 5
+    assert [look(1.8, 0.2), look(1.8, 0.2), look(0.1, 1.9)] == [""] * 3
+    assert [look(1.8, 0.2) for _ in range(3)][-1] == "the owner uses the machine"
+
+
+def test_two_traces_name_the_first_bad_update(lender) -> None:
+    """A dispute comes down to one update, counted from the beginning of the run."""
+    lease = {"commitments": [{"update": 100}, {"update": 104}]}
+    assert first_bad_update(lease, 1, ["a", "b", "x", "y"], ["a", "b", "c", "d"]) == 103
+    assert first_bad_update(lease, 1, ["a", "b", "c", "d"], ["a", "b", "c", "d"]) is None
+
+
+def test_outside_of_the_hours_nothing_is_lent(pool, tmp_path, monkeypatch) -> None:
+    """A lease waits, and a job that runs over the end is given notice."""
+    lending = replace(LENDING, hours=(22, 6))
+    agent = Agent(pool, lending, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
+    lease_of(pool)
+    monkeypatch.setattr(agent_module.time, "time", lambda: 12 * 3600.0)
+    agent.step()
+    assert not pool.posted
+    monkeypatch.setattr(agent_module.time, "time", lambda: 23 * 3600.0)
+    agent.step()
+    assert pool.of(on.Accepted)
+    monkeypatch.setattr(agent_module.time, "time", lambda: 31 * 3600.0)
+    agent.step()
+    assert pool.of(on.Reclaiming)
+
+
+def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) -> None:
+    """A new agent in the same folder finds the lease that it holds, and removes what no lease is for."""
+    lease = lease_of(pool)
+    lease |= {"state": "running", "beat_index": 6, "running_s": 70}
+    for name in ("job.0", "gone.3"):
+        (lender.folder / "leases" / name).mkdir(parents=True)
+    lender._adopt()
+    assert lender._job is not None
+    assert lender._job.about["beats"] == 7
+    assert [path.name for path in (lender.folder / "leases").iterdir()] == ["job.0"]
+
+
+def test_a_lease_that_cannot_be_taken_up_does_not_end_the_agent(lender, pool) -> None:
+    """Whatever became of its order, the agent starts, and offers."""
+    pool.add_lease("job.0", pool.put_blob(b"no order"))["state"] = "running"
+    (lender.folder / "leases" / "job.0").mkdir(parents=True)
+    lender.step()
+    assert lender._job is None
+    assert pool.of(on.Offered)
+    assert not list((lender.folder / "leases").iterdir())
+
+
+def test_a_lease_is_taken_up_once_the_pool_answers(lender, pool, monkeypatch) -> None:
+    """An agent that starts while the pool is away takes its lease up later, and removes nothing before."""
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    lease_of(pool)["state"] = "running"
+    (lender.folder / "leases" / "job.0").mkdir(parents=True)
+    pool.is_away = True
+    lender.step()
+    assert lender._job is None
+    pool.is_away = False
+    lender.step()
+    assert lender._job is not None
+    assert lender._job.lease_id == "job.0"
+
+
+def test_words_for_the_job_are_written_through_no_link_of_its(tmp_path) -> None:
+    """A job that puts a link in the place of `launch/`, or of a file in it, does not make the agent write there."""
+    owner = tmp_path / "owner"
+    owner.mkdir()
+    box = JobBox(tmp_path / "box", ORDER)
+    box.run.mkdir(parents=True)
+    box.write_word("stop")
+    assert (box.run / "launch" / "stop").exists()
+    (box.run / "launch" / "order.json").symlink_to(owner / "file")
+    box.write_word("order.json", b"{}")
+    assert not (owner / "file").exists()
+    assert (box.run / "launch" / "order.json").read_bytes() == b"{}"
+    shutil.rmtree(box.run / "launch")
+    (box.run / "launch").symlink_to(owner)
+    with pytest.raises(PlaceFailed, match="put something else in the place of launch/"):
+        box.write_word("stop")
+    assert not list(owner.iterdir())

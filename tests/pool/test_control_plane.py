@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
+from stoker.pool import events as on
+from stoker.pool.blobs import BlobLimits, BlobStore
+from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.control_plane import ControlPlane, Rates, steady_clock
+from stoker.pool.escrow import pay_for
+from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
+from stoker.pool.keys import Key, own_key, read_key
+from stoker.pool.log import audit
+from stoker.pool.state import Record
+from stoker.records.codec import to_json
+from tests.pool.book import offer, opened
+from tests.pool.server import in_thread, shift, until
+
+
+def joined(operator: PoolClient, *, credit: int = 10 * CREDIT) -> PoolClient:
+    """A client with a new key that the operator admitted."""
+    client = PoolClient(operator.address, Key.made())
+    assert client.key is not None
+    operator.post(on.Deposited(account=client.key.public, amount=credit))
+    return client
+
+
+def balance(operator: PoolClient, client: PoolClient) -> int:
+    """What a client's key has [micro-credits]."""
+    assert client.key is not None
+    found: int = operator.state("balances")["balances"].get(client.key.public, 0)
+    return found
+
+
+def raw(client: PoolClient, content: bytes) -> tuple[int, dict[str, Any]]:
+    """Post bytes as they are."""
+    connection = http.client.HTTPConnection(client.address.url.removeprefix("http://"), timeout=10)
+    connection.request("POST", "/v1/events", content)
+    answer = connection.getresponse()
+    document = json.loads(answer.read())
+    connection.close()
+    return answer.status, document
+
+
+def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
+    """Over HTTP: blobs, a lease that waits for its agent, beats that the pool co-signs, results, and the meter."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        order = renter.put_blob(b"what to run")
+        body = opened(order=order, delegate=plane.key.public, window_s=0)
+        threading.Timer(0.2, renter.post, [body]).start()
+        work = agent.work(wait_s=20)
+        assert [lease["lease_id"] for lease in work["leases"]] == ["job"]
+        agent.post(on.Accepted(lease_id="job"))
+        agent.get_blob(order, tmp_path / "order")
+        assert (tmp_path / "order").read_bytes() == b"what to run"
+        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
+        agent.post(on.Beat(lease_id="job", index=0, running_s=2))
+        until(lambda: renter.lease("job")["paid_s"] == 2)
+        (tmp_path / "results").write_bytes(b"weights" * 100_000)
+        result = agent.put_blob(tmp_path / "results")
+        agent.post(on.Finished(lease_id="job", result=result))
+        until(lambda: renter.lease("job")["state"] == "final")
+        renter.get_blob(result, tmp_path / "home")
+        assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
+        pay = pay_for(2, CREDIT // 2)
+        assert (balance(operator, agent), balance(operator, renter)) == (10 * CREDIT + pay, 10 * CREDIT - pay)
+        events = operator.events()
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert all(event.draft.is_signed() for event in events)
+    assert not audit(tmp_path / "log.db").problem
+
+
+def test_an_event_that_is_sent_twice_counts_once(tmp_path: Path) -> None:
+    """A repeated request has the same answer; another event under its nonce is refused."""
+    with in_thread(tmp_path) as (plane, operator):
+        nonce = "ab" * 16
+        body = on.Deposited(account="0" * 64, amount=7)
+        first = operator.post(body, nonce=nonce)
+        assert operator.post(body, nonce=nonce) == first
+        assert plane.state.accounts.balance("0" * 64) == 7
+        with pytest.raises(Refused, match="a nonce is used once"):
+            operator.post(replace(body, amount=8), nonce=nonce)
+        stale = draft_of(body, plane.key, plane.key.public, time_s=time.time() - 500, nonce=nonce)
+        assert raw(operator, canonical(to_json(stale)))[1]["seq"] == first.seq
+
+
+def test_garbage_costs_nobody_anything(tmp_path: Path) -> None:
+    """What is no event, unsigned, stale, too long or from a stranger is refused in a sentence, and logs nothing."""
+    with in_thread(tmp_path) as (plane, operator):
+        seq, stranger = plane.state.seq, Key.made()
+        good = draft_of(on.Deposited(account="0" * 64, amount=7), plane.key, plane.key.public)
+        document = to_json(good)
+        cases: list[tuple[bytes, str]] = [
+            (b"", "no signed event"),
+            (b"\xff\x00garbage", "no signed event"),
+            (b"[" * 5000, "no signed event"),
+            (b"x" * 70_000, "at most 65536 bytes"),
+            (canonical({**document, "extra": 1}), "unknown field"),
+            (canonical({**document, "signature": "0" * 128}), "signature is not of the key"),
+            (canonical({**document, "body": {"account": "0" * 64, "amount": 10**6}}), "signature is not of the key"),
+            (canonical({**document, "actor": stranger.public}), "signature is not of the key"),
+            (canonical({**document, "time_s": float(10**9)}), "signature is not of the key"),
+            (canonical({**document, "time_s": "nan"}), "time_s is no time"),
+        ]
+        bodies = [
+            (draft_of(on.Offered(offer=offer(now_s=time.time())), stranger, plane.key.public), "not admitted"),
+            (draft_of(on.Deposited(account=stranger.public, amount=9), stranger, plane.key.public), "not admitted"),
+            (draft_of(on.Deposited(account="0" * 64, amount=7), plane.key, "1" * 64), "for the pool"),
+            (draft_of(on.Accepted(lease_id="x"), plane.key, plane.key.public, time_s=5.0), "Set this machine's clock"),
+        ]
+        cases += [(canonical(to_json(draft)), text) for draft, text in bodies]
+        for content, text in cases:
+            status, answer = raw(operator, content)
+            assert 400 <= status < 500, answer
+            assert text in answer["error"] + answer["remedy"], answer
+        assert plane.state.seq == seq
+
+
+def test_what_is_not_there_is_not_committed_to(tmp_path: Path) -> None:
+    """A hash without its blob, or of one that the agent may not read, counts neither as a block nor as results."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter, other = joined(operator), joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        agent.post(on.Accepted(lease_id="job"))
+        foreign = other.put_blob(b"of another job")
+        for digest in ("0" * 64, foreign):
+            with pytest.raises(Refused, match="has not sent"):
+                agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=digest))
+            with pytest.raises(Refused, match="has not sent"):
+                agent.post(on.Finished(lease_id="job", result=digest))
+        own = agent.put_blob(b"a checkpoint")
+        plane.blobs.limits = replace(plane.blobs.limits, most_lease_bytes=20)
+        with pytest.raises(Refused, match="kept for one lease"):
+            agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=own))
+        plane.blobs.limits = replace(plane.blobs.limits, most_lease_bytes=23)
+        agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=own))
+        (listed,) = operator.state("leases")
+        assert (listed["num_blocks"], "commitments" in listed) == (1, False)
+        assert len(operator.lease("job")["commitments"]) == 1
+
+
+def test_text_that_is_no_unicode_is_no_event(tmp_path: Path) -> None:
+    """It would be stored otherwise than it was signed, and spoil the audit of the whole log."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent = joined(operator)
+        assert agent.key is not None
+        body = to_json(on.Offered(offer=offer(now_s=time.time())))
+        body["offer"]["determinism_class"] = "\ud800"
+        unsigned = replace(draft_of(on.Withdrawn(offer_id="x"), agent.key, plane.key.public), kind="offered", body=body)
+        signed = replace(unsigned, signature=agent.key.sign(unsigned.message()))
+        document = {**to_json(signed), "body": body}
+        status, answer = raw(agent, canonical(document))
+        assert (status, "no Unicode" in answer["error"]) == (409, True), answer
+    assert not audit(tmp_path / "log.db").problem
+
+
+def test_who_may_replay(tmp_path: Path) -> None:
+    """Keys that lend; in an open pool, where keys cost nothing, only those that were admitted or have passed."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        admitted, stranger, idle = joined(operator), PoolClient(operator.address, Key.made()), joined(operator)
+        assert admitted.key is not None
+        assert stranger.key is not None
+        for number, client in enumerate((admitted, stranger)):
+            client.post(on.Offered(offer=offer(f"box{number}", time.time())))
+        for client in (admitted, stranger, idle):
+            client.work()
+        assert set(plane.verifiers()) == {admitted.key.public}
+        plane.state.records[stranger.key.public] = Record(passed=1)
+        assert set(plane.verifiers()) == {admitted.key.public, stranger.key.public}
+
+
+def test_a_pool_that_slept_ends_no_lease(tmp_path: Path) -> None:
+    """After a minute in which the pool itself was away the silence of agents counts from its return."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        agent.post(on.Accepted(lease_id="job"))
+        before = plane.up_since_s
+        shift(tmp_path, 70)
+        until(lambda: plane.up_since_s > before + 60)
+        assert renter.lease("job")["state"] == "running"
+
+
+def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
+    """Nor is it kept: what time passes counts on, and small corrections are followed."""
+    wall, elapsed = [1000.0], [5.0]
+    now = steady_clock(lambda: wall[0], lambda: elapsed[0])
+    wall[0], elapsed[0] = 1010.5, 15.0
+    assert now() == 1010.5
+    wall[0] = 1e9
+    assert now() == 1010.5
+    elapsed[0] = 20.0
+    assert now() == 1015.5
+    wall[0] = 1016.0
+    assert now() == 1016.0
+
+
+def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
+    """More than the rate of an address, or of a key, is refused with 429; others are answered."""
+    with in_thread(tmp_path, rates=Rates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):
+        agent = joined(operator)
+        for _number in range(5):
+            agent.post(on.Offered(offer=offer(now_s=time.time())))
+        with pytest.raises(Refused, match="requests a second"):
+            agent.post(on.Offered(offer=offer(now_s=time.time())))
+        other = joined(operator)
+        assert other.key is not None
+        unsigned = {**to_json(draft_of(on.Withdrawn(offer_id="x"), Key.made(), "0" * 64)), "actor": other.key.public}
+        for _number in range(9):
+            assert raw(other, canonical(unsigned))[0] == 401
+        other.post(on.Offered(offer=offer("other", time.time())))
+        assert operator.state("pool")["seq"] == 9
+
+
+def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:
+    """Others cannot read an order; nobody without credits or a lease can fill the disk."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter, other = joined(operator, credit=0), joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        order = renter.put_blob(b"secret")
+        with pytest.raises(Refused, match="have part in a lease"):
+            agent.get_blob(order, tmp_path / "got")
+        renter.post(opened(order=order, bond=0))
+        agent.get_blob(order, tmp_path / "got")
+        with pytest.raises(Refused, match="have part in a lease"):
+            other.get_blob(order, tmp_path / "stolen")
+        with pytest.raises(Refused, match="not admitted"):
+            PoolClient(operator.address, Key.made()).get_blob(order, tmp_path / "stolen")
+        with pytest.raises(Refused, match="not signed"):
+            PoolClient(operator.address).get_blob(order, tmp_path / "stolen")
+        assert not (tmp_path / "stolen").exists()
+        with pytest.raises(Refused, match="keys that have credits"):
+            joined(operator, credit=0).put_blob(b"junk")
+        with pytest.raises(Refused, match="there is no blob"):
+            renter.get_blob("0" * 64, tmp_path / "none")
+        with pytest.raises(Refused, match="names no blob"):
+            renter.get_blob("log.db", tmp_path / "none")
+        agent.post(on.Offered(offer=offer("second", time.time())))
+        other.post(opened("theft", offer_id="second", order=order, bond=0))
+        with pytest.raises(Refused, match="have part in a lease"):
+            other.get_blob(order, tmp_path / "stolen")
+        assert not other.has_blob(order)
+        with pytest.raises(Refused, match="the hash"):
+            renter._request("PUT", f"/v1/blobs/{'1' * 64}", b"other content", size=13)
+        assert sorted(path.name for path in plane.blobs.folder.iterdir()) == [order, "senders"]
+        assert other.put_blob(b"secret") == order
+        other.get_blob(order, tmp_path / "own")
+
+
+def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
+    """What is on its way counts as sent already, and the disk keeps room for the log."""
+    store = BlobStore(tmp_path, BlobLimits(most_unnamed_bytes=10, least_free_bytes=0))
+    one, two = (sha256(name * 6) for name in (b"1", b"2"))
+
+    async def both() -> None:
+        is_read = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            await is_read.wait()
+            yield b"1" * 6
+
+        async def quick() -> AsyncIterator[bytes]:
+            yield b"2" * 6
+
+        first = asyncio.create_task(store.write(one, slow(), 6, "a key", set()))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="too large"):
+            await store.write(two, quick(), 6, "a key", set())
+        await store.write(two, quick(), 6, "another", set())
+        is_read.set()
+        await first
+        store.limits = replace(store.limits, least_free_bytes=1 << 60)
+        with pytest.raises(Refused, match="disk full"):
+            await store.write("3" * 64, quick(), 6, "a third", set())
+
+    asyncio.run(both())
+    assert store.path(one).is_file()
+
+
+def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:
+    """Of unsettled leases all are kept, however old."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        kept, gone = renter.put_blob(b"needed"), renter.put_blob(b"not needed")
+        renter.post(opened(order=kept))
+        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == []
+        plane.blobs._now = lambda: time.time() + 3601
+        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == [gone]
+        assert renter.has_blob(kept)
+
+
+def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+    """All is rebuilt from the log; a second pool on the folder, or another key, is refused."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened())
+        agent.post(on.Accepted(lease_id="job"))
+        with pytest.raises(BadRun, match="another process serves"):
+            ControlPlane(tmp_path, plane.key)
+        before = operator.state("leases"), operator.state("balances"), operator.state("offers")
+    with in_thread(tmp_path) as (_, operator):
+        offers = [{**one, "is_present": False} for one in before[2]]
+        assert (operator.state("leases"), operator.state("balances"), operator.state("offers")) == (*before[:2], offers)
+    with pytest.raises(Refused, match="Use the key that the pool was founded with"):
+        ControlPlane(tmp_path, Key.made())
+
+
+def test_news_comes_when_it_happens(tmp_path: Path) -> None:
+    """A reader who waits has an event at once, and one who waits for nothing has an empty answer."""
+    with in_thread(tmp_path) as (plane, operator):
+        seq = plane.state.seq
+        threading.Timer(0.2, operator.post, [on.Deposited(account="0" * 64, amount=1)]).start()
+        started = time.monotonic()
+        assert [event.kind for event in operator.events(seq, wait_s=20)] == ["deposited"]
+        assert time.monotonic() - started < 15
+        assert operator.events(seq + 1) == []
+
+
+def test_what_is_shown_of_offers(tmp_path: Path) -> None:
+    """Whether the agent is there, whether the device is free, and evidence about the agent."""
+    with in_thread(tmp_path) as (_, operator):
+        agent = joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        (shown,) = operator.state("offers")
+        assert (shown["is_present"], shown["is_free"], shown["record"]["finished"]) == (False, True, 0)
+        agent.work()
+        assert operator.state("offers")[0]["is_present"]
+        renter = joined(operator)
+        renter.post(opened())
+        assert renter.key is not None
+        for only, count in (
+            ({"prefix": "jo"}, 1), ({"prefix": "x"}, 0), ({"renter": renter.key.public, "unsettled": "1"}, 1),
+            ({"agent": renter.key.public}, 0),
+        ):  # fmt: skip
+            assert len(operator.state("leases", **only)) == count
+        assert not operator.state("offers")[0]["is_free"]
+        with pytest.raises(Refused, match="is not shown"):
+            operator.state("keys")
+        with pytest.raises(Refused, match="there is no lease"):
+            operator.lease("none")
+
+
+def test_addresses(tmp_path: Path) -> None:
+    """Without a key, with plain HTTP to elsewhere, or without any address: refused with what is wanted."""
+    for text, words in (
+        ("", "no pool is named"),
+        ("http://127.0.0.1:1", "wanted https"),
+        ("http://example.org:1#" + "a" * 64, "has no TLS"),
+        ("https://example.org:1#" + "A" * 64, "wanted https"),
+    ):
+        with pytest.raises(BadJob, match=words):
+            PoolAddress.parse(text, {})
+    address = PoolAddress.parse(None, {"STOKER_POOL": "https://host:1#" + "a" * 64})
+    assert PoolAddress.parse(str(address)) == address
+    with pytest.raises(PlaceUnreachable, match="does not answer"):
+        PoolClient("http://127.0.0.1:9#" + "a" * 64).events()
+
+
+def test_another_server_at_the_address_is_found_out(tmp_path: Path) -> None:
+    """Its receipts are not signed by the pool's key."""
+    with in_thread(tmp_path) as (plane, operator):
+        mistaken = PoolClient(replace(operator.address, key=Key.made().public), plane.key)
+        with pytest.raises((PlaceFailed, Refused)):
+            mistaken.post(on.Deposited(account="0" * 64, amount=1))
+
+
+def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
+    """A server that is killed while it answers: the client tries again, and does not take a half for the whole."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for rest in (b"", b'{"events":[]}', b"x"):
+                connection, _ = listener.accept()
+                connection.recv(65536)
+                connection.sendall(head + rest)
+                connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = PoolClient(PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "a" * 64), Key.made())
+        for _number in range(2):
+            with pytest.raises(PlaceUnreachable, match="broke off"):
+                client.events()
+        with pytest.raises(PlaceUnreachable, match="broke off"):
+            client.get_blob("b" * 64, tmp_path / "blob")
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_are_files_for_one_user(tmp_path: Path) -> None:
+    """Made once, closed to others, and refused if others can read them or they are damaged."""
+    key = own_key("mine", tmp_path / "keys")
+    path = tmp_path / "keys" / "mine.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert own_key("mine", tmp_path / "keys").public == key.public
+    assert key.private.private_bytes_raw().hex() not in repr(key)
+    path.chmod(0o644)
+    with pytest.raises(BadRun, match="others may read it"):
+        read_key(path)
+    path.chmod(0o600)
+    path.write_text("rubbish")
+    with pytest.raises(BadRun, match="is no key"):
+        own_key("mine", tmp_path / "keys")
+    with pytest.raises(BadRun, match="no name of a key"):
+        own_key("../mine", tmp_path / "keys")

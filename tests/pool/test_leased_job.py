@@ -1,0 +1,283 @@
+"""What a lease's job sends while it runs and at its end, without an isolation: the program is a stand-in."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.at_place import HostState
+from stoker.pool import events as on
+from stoker.pool.isolation import Host, Limits
+from stoker.pool.job_box import JobBox, PoolOrder
+from stoker.pool.leased_job import BlobCache, LeasedJob
+from stoker.records.codec import dumps
+from stoker.store import CheckpointStore
+from tests.pool import counting
+from tests.pool.fake_pool import FakePool
+from tests.pool.server import until
+
+ORDER = PoolOrder(run="count", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py", block_s=0.0)
+LIMITS = Limits(memory_bytes=1 << 30, cores=1, disk_bytes=1 << 20)
+
+
+class Given(JobBox):
+    """A box whose code is there already."""
+
+    @classmethod
+    def make(cls, folder: Path, order: PoolOrder, *_: Any) -> Given:
+        box = cls(folder, order)
+        for below in (box.run, box.aside):
+            below.mkdir(parents=True, exist_ok=True)
+        return box
+
+
+class Job(LeasedJob):
+    box_type = Given
+
+
+@dataclass
+class Running:
+    """A program that ends when it is told to."""
+
+    code: int | None = None
+    exceeded: str = ""
+    stderr: bytes = b""
+    cpu_s: float = 0.0
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9 if self.code is None else self.code
+
+    def wait(self, timeout_s: float) -> int:
+        return self.code or 0
+
+
+class Nowhere:
+    """Runs nothing."""
+
+    name = "nowhere"
+
+    def __init__(self) -> None:
+        self.running = Running()
+
+    def start(self, *_: Any, **__: Any) -> Running:
+        self.running = Running()
+        return self.running
+
+
+class SlowPool(FakePool):
+    """Blobs arrive when `may_arrive` is set; events of kinds in `lost` do not arrive."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_arrive, self.lost = threading.Event(), list[type]()
+        self.may_arrive.set()
+
+    def put_blob(self, source: bytes | Path) -> str:
+        assert self.may_arrive.wait(20)
+        return super().put_blob(source)
+
+    def post(self, body: on.Body, **more: Any) -> None:
+        if type(body) in self.lost:
+            raise PlaceUnreachable("lost on its way")
+        super().post(body, **more)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> SlowPool:
+    """A pool with one lease."""
+    made = SlowPool(tmp_path / "blobs")
+    made.add_lease("job.0", "0" * 64)
+    return made
+
+
+@pytest.fixture
+def job(pool: SlowPool, tmp_path: Path) -> Job:
+    """A job that runs."""
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    made = Job("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
+    pool.post(on.Accepted(lease_id="job.0"))
+    made.begin(ORDER)
+    until(lambda: made.tick() or made._process is not None)
+    return made
+
+
+def run_of(job: Job) -> Path:
+    """The run's directory."""
+    assert job._box is not None
+    return job._box.run
+
+
+def save(job: Job, updates: int) -> None:
+    """Write a checkpoint."""
+    store = CheckpointStore(run_of(job) / "checkpoints")
+    counting.save(store, bytes([updates]) * 32, updates)
+
+
+def end(job: Job, phase: str = "finished") -> None:
+    """Let the program end and say so."""
+    state = HostState(host=0, hostname="", pid=1, began=1, boot="", phase=phase, why="")  # type: ignore[arg-type]
+    job._box.write_word("host-0.json", dumps(state).encode())  # type: ignore[union-attr]
+    job._process.code = 0  # type: ignore[union-attr]
+
+
+def test_beats_go_on_while_a_checkpoint_and_the_results_are_sent(job: Job, pool: SlowPool) -> None:
+    """An upload that takes minutes is not a minute of silence; the time after the job's end is not charged."""
+    pool.may_arrive.clear()
+    save(job, 10)
+    job.tick()
+    before = len(pool.of(on.Beat))
+    for _ in range(3):
+        job.tick()
+    assert len(pool.of(on.Beat)) == before + 3
+    assert not pool.of(on.Committed)
+    pool.may_arrive.set()
+    until(lambda: job.tick() or pool.of(on.Committed))
+    pool.may_arrive.clear()
+    end(job)
+    until(lambda: job.tick() or (job._upload is not None and job._upload.what == "results"))
+    ran_s = job.running_s
+    job._began -= 100.0
+    job._ended_s -= 100.0  # type: ignore[operator]
+    before = len(pool.of(on.Beat))
+    job.tick()
+    assert len(pool.of(on.Beat)) == before + 1
+    assert job.running_s == ran_s
+    pool.may_arrive.set()
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"] == "finished"
+
+
+def test_a_commitment_that_was_lost_on_its_way_is_posted_again(job: Job, pool: SlowPool) -> None:
+    """The last state is committed before the lease ends, whatever answer was lost."""
+    pool.lost = [on.Committed]
+    save(job, 10)
+    end(job)
+    until(lambda: job.tick() or job._kept is not None)
+    job.tick()
+    assert not job.is_over
+    pool.lost = []
+    until(lambda: job.tick() or job.is_over)
+    assert [body.update for body in pool.of(on.Committed)] == [10]
+    assert pool.of(on.Finished)
+
+
+def test_a_commitment_that_is_refused_is_tried_once_more(job: Job, pool: SlowPool) -> None:
+    """What the log says is taken over between the two tries; a second refusal does not keep the job from ending."""
+    save(job, 10)
+    end(job)
+    real, tries = pool.post, list[on.Body]()
+
+    def refuse(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Committed):
+            tries.append(body)
+            raise on.Refused("it does not follow")
+        real(body, **more)
+
+    pool.post = refuse  # type: ignore[method-assign]
+    until(lambda: job.tick() or job.is_over)
+    assert len(tries) == 2
+    assert pool.of(on.Finished)
+
+
+@pytest.mark.parametrize("replaced", ["stop", "host-0.json"])
+def test_a_folder_in_the_place_of_a_file_ends_the_job_and_not_the_agent(
+    job: Job, pool: SlowPool, replaced: str
+) -> None:
+    """A job that crashes after it made `launch/stop` a folder cannot be started again: its lease is closed."""
+    (run_of(job) / "launch" / replaced).mkdir(parents=True)
+    job._process.code = 1  # type: ignore[union-attr]
+    until(lambda: job.tick() or job.is_over)
+    assert "put a folder into it" in pool.leases["job.0"]["reason"]
+
+
+def test_what_nobody_foresaw_closes_the_lease(job: Job, pool: SlowPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is none of Stoker's, from files of the job, does not leave `tick`."""
+
+    def names(store: CheckpointStore) -> list[str]:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(CheckpointStore, "names", names)
+    job.tick()
+    assert job.is_over
+    assert "RecursionError" in pool.leases["job.0"]["reason"]
+
+
+def test_what_cannot_be_unpacked_closes_the_lease(pool: SlowPool, tmp_path: Path) -> None:
+    """An error in the thread that prepares is seen: no beat says that the job runs."""
+
+    class Broken(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *_: Any) -> Given:
+            raise ValueError("embedded null byte")
+
+    class BrokenJob(LeasedJob):
+        box_type = Broken
+
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    job = BrokenJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
+    job.begin(ORDER)
+    until(lambda: job.tick() or job.is_over)
+    assert "embedded null byte" in pool.leases["job.0"]["reason"]
+
+
+def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tmp_path: Path) -> None:
+    """An owner who comes back while code is fetched does not get a job started afterwards."""
+    may_go_on, isolation = threading.Event(), Nowhere()
+
+    class Slow(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *_: Any) -> Given:
+            assert may_go_on.wait(20)
+            return super().make(folder, order)
+
+    class SlowJob(LeasedJob):
+        box_type = Slow
+
+    host = Host(isolation=isolation, limits=LIMITS)  # type: ignore[arg-type]
+    job = SlowJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
+    job.begin(ORDER)
+    job.reclaim(60.0, "the owner is back")
+    may_go_on.set()
+    job.tick()
+    assert job.is_over
+    assert pool.leases["job.0"]["reason"] == "reclaimed: the owner is back"
+    assert job._process is None
+
+
+def test_a_notice_waits_for_the_pool(job: Job, pool: SlowPool) -> None:
+    """An owner who takes the device back while the pool is away does not count as one who left."""
+    pool.is_away = True
+    job.reclaim(60.0, "the owner is back")
+    pool.is_away = False
+    assert not pool.of(on.Reclaiming)
+    job.tick()
+    assert len(pool.of(on.Reclaiming)) == 1
+
+
+def test_a_blob_is_fetched_within_the_limit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that names a huge blob does not fill the owner's disk before anything is looked at."""
+    asked = []
+
+    class Pool:
+        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+            asked.append(most_bytes)
+            raise PlaceFailed("larger")
+
+    cache = BlobCache(Pool(), tmp_path, 1000)  # type: ignore[arg-type]
+    with pytest.raises(PlaceFailed):
+        cache.fetch("0" * 64)
+    with pytest.raises(PlaceFailed):
+        cache.whole("0" * 64, 10)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=(1 << 30) + 7))
+    with pytest.raises(PlaceFailed):
+        cache.fetch("0" * 64)
+    assert asked == [1000, 10, 7]

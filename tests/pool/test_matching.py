@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker.devices.hardware import daly_interval_s, lost_s
+from stoker.pool.events import CREDIT, Measured, OfferedDevice
+from stoker.pool.matching import (
+    PRIOR_HOURS,
+    PRIOR_LOSSES,
+    Columns,
+    Match,
+    Needs,
+    RunForecast,
+    calibrated,
+    earlier_ratios,
+    expected_costs,
+    hazard_per_hour,
+    listed_offers,
+    rank_offers,
+    worth_moving,
+    worth_probing,
+)
+from stoker.pool.state import ListedOffer, Record
+from stoker.records.codec import to_json
+from tests.pool.book import offer
+
+HOUR_S = 3600.0
+BARE = Needs(setup_s=0.0, checkpoint_blocked_s=0.0)
+
+
+def listed(name: str, kind: str, price: float, **more: Any) -> ListedOffer:
+    """An offer of one GPU at a price in credits an hour, by an agent of the same name."""
+    made = offer(
+        name, device=OfferedDevice(kind=kind), price_per_hour=round(price * CREDIT), isolation="podman", min_s=0
+    )
+    return ListedOffer(offer=replace(made, **more), agent=name, offered_s=0.0)
+
+
+def forecasts(**hours: float) -> Any:
+    """Forecasts without errors, by kind."""
+    return lambda kind: RunForecast(run_s=hours[kind] * HOUR_S, spread=0.0) if kind in hours else f"{kind} is too small"
+
+
+SURE = {name: Record(ran_s=1e12, finished=10**6, passed=10**6) for name in ("fast", "slow", "middle", "x", "y")}
+MARKET = [listed("slow", "rtx", 0.69), listed("fast", "h100", 2.69), listed("middle", "a100", 1.39)]
+
+
+def test_the_cheapest_hour_is_not_the_cheapest_finish() -> None:
+    """The case of the anchors: 1 h, 2.5 h and 5.56 h at three prices; the sticker order is the other way round."""
+    ranking = rank_offers(Columns.of(MARKET, SURE, 0.0), BARE, forecasts(h100=1.0, a100=2.5, rtx=5.56))
+    assert [match.listed.agent for match in ranking.matches] == ["fast", "middle", "slow"]
+    assert [match.sticker for match in ranking.matches] == [3, 2, 1]
+    assert [round(match.credits / CREDIT, 2) for match in ranking.matches] == [2.69, 3.48, 3.84]
+    assert "though 0.69 credits an hour against 2.69 credits: 5.6 times as many hours" in ranking.matches[2].why
+    assert "2 cheaper an hour" in ranking.matches[0].why
+
+
+def test_hours_count_as_much_as_they_are_worth() -> None:
+    """A patient renter takes the cheap slow machine, one in a hurry the fast one."""
+    columns = Columns.of(MARKET, SURE, 0.0)
+    hours = forecasts(h100=1.0, a100=2.5, rtx=3.0)
+    for value, best in ((0.0, "slow"), (5.0, "fast")):
+        ranking = rank_offers(columns, replace(BARE, value_per_hour=round(value * CREDIT)), hours)
+        assert ranking.best is not None
+        assert ranking.best.listed.agent == best
+
+
+def test_what_cannot_be_taken_is_counted_by_its_reason() -> None:
+    """Memory, isolation, devices, hours, money and time: each with how many offers it excludes."""
+    market = [
+        *MARKET,
+        listed("weak", "h100", 0.1, isolation="bubblewrap"),
+        listed("eight", "h100", 0.1, device=OfferedDevice(kind="h100", count=8)),
+        listed("night", "h100", 0.1, hours=(22, 6)),
+        listed("full", "h100", 0.1, disk_bytes=5),
+    ]
+    market = [
+        one if one.agent == "full" else replace(one, offer=replace(one.offer, disk_bytes=10**12)) for one in market
+    ]
+    needs = replace(
+        BARE, least_isolation="podman", disk_bytes=1e9, max_credits=3 * CREDIT, deadline_s=2 * HOUR_S,
+    )  # fmt: skip
+    ranking = rank_offers(Columns.of(market, SURE, 12 * HOUR_S), needs, forecasts(h100=1.0, a100=2.1))
+    assert [match.listed.agent for match in ranking.matches] == ["fast"]
+    assert dict(ranking.refused) == {
+        "rtx is too small": 1,
+        "isolates less than podman": 1,
+        "has another number of devices than 1": 1,
+        "has less disk than 953.7 MiB": 1,
+        "is not lent at this hour": 1,
+        "is finished after 2 h": 1,
+    }
+    assert rank_offers(Columns.of([], {}, 0.0), needs, forecasts()).best is None
+
+
+def test_a_record_of_losses_costs() -> None:
+    """Of like machines the one that is lost more often comes last, and a new one is neither trusted nor damned."""
+    records = {"x": Record(lost=30, ran_s=100 * HOUR_S), "y": Record(lost=1, ran_s=1000 * HOUR_S)}
+    market = [listed(name, "h100", 1.0) for name in ("x", "new", "y")]
+    needs = replace(BARE, setup_s=300.0, checkpoint_blocked_s=30.0)
+    ranking = rank_offers(Columns.of(market, records, 0.0), needs, forecasts(h100=10.0))
+    assert [match.listed.agent for match in ranking.matches] == ["y", "new", "x"]
+    assert hazard_per_hour(Record()) == PRIOR_LOSSES / PRIOR_HOURS
+
+
+def test_the_cost_of_losses_is_the_planners() -> None:
+    """Interval and expected time are those of `devices.hardware`, which plans checkpoints of all other runs."""
+    columns = Columns.of([listed("x", "h100", 1.0)], {"x": Record(lost=2, ran_s=26 * HOUR_S)}, 0.0)
+    needs = replace(BARE, setup_s=120.0, checkpoint_blocked_s=20.0)
+    costs = expected_costs(columns, needs, [RunForecast(run_s=10 * HOUR_S, spread=0.0)])
+    mtbf_s = HOUR_S / columns.hazard[0]
+    interval_s = daly_interval_s(20.0, mtbf_s)
+    assert costs.interval_s[0] == pytest.approx(interval_s)
+    run_s = 10 * HOUR_S * (1 + 20.0 / interval_s)
+    expected_s = run_s + lost_s(run_s, interval_s, 120.0, mtbf_s)
+    assert costs.metered_hours[0] * HOUR_S == pytest.approx(expected_s + 120.0)
+
+
+def test_slow_links_and_measured_speeds_count() -> None:
+    """Data over the measured link, and a machine that was measured slower than its kind."""
+    market = [
+        listed("x", "h100", 1.0, download_bytes_per_s=1e6),
+        listed("y", "h100", 1.0, download_bytes_per_s=1e8, measured=Measured(fp32_flop_per_s=5e13)),
+    ]
+    forecast = RunForecast(run_s=HOUR_S, spread=0.0, reference_flop_per_s=1e14)
+    costs = expected_costs(Columns.of(market, SURE, 0.0), replace(BARE, sent_bytes=3.6e9), [forecast])
+    assert costs.hours == pytest.approx([2.0, 2.01], rel=1e-3)
+
+
+def test_replays_of_new_providers_are_part_of_the_price() -> None:
+    """A new provider is replayed whole, a known one by the share that was asked for."""
+    market = [listed("x", "h100", 1.0), listed("new", "h100", 0.6)]
+    columns = Columns.of(market, SURE, 0.0)
+    for verify, best in ((0.0, "new"), (0.05, "x")):
+        ranking = rank_offers(columns, replace(BARE, verify_fraction=verify), forecasts(h100=1.0))
+        assert ranking.best is not None
+        assert ranking.best.listed.agent == best
+
+
+def test_a_minute_of_probing_only_where_it_can_change_the_choice() -> None:
+    """Two kinds that are close and unsure are probed; one that is far ahead is not."""
+    columns = Columns.of(MARKET, SURE, 0.0)
+
+    def of(spread: float, a100: float) -> list[str]:
+        hours = {"h100": 1.0, "a100": a100, "rtx": 50.0}
+        ranking = rank_offers(columns, BARE, lambda kind: RunForecast(run_s=hours[kind] * HOUR_S, spread=spread))
+        return [match.listed.agent for match in worth_probing(ranking, 0)]
+
+    assert of(0.1, 2.0) == ["fast", "middle"]
+    assert of(0.1, 4.0) == []
+    assert of(0.001, 2.0) == []
+
+
+def test_history_corrects_a_forecast() -> None:
+    """By how far earlier runs were off, the more the more there were; without any it stays."""
+    first = RunForecast(run_s=1000.0, spread=0.1)
+    assert calibrated(first, []) is first
+    one, five = calibrated(first, [1.5]), calibrated(first, [1.5] * 5)
+    assert 1000 < one.run_s < five.run_s < 1500
+    assert five.spread < one.spread
+    lease = {"reason": "finished", "device": "h100", "running_s": 5400, "forecast": {"job": "j", "raw_hours": 1.0}}
+    others = [
+        {**lease, "reason": "lost"},
+        {**lease, "device": "l4"},
+        {**lease, "forecast": {"job": "k", "raw_hours": 1.0}},
+    ]
+    assert earlier_ratios([lease, *others, {**lease, "forecast": {"hours": 1.0}}], "j", "h100") == [1.5]
+
+
+def test_a_job_moves_only_for_a_tenth() -> None:
+    """What the move itself takes counts against it."""
+    stay, go = (Match(listed=MARKET[0], score=score * CREDIT) for score in (10.0, 8.0))
+    assert worth_moving(stay, go, move_credits=0, value_per_hour=0, move_s=0.0)
+    assert not worth_moving(stay, go, move_credits=CREDIT, value_per_hour=0, move_s=0.0)
+    assert not worth_moving(stay, go, move_credits=0, value_per_hour=CREDIT, move_s=HOUR_S)
+
+
+def test_offers_as_the_control_plane_shows_them() -> None:
+    """What is taken, or whose agent is away, is left out."""
+    document = {**to_json(MARKET[0]), "is_free": True, "is_present": True, "record": to_json(Record(lost=3))}
+    offers, records = listed_offers([document, {**document, "is_free": False}, {**document, "is_present": False}])
+    assert offers == [MARKET[0]]
+    assert records == {"slow": Record(lost=3)}
+
+
+def test_a_machine_that_is_always_lost_is_not_taken() -> None:
+    """Rather than forecast in ages."""
+    columns = Columns.of([listed("x", "h100", 0.01)], {"x": Record(lost=10**6, ran_s=HOUR_S)}, 0.0)
+    ranking = rank_offers(columns, replace(BARE, setup_s=3600.0), forecasts(h100=10.0))
+    assert ranking.best is None
+    costs = expected_costs(columns, replace(BARE, setup_s=3600.0), [RunForecast(run_s=36000.0)])
+    assert math.isinf(costs.hours[0])

@@ -1,0 +1,300 @@
+"""A whole pool: control plane, agents in threads, isolation, and the launcher; jobs count in the place of training."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
+from stoker.launching.launcher import Submission
+from stoker.pool import control_plane, pool_launcher
+from stoker.pool import events as on
+from stoker.pool.agent import Agent, Lending
+from stoker.pool.client import PoolClient
+from stoker.pool.events import CREDIT
+from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
+from stoker.pool.job_box import JobBox
+from stoker.pool.keys import Key
+from stoker.pool.leased_job import BlobCache, LeasedJob
+from stoker.pool.log import audit
+from stoker.pool.pool_launcher import LAUNCHER
+from stoker.records import ENDED, Device
+from tests.pool.server import Killable, in_thread, shift, until
+
+COUNTING = Path(__file__).with_name("counting.py").read_bytes()
+DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=1, memory_bytes=1 << 30, fast_dtypes=("fp32",))
+LIMITS = Limits(memory_bytes=512 << 20, cores=1, processes=64, disk_bytes=64 << 20, time_s=120)
+
+
+class CheatingBox(JobBox):
+    def training(self, host: Host) -> Program:
+        program = super().training(host)
+        return replace(program, environment={**program.environment, "STOKER_CHEAT": "1"})
+
+
+class CheatingJob(LeasedJob):
+    box_type = CheatingBox
+
+
+class Lender:
+    """An agent at work in a thread."""
+
+    def __init__(self, pool: PoolClient, name: str, price: float, folder: Path, **more: Any) -> None:
+        self.client = PoolClient(pool.address, Key.made())
+        assert self.client.key is not None
+        pool.post(on.Deposited(account=self.client.key.public, amount=10 * CREDIT))
+        lending = Lending(name=name, price_per_hour=round(price * CREDIT), limits=LIMITS, beat_s=0.3, reclaim_s=20)
+        self.said: list[str] = []
+        self.agent = Agent(self.client, lending, DEVICE, Bubblewrap(), folder / name, tell=self.said.append, **more)
+        self.is_dead = False
+        self.thread = threading.Thread(target=self._work, name=name)
+
+    def _work(self) -> None:
+        while not self.is_dead:
+            self.agent.step()
+            time.sleep(0.05)
+
+    def start(self) -> Lender:
+        """Begin to lend."""
+        self.thread.start()
+        return self
+
+    def kill(self) -> None:
+        """Vanish, as by SIGKILL: nothing more is posted, and the job dies with the agent."""
+        self.is_dead = True
+        self.thread.join()
+        if self.agent._job is not None:
+            self.agent._job.kill()
+
+
+class Market:
+    """A control plane, a renter, and lenders."""
+
+    def __init__(self, folder: Path, operator: PoolClient, stack: ExitStack) -> None:
+        self.folder, self.operator, self._stack = folder, operator, stack
+        self.renter = PoolClient(operator.address, Key.made())
+        assert self.renter.key is not None
+        operator.post(on.Deposited(account=self.renter.key.public, amount=50 * CREDIT))
+        self.lenders: dict[str, Lender] = {}
+
+    def lend(self, name: str, price: float, **more: Any) -> Lender:
+        """One more agent."""
+        lender = Lender(self.operator, name, price, self.folder, **more).start()
+        self._stack.callback(lender.kill)
+        self.lenders[name] = lender
+        until(
+            lambda: any(one["offer"]["offer_id"] == name and one["is_present"] for one in self.operator.state("offers"))
+        )
+        return lender
+
+    def submission(self, *settings: str, **options: str) -> Submission:
+        """A job that counts."""
+        whole = stoker_bundle()
+        fake = {
+            name: TreeFile.of_bytes(name, COUNTING) for name in ("stoker/__main__.py", "stoker/verifying/replay.py")
+        }
+        files = tuple(fake.get(file.path, file) for file in whole.files)
+        code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"pass\n"),))
+        words = tuple(word for setting in settings for word in ("--set", setting))
+        return Submission(
+            run="counting-1a2b3c", target=LAUNCHER.parse(""), code=code, job_file="job.py", arguments=words,
+            stoker=Bundle(kind="stoker", name="Stoker", files=files), time_limit_s=1800.0, owner="me",
+            options={"block": "0.3s", "verify": "100%", "window": "10min"} | options,
+        )  # fmt: skip
+
+    def leases(self) -> list[dict[str, Any]]:
+        """All leases, oldest first."""
+        found = sorted(self.operator.state("leases"), key=lambda lease: lease["opened_s"])
+        return [self.operator.lease(one["lease_id"]) for one in found]
+
+    def follow(self, handle: dict[str, Any], limit_s: float = 90.0) -> list[str]:
+        """Phases of a run up to its end."""
+        phases: list[str] = []
+        end = time.monotonic() + limit_s
+        while not phases or phases[-1] not in ENDED:
+            assert time.monotonic() < end, (phases, [one.said[-5:] for one in self.lenders.values()])
+            phase = LAUNCHER.state(handle).phase
+            phases += [phase] if not phases or phases[-1] != phase else []
+            time.sleep(0.05)
+        return phases
+
+    def require_right(self) -> None:
+        """Every credit is somewhere, and anyone can check it from the log."""
+        balances = self.operator.state("balances")
+        assert sum(balances["balances"].values()) == balances["deposited"]
+        assert not audit(self.folder / "log.db").problem
+
+    def slashed(self, name: str) -> int:
+        """How often an agent's bond was cut."""
+        key = self.lenders[name].client.key
+        assert key is not None
+        return int(self.operator.state("records").get(key.public, {}).get("slashed", 0))
+
+
+@pytest.fixture
+def market(monkeypatch) -> Iterator[Market]:
+    """A pool whose launcher acts for its renter."""
+    monkeypatch.setattr(control_plane, "PRESENT_S", 5.0)
+    monkeypatch.setattr(control_plane, "_AWAY_S", math.inf)  # its clock jumps
+    with open_folder() as folder, ExitStack() as stack:
+        _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))
+        yield launched(Market(folder, operator, stack), monkeypatch)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that the users of isolated programs can reach; the test is skipped where nothing isolates."""
+    if problem := Bubblewrap().trial():
+        pytest.skip(problem)
+    folder = Path(tempfile.mkdtemp(prefix="stoker-pool-flow-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def launched(market: Market, monkeypatch: pytest.MonkeyPatch) -> Market:
+    """The market, for whose renter the launcher acts."""
+    monkeypatch.setattr(pool_launcher, "_client", lambda terms: market.renter)
+    monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(market.renter, market.folder / "renter"))
+    return market
+
+
+@contextmanager
+def nothing_said(lenders: Any) -> Iterator[None]:
+    """For reading what agents said where a test fails."""
+    try:
+        yield
+    except BaseException:
+        for lender in lenders.values():
+            print(lender.agent.lending.name, *lender.said, sep="\n  ")
+        raise
+
+
+def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
+    """Matched, funded, run, replayed by others, fetched: the log by offset, files without links, the meter right."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        market.lend("eye", 0.9)
+        handle = LAUNCHER.start(market.submission("updates=800"), lambda text: None)
+        phases = market.follow(handle)
+        assert phases[-1] == "finished"
+        assert "running" in phases
+        assert "saving" in phases
+        [lease] = market.leases()
+        assert lease["offer_id"] == "ox"
+        assert len(lease["commitments"]) >= 2
+        assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
+        assert 0 < lease["paid_s"] <= lease["closed_s"] - lease["accepted_s"] + 2
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
+        assert (tmp_path / "home" / "model.safetensors").stat().st_size == 32
+        assert not (tmp_path / "home" / "link").exists()
+        assert not (tmp_path / "home" / "launch").exists()
+        market.require_right()
+
+
+def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_path):
+    """The cheapest agent is lost, the next one cheats: the run goes on from what is right, and the right one pays."""
+    with nothing_said(market.lenders):
+        market.lend("mayfly", 0.1)
+        market.lend("magpie", 0.2, job_type=CheatingJob)
+        market.lend("ox", 0.4)
+        market.lend("eye", 9.0)
+        handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
+        until(lambda: len(market.leases()[0]["commitments"]) >= 2)
+        market.lenders["mayfly"].kill()
+        shift(market.folder, 65)
+        until(lambda: market.leases()[0]["reason"] == "lost")
+        phases = market.follow(handle)
+        assert phases[-1] == "finished"
+        leases = market.leases()
+        assert [lease["offer_id"] for lease in leases] == ["mayfly", "magpie", "ox"]
+        until(lambda: market.slashed("magpie") == 1)
+        assert market.slashed("mayfly") == market.slashed("ox") == market.slashed("eye") == 0
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        state = b"\0" * 32
+        from tests.pool.counting import link
+
+        for update in range(1500):
+            state = link(state, update)
+        assert (tmp_path / "home" / "model.safetensors").read_bytes() == state, "a wrong block is in the result"
+        market.require_right()
+
+
+def test_an_owner_takes_the_machine_back_and_the_job_moves(market):
+    """Notice, a last commitment, and the next agent goes on where the first one saved."""
+    with nothing_said(market.lenders):
+        first = market.lend("first", 0.1)
+        market.lend("second", 0.4)
+        handle = LAUNCHER.start(market.submission("updates=1500", verify="none"), lambda text: None)
+        until(lambda: market.leases()[0]["commitments"])
+        (first.agent.folder / "paused").touch()
+        assert market.follow(handle)[-1] == "finished"
+        one, two = market.leases()
+        assert one["reason"].startswith("reclaimed")
+        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"] > 0
+        market.require_right()
+
+
+def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tmp_path):
+    """Nothing runs on after a stop; the next start resumes."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        submission = market.submission("updates=2000", verify="none")
+        handle = LAUNCHER.start(submission, lambda text: None)
+        until(lambda: market.leases()[0]["commitments"])
+        LAUNCHER.stop(handle)
+        assert market.follow(handle)[-1] == "stopped"
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        assert (tmp_path / "home" / "checkpoints").is_dir()
+        until(lambda: market.lenders["ox"].agent._job is None)
+        again = LAUNCHER.start(submission, lambda text: None)
+        assert market.follow(again)[-1] == "finished"
+        assert market.leases()[1]["commitments"][0]["update"] > market.leases()[0]["commitments"][-1]["update"]
+
+
+def test_a_control_plane_that_is_killed_again_and_again_stops_no_job(monkeypatch):
+    """SIGKILL at any moment: agents go on and reconcile, the job finishes, every credit is where it should be."""
+    with open_folder() as folder, ExitStack() as stack:
+        plane = Killable(folder)
+        plane.start()
+        stack.callback(plane.kill)
+        market = launched(Market(folder, plane.client(), stack), monkeypatch)
+        with nothing_said(market.lenders):
+            market.lend("ox", 0.4)
+            market.lend("eye", 0.9)
+            handle = LAUNCHER.start(market.submission("updates=5000", "pace=0.004", block="2s"), lambda text: None)
+            blocks = 0
+            for _ in range(3):
+                until(lambda blocks=blocks: len(market.leases()[0]["commitments"]) > blocks)
+                blocks = len(market.leases()[0]["commitments"])
+                plane.kill()
+                assert LAUNCHER.state(handle).phase == "unknown"
+                plane.start()
+            assert market.follow(handle)[-1] == "finished"
+            assert len(market.leases()) == 1
+            assert market.leases()[0]["reason"] == "finished"
+            market.require_right()
+
+
+def test_a_job_that_fails_is_not_carried_from_agent_to_agent(market):
+    """The reason comes home, and one lease was enough to find it."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        market.lend("eye", 0.9)
+        handle = LAUNCHER.start(market.submission("updates=10", "fail=lr-is-wrong"), lambda text: None)
+        assert market.follow(handle)[-1] == "failed"
+        assert "lr-is-wrong" in LAUNCHER.state(handle).why
+        assert len(market.leases()) == 1

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadJob, PlaceFailed
+from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.launcher import Submission
+from stoker.pool import events as on
+from stoker.pool import pool_launcher
+from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
+from stoker.pool.commitment import chain_head
+from stoker.pool.job_box import PoolOrder, read_order
+from stoker.pool.leased_job import BlobCache
+from stoker.pool.pool_launcher import LAUNCHER, Terms
+from stoker.pool.state import ListedOffer, Record
+from stoker.records.codec import dumps, to_json
+from stoker.store import CheckpointStore
+from stoker.testing import LauncherConformance
+from tests.pool.counting import save
+from tests.pool.fake_pool import FakePool
+
+KEY, JOB = "c" * 64, "digits-1a2b3c"
+
+
+class TestConformance(LauncherConformance):
+    launcher = LAUNCHER
+    words = {"": (1, 1, ""), "box": (1, 1, ""), "/cpu": (1, 1, "cpu"), "box/h100": (1, 1, "h100")}  # noqa: RUF012 - a table
+    bad_words = ("box/", "box/2xcpu", "-x", "a b", "box/cpu/cpu")
+    environments = ({},)
+    unreachable = {  # noqa: RUF012 - likewise
+        "pool": f"http://127.0.0.1:9#{KEY}", "key": "default", "job": "x", "first": 0, "options": {},
+    }  # fmt: skip
+    client = ("cryptography", "starlette", "uvicorn")
+
+    @pytest.fixture(autouse=True)
+    def own_keys(self, tmp_path, monkeypatch) -> None:
+        """Keys of the test's own."""
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+class Pool(FakePool):
+    """Offers as well, and an address."""
+
+    def __init__(self, folder) -> None:
+        super().__init__(folder)
+        self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
+        self.offers: dict[str, dict[str, Any]] = {}
+
+    def offer(self, name: str, price: int, **changes: Any) -> None:
+        """A free offer."""
+        fields: dict[str, Any] = {
+            "offer_id": name, "device": on.OfferedDevice(kind="cpu"), "price_per_hour": price,
+            "isolation": "bubblewrap", "measured": on.Measured(cores=1), "determinism_class": "same", "reclaim_s": 60,
+            "min_s": 0, "max_s": 100_000, "expires_s": 1e10,
+        }  # fmt: skip
+        listed = ListedOffer(offer=on.Offer(**fields | changes), agent=name, offered_s=0.0)
+        self.offers[name] = {**to_json(listed), "is_free": True, "is_present": True, "record": to_json(Record())}
+
+    def state(self, what: str) -> Any:
+        self._answer()
+        return list(self.offers.values()) if what == "offers" else super().state(what)
+
+    def post(self, body: on.Body, **more: Any) -> None:
+        super().post(body, **more)
+        if isinstance(body, on.Opened):
+            lease = self.add_lease(body.lease_id, body.order)
+            lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch) -> Pool:
+    """The pool that the launcher talks to."""
+    made = Pool(tmp_path / "blobs")
+    monkeypatch.setattr(pool_launcher, "_client", lambda terms: made)
+    monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(made, tmp_path / "cache"))
+    monkeypatch.setattr(pool_launcher, "_own_class", lambda: "")
+    made.offer("cheap", 100_000)
+    made.offer("dear", 900_000)
+    return made
+
+
+def submission(**changes: Any) -> Submission:
+    """A submission of a job of three lines."""
+    code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"def job():\n    ...\n"),))
+    stoker = Bundle(kind="stoker", name="Stoker", files=(TreeFile.of_bytes("stoker/__init__.py", b""),))
+    settings: dict[str, Any] = {
+        "run": JOB, "target": LAUNCHER.parse(""), "code": code, "stoker": stoker, "job_file": "job.py",
+        "time_limit_s": 3600.0, "owner": "me@here:/runs/x", "options": {"verify": "100%"},
+    }  # fmt: skip
+    return Submission(**settings | changes)
+
+
+def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A handle, and its first lease, which runs."""
+    handle = LAUNCHER.start(submission(**changes), lambda text: None)
+    lease = pool.leases[f"{handle['job']}.0"]
+    lease["state"] = "running"
+    return handle, lease
+
+
+def commit(pool: Pool, lease: dict[str, Any], tmp_path, *updates: int) -> None:
+    """Blocks of a lease, each with a checkpoint and a log."""
+    for update in updates:
+        run = tmp_path / f"run-{lease['lease_id']}-{update}"
+        run.mkdir()
+        (run / "events.jsonl").write_text("".join(f'{{"update": {n}}}\n' for n in range(update)))
+        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update)
+        pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
+        blob = pool.put_blob(tmp_path / "tree")
+        order = read_order((pool.folder / lease["order"]).read_bytes())
+        previous = lease["commitments"][-1]["state"] if lease["commitments"] else order.resume_head
+        state = chain_head(previous, update, manifest.state_digest())
+        lease["commitments"].append(
+            {"block": len(lease["commitments"]), "update": update, "state": state, "blob": blob}
+        )
+
+
+def judged(lease: dict[str, Any], *equal: bool) -> None:
+    """Verdicts of replays of the first blocks."""
+    lease["challenges"] = [{"block": block, "equal": one, "fee": 0} for block, one in enumerate(equal)]
+
+
+def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> None:
+    """Rate, deposit and inputs of the lease: a provider without a record is checked whole."""
+    handle, lease = started(pool)
+    opened = pool.of(on.Opened)[0]
+    assert (opened.offer_id, opened.rate_per_hour) == ("cheap", 100_000)
+    assert opened.deposit == 200_000
+    assert opened.delegate == KEY
+    assert len(opened.inputs) == 1
+    assert LAUNCHER.state(handle).phase == "running"
+    assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
+    assert len(pool.leases) == 1, "a run that is going on was started twice"
+    assert lease["agent"] == "cheap"
+
+
+def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
+    """Offers are taken by money and hours until the run is done: ten times the speed for three times the price."""
+    pool.offers.clear()
+    pool.offer("slow", 300_000, measured=on.Measured(cores=1, fp32_flop_per_s=1e9))
+    pool.offer("fast", 900_000, measured=on.Measured(cores=1, fp32_flop_per_s=1e10))
+    started(pool)
+    assert pool.of(on.Opened)[0].offer_id == "fast"
+
+
+def test_no_more_than_the_most_is_deposited(pool, tmp_path) -> None:
+    """Run, replays and what earlier leases cost together stay within --max-cost; an offer beyond it is left out."""
+    handle, lease = started(pool, max_cost=0.15)
+    opened = pool.of(on.Opened)[0]
+    assert opened.deposit == pytest.approx(150_000, abs=100)
+    assert opened.forecast.hours == pytest.approx(0.75)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    LAUNCHER.state(handle)
+    second = pool.of(on.Opened)[1]
+    assert second.deposit == pytest.approx(125_000, abs=1000)
+    options = {"forecasts": json.dumps({"cpu/1": {"run_s": 3600.0}}), "verify": "100%"}
+    with pytest.raises(BadJob, match="no free offer finishes the run for that"):
+        LAUNCHER.start(submission(run="other-1", max_cost=0.15, options=options), print)
+
+
+def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> None:
+    """A device on which the run cannot be is left out; the time that was expected stands in the lease."""
+    pool.offers.clear()
+    pool.offer("small", 100_000, device=on.OfferedDevice(kind="t4"))
+    pool.offer("large", 900_000, device=on.OfferedDevice(kind="h100"))
+    forecasts = {"t4": "it does not fit", "h100": {"run_s": 1800.0, "spread": 0.1, "raw_s": 3600.0}}
+    started(pool, options={"forecasts": json.dumps(forecasts), "identity": "a job", "verify": "none"})
+    opened = pool.of(on.Opened)[0]
+    assert opened.offer_id == "large"
+    assert (opened.forecast.raw_hours, opened.forecast.job) == (1.0, "a job")
+
+
+def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool, tmp_path) -> None:
+    """The next lease names the block to go on from, and pays no more than what is left of the time."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 600}
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.restarts) == ("requeued", 1)
+    opened = pool.of(on.Opened)[1]
+    assert opened.offer_id == "dear"
+    assert opened.forecast.hours == pytest.approx(3000 / 3600)
+    assert lease["commitments"][1]["blob"] in opened.inputs
+    assert "update 20" in state.why
+    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost"}
+    assert LAUNCHER.state(handle).phase == "queued", "every agent was lost, and one was asked again"
+
+
+@pytest.mark.parametrize("settled", ["slashed", "final"])
+def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path, settled) -> None:
+    """After a slash the run goes on from the block before the wrong one, also where another lease had taken it up."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, 30)
+    lease |= {"state": "closed", "reason": "lost"}
+    LAUNCHER.state(handle)
+    heir = pool.leases[f"{handle['job']}.1"]
+    heir["state"] = "running"
+    commit(pool, heir, tmp_path, 40)
+    judged(lease, True, False, True)
+    lease |= {"state": settled, "outcome": "slashed"}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert heir["reason"].startswith("restarted")
+    last = pool.of(on.Opened)[-1]
+    assert last.offer_id == "dear", "the agent that went on from another one's wrong block did nothing wrong"
+    assert lease["commitments"][0]["blob"] in last.inputs
+    assert heir["commitments"][0]["blob"] not in last.inputs
+
+
+def test_an_agent_that_was_cleared_is_not_wrong_any_more(pool, tmp_path) -> None:
+    """One unequal replay that others contradicted costs neither its blocks nor the next lease."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    judged(lease, True, False)
+    assert LAUNCHER.state(handle).phase == "saving"
+    lease["state"] = "final"
+    state = LAUNCHER.state(handle)
+    assert state.phase == "finished"
+    assert "nobody could replay 1" in state.why
+
+
+def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
+    """Fees come out of --max-cost; what a cheat got back counts as neither money nor time."""
+    handle, lease = started(pool, max_cost=0.15)
+    commit(pool, lease, tmp_path, 10)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
+    LAUNCHER.state(handle)
+    assert pool.of(on.Opened)[1].deposit == pytest.approx(105_000, abs=1000)
+    pool.leases.pop(f"{handle['job']}.1")
+    lease |= {"state": "final", "outcome": "slashed"}
+    LAUNCHER.state(handle)
+    assert pool.of(on.Opened)[2].deposit == pytest.approx(130_000, abs=1000)
+
+
+def test_a_strangers_lease_is_not_taken_for_ones_own(pool) -> None:
+    """Whoever opens a lease under the run's name does not get its results in; and no answer is not no lease."""
+    handle, lease = started(pool)
+    lease["renter"] = "f" * 64
+    with pytest.raises(PlaceFailed, match="of another renter"):
+        LAUNCHER.state(handle)
+    pool.lease = lambda _: (_ for _ in ()).throw(on.Refused("busy"))
+    assert LAUNCHER.state(handle).phase == "unknown"
+
+
+def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
+    """A run is not finished for its renter while a drawn block waits for a verdict."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    assert LAUNCHER.state(handle).phase == "saving"
+    judged(lease, True)
+    assert LAUNCHER.state(handle).phase == "saving"
+    judged(lease, True, True)
+    assert LAUNCHER.state(handle).phase == "finished"
+    LAUNCHER.fetch(handle, tmp_path / "home")
+    assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
+    assert LAUNCHER.events(handle, 15) == LAUNCHER.events(handle, 0)[15:]
+    assert not list((tmp_path / "home").glob(".writing*"))
+
+
+def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -> None:
+    """A block that nobody looked at, by an agent that cheated elsewhere, is not gone on from."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, 30)
+    lease |= {"state": "final", "outcome": "slashed", "reason": "finished"}
+    lease["result"] = lease["commitments"][2]["blob"]
+    lease["challenges"] = [
+        {"block": block, "equal": equal, "fee": 0} for block, equal in ((0, True), (2, False), (2, False))
+    ]
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
+    lease["challenges"] = lease["challenges"][1:]
+    pool.leases.pop(f"{handle['job']}.1")
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert len(pool.of(on.Opened)[-1].inputs) == 1, "it begins anew"
+
+
+@pytest.mark.parametrize("what", ["nothing committed", "another checkpoint", "no checkpoint"])
+def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) -> None:
+    """An agent that commits to nothing cannot be checked; nor can one whose results hold another state."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    result = lease["commitments"][0]["blob"]
+    if what == "nothing committed":
+        lease["commitments"] = []
+    if what == "no checkpoint":
+        pack_folder(tmp_path, [], tmp_path / "empty", TreeLimits(num_bytes=1))
+        result = pool.put_blob(tmp_path / "empty")
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": result}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "requeued"
+    assert "committed" in state.why
+    assert pool.of(on.Opened)[-1].offer_id == "dear"
+
+
+@pytest.mark.parametrize(("reason", "phase"), [("failed: lr is wrong", "failed"), ("stopped: asked", "stopped")])
+def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> None:
+    """A job that fails by itself, and one that was stopped, end there."""
+    handle, lease = started(pool)
+    lease |= {"state": "closed", "reason": reason}
+    assert LAUNCHER.state(handle).phase == phase
+    assert len(pool.leases) == 1
+
+
+def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
+    """The same command continues; another code begins anew."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10)
+    LAUNCHER.stop(handle)
+    assert lease["reason"].startswith("stopped")
+    assert LAUNCHER.state(handle).phase == "stopped"
+    again = LAUNCHER.start(submission(), print)
+    assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
+    assert again["first"] == 1
+    pool.leases[f"{handle['job']}.1"] |= {"state": "closed", "reason": "stopped: asked"}
+    other = replace(submission().code, files=(TreeFile.of_bytes("job.py", b"def job(): 1\n"),))
+    LAUNCHER.start(submission(code=other), print)
+    assert len(pool.of(on.Opened)[-1].inputs) == 1
+
+
+def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
+    """Nothing is opened for more than the deadline, nor after the time of the run is used up."""
+    with pytest.raises(PlaceFailed, match=r"1 h .* deadline is in 10 min"):
+        LAUNCHER.start(submission(options={"deadline": "10min"}), print)
+    with pytest.raises(PlaceFailed, match="is not known"):
+        LAUNCHER.start(submission(time_limit_s=None), print)
+    assert not pool.leases
+    handle, lease = started(pool)
+    lease |= {"state": "closed", "reason": "lost", "running_s": 3600}
+    assert LAUNCHER.state(handle).phase == "failed"
+
+
+def test_a_weaker_isolation_than_asked_for_is_not_taken(pool) -> None:
+    """An owner who offers less than the renter wants is left out; where there is no other, that is said."""
+    probe = LAUNCHER.probe(LAUNCHER.parse(""), {"isolation": "gvisor"})
+    assert probe.missing
+    assert "gvisor" in probe.missing[0]
+    pool.offer("strong", 950_000, isolation="gvisor")
+    assert not LAUNCHER.probe(LAUNCHER.parse(""), {"isolation": "gvisor"}).missing
+    started(pool, options={"isolation": "gvisor"})
+    assert pool.of(on.Opened)[0].offer_id == "strong"
+
+
+def test_secrets_and_images_are_refused_with_the_reason(pool) -> None:
+    """An owner with root reads every job: no secret goes to a machine of a stranger."""
+    with pytest.raises(BadJob, match="readable by the owner"):
+        LAUNCHER.start(submission(secrets=("TOKEN",)), print)
+    with pytest.raises(BadJob, match="own environment"):
+        LAUNCHER.start(submission(image="x"), print)
+    with pytest.raises(BadJob, match="outside of the job's folder"):
+        LAUNCHER.start(submission(expected=("/data/x",)), print)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"verify": "much"}, "share of the blocks"),
+        ({"isolation": "none"}, "wanted bubblewrap"),
+        ({"blok": "1s"}, "no such"),
+    ],
+)
+def test_terms_that_cannot_be_meant_are_refused(options, why) -> None:
+    """A misspelt option does not become a default."""
+    with pytest.raises(BadJob, match=why):
+        Terms.of(options)
+
+
+@pytest.mark.parametrize("changes", [{"run": "../x"}, {"code": "/etc"}, {"job_file": "../../x"}])
+def test_an_order_leads_nowhere_out_of_its_box(changes) -> None:
+    """A renter's order cannot name a folder of the owner."""
+    fields = {"run": "x", "tree": "0" * 64, "code": "code/1", "stoker": "stoker/1", "job_file": "job.py"}
+    with pytest.raises(ValueError, match=r"name|leads out"):
+        PoolOrder(**fields | changes)
+    assert "code/1" in dumps(PoolOrder(**fields))

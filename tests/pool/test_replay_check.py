@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlaceFailed
+from stoker.pool.blob_tree import TreeLimits
+from stoker.pool.commitment import Block, keep_block
+from stoker.pool.replay_check import ReplayVerdict, check_block
+from stoker.store import CheckpointStore
+from tests.pool.counting import save
+
+
+def committed(folder: Path) -> Block:
+    """A block of ten updates, whose blob is in `folder/blobs`."""
+    run, blobs = folder / "run", folder / "blobs"
+    blobs.mkdir()
+    store = CheckpointStore(run / "checkpoints")
+    save(store, bytes(32), 10)
+
+    def put(path: Path) -> str:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        shutil.copyfile(path, blobs / digest)
+        return digest
+
+    return keep_block(run, store.names()[-1], 0, "", put=put, limits=TreeLimits(num_bytes=1 << 20), aside=folder)
+
+
+def checked(folder: Path, answer: dict[str, Any], *, disk_bytes: int = 1 << 20) -> ReplayVerdict:
+    """The verdict where the replay prints `answer`."""
+    block = committed(folder)
+    box: Any = SimpleNamespace(aside=folder / "aside", replay=lambda *_, **__: None)
+    out = json.dumps(answer).encode()
+    host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=disk_bytes), run=lambda _: (2, out, b""))
+    return check_block(box, None, block, fetch=lambda digest: folder / "blobs" / digest, host=host, is_same_class=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("BadRun", "the run was made on cuda:0, which this machine does not have"),
+        ("BadRun", "the disk is full"),
+        ("BadJob", "No module named 'timm'"),
+        ("RunFailed", "out of memory"),
+    ],
+)
+def test_what_a_verifier_cannot_do_says_nothing_about_the_block(tmp_path, kind, problem) -> None:
+    """An honest agent is not slashed for a verifier's disk, devices or packages."""
+    with pytest.raises(PlaceFailed, match="the replay ended"):
+        checked(tmp_path, {"kind": kind, "problem": problem})
+
+
+def test_a_block_that_is_too_large_for_a_verifier(tmp_path) -> None:
+    """Is too large for that verifier alone."""
+    with pytest.raises(PlaceFailed, match="are taken here"):
+        checked(tmp_path, {}, disk_bytes=10)
+
+
+def test_the_records_of_another_job_are_wrong_on_any_machine(tmp_path) -> None:
+    """A run that is not of the order's job was not made by it."""
+    verdict = checked(tmp_path, {"kind": "NotTheRun", "problem": "the run is of another job"})
+    assert verdict.equal is False

@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from stoker.pool import events as on
+from stoker.pool.escrow import pay_for
+from stoker.pool.events import CREDIT, Body, Refused, sha256
+from stoker.pool.fair_use import to_preempt
+from stoker.pool.keys import Key
+from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS
+from stoker.pool.state import State, apply, draw_message, merkle_root
+from tests.pool.book import Book, offer, opened
+
+
+def test_a_job_is_paid_by_the_second() -> None:
+    """Co-signed seconds go to the agent, the rest of the deposit comes back, and so does the bond."""
+    book = Book()
+    book.finish(beats=6, every_s=10)
+    pay = pay_for(60, CREDIT // 2)
+    assert book.balance(book.renter) == 10 * CREDIT - pay
+    assert book.balance(book.agent) == 9 * CREDIT
+    book.pass_time(601)
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay
+    book.state.accounts.require_conserved(is_thorough=True)
+    assert set(book.state.accounts.balances) == {
+        key.public for key in (book.renter, book.agent, book.other, book.third)
+    }
+
+
+def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
+    """The meter stops at the last co-signed beat, and after the end the renter may still agree to the last ones."""
+    book = Book()
+    book.run(beats=2)
+    book.pass_time(10)
+    book.post(book.agent, on.Beat(lease_id="job", index=2, running_s=30))
+    book.post(book.agent, on.Finished(lease_id="job", result=sha256(b"r")))
+    twin = [*book.events]
+    book.post(book.renter, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(20, CREDIT // 2)
+    state = State()
+    for event in twin:
+        apply(state, event)
+    book.state = state
+    book.post(book.renter, on.Cosigned(lease_id="job", index=2))
+    book.post(book.renter, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(30, CREDIT // 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "signer", "text"),
+    [
+        (opened(deposit=CREDIT // 2), "renter", "0.50 credits are missing"),
+        (opened(verify_fraction=0.05, deposit=CREDIT * 3 // 2), "renter", "100 % of it, 0.50 credits are missing"),
+        (opened(deposit=11 * CREDIT), "renter", "1.00 credits are missing"),
+        (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
+        (opened(offer_id="other"), "renter", "is gone"),
+        (opened(), "agent", "from their own key"),
+        (opened(bond=31 * CREDIT), "renter", "10 times the deposit"),
+        (opened("0" * 16 + "-run.0"), "renter", "for the key that begins so"),
+        (on.Offered(offer=offer("cheap", 10**9, price_per_hour=1, cost_per_hour=2)), "agent", "below its cost"),
+        (on.Offered(offer=offer("box", 10**9)), "other", "who made the offer"),
+        (on.Offered(offer=offer("old", expires_s=5.0)), "agent", "has lapsed"),
+        (on.Withdrawn(offer_id="box"), "renter", "who made the offer"),
+        (on.Deposited(account="0" * 64, amount=1), "renter", "only the pool's own key"),
+    ],
+)  # fmt: skip
+def test_what_money_and_offers_refuse(body: Body, signer: str, text: str) -> None:
+    """Each with a sentence, and nothing is changed."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    before = dict(book.state.accounts.balances), dict(book.state.offers), book.state.head
+    with pytest.raises(Refused, match=text):
+        book.post(getattr(book, signer), body)
+    assert (dict(book.state.accounts.balances), dict(book.state.offers), book.state.head) == before
+
+
+def test_a_device_is_leased_once_at_a_time() -> None:
+    """An offer that is taken is not free until its lease has ended."""
+    book = Book()
+    book.run()
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.renter, on.Closed(lease_id="job", reason="enough"))
+    book.post(book.renter, opened("second"))
+
+
+def test_a_withdrawn_offer_does_not_free_its_device() -> None:
+    """Nor does the same offer made again while the lease goes on."""
+    book = Book()
+    book.run()
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    with pytest.raises(Refused, match="is taken"):
+        book.post(book.renter, opened("second"))
+    book.post(book.renter, on.Closed(lease_id="job", reason="enough"))
+    book.post(book.agent, on.Withdrawn(offer_id="box"))
+    with pytest.raises(Refused, match="is gone"):
+        book.post(book.renter, opened("second"))
+
+
+def test_clocks_that_are_wrong() -> None:
+    """An event dated too far from the pool's clock is refused with the difference and the remedy."""
+    book = Book()
+    with pytest.raises(Refused, match=r"\+121 s from the pool's clock"):
+        book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)), skew_s=121)
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)), skew_s=-119)
+
+
+def test_a_nonce_counts_once() -> None:
+    """A second event with the nonce of an earlier one is refused, as long as its clock is not stale anyway."""
+    book = Book()
+    event = book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    with pytest.raises(Refused, match="counts once"):
+        book.post(book.agent, on.Offered(offer=offer("again", book.now_s)), nonce=event.draft.nonce)
+
+
+def test_strangers_act_only_in_open_pools() -> None:
+    """A key that the operator did not admit cannot even make an offer, unless the pool is open."""
+    body = on.Offered(offer=offer(now_s=2_000_000.0))
+    with pytest.raises(Refused, match="not admitted"):
+        Book().post(Key.made(), body)
+    Book(is_open=True).post(Key.made(), body)
+
+
+def test_an_event_for_another_pool_is_refused() -> None:
+    """A signature names its pool."""
+    book, other = Book(), Book()
+    event = other.event(other.operator, on.Deposited(account=book.agent.public, amount=5))
+    with pytest.raises(Refused, match=r"does not follow|for the pool"):
+        apply(book.state, event)
+
+
+def challenged(book: Book, verifier: Key, *, equal: bool, fee: int = 0) -> None:
+    """Ask for a replay of block 1, and let it be answered."""
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=verifier.public, draw=draw, fee=fee))
+    book.post(verifier, on.VerdictGiven(lease_id="job", block=1, verifier=verifier.public, equal=equal))
+
+
+def test_a_cheat_loses_its_pay_and_its_bond() -> None:
+    """Two verifiers that find the same block unequal make the bond slashable; one does not."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    challenged(book, book.other, equal=False, fee=100)
+    book.post(book.operator, on.Disputed(lease_id="job", reason="unequal"))
+    with pytest.raises(Refused, match="1 verifiers found"):
+        book.post(book.operator, on.Slashed(lease_id="job", amount=CREDIT, reason="skipped"))
+    challenged(book, book.third, equal=False, fee=100)
+    with pytest.raises(Refused, match="cannot be cut"):
+        book.post(book.operator, on.Slashed(lease_id="job", amount=CREDIT + 1, reason="skipped"))
+    book.post(book.operator, on.Slashed(lease_id="job", amount=CREDIT, reason="skipped"))
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 9 * CREDIT
+    assert book.balance(book.renter) == 11 * CREDIT - 200
+    assert book.balance(book.other) == 10 * CREDIT + 100
+    record = book.state.record_of(book.agent.public)
+    assert (record.slashed, record.failed, record.passed) == (1, 1, 0)
+    lease = book.state.leases["job"]
+    assert (lease.state, lease.outcome) == ("final", "slashed")
+    book.state.accounts.require_conserved(is_thorough=True)
+
+
+def test_a_wrong_accusation_costs_the_accuser_its_record() -> None:
+    """A verdict that another replay contradicts is written down, and the honest agent is paid."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    challenged(book, book.other, equal=False)
+    with pytest.raises(Refused, match=r"disputed first|can be disputed until"):
+        book.post(book.operator, on.Final(lease_id="job"))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    challenged(book, book.third, equal=True)
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
+    assert book.state.record_of(book.other.public).wrong_verdicts == 1
+    assert book.state.record_of(book.third.public).wrong_verdicts == 0
+
+
+def test_a_verifier_at_work_is_paid_before_the_lease_is_settled() -> None:
+    """A renter cannot save its fee by settling early."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    asked = on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=100)
+    with pytest.raises(Refused, match="not signed by the pool"):
+        book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw="0" * 128))
+    book.post(book.operator, asked)
+    with pytest.raises(Refused, match="its verifier is paid first"):
+        book.post(book.renter, on.Final(lease_id="job"))
+    book.post(book.other, on.VerdictGiven(lease_id="job", block=1, verifier=book.other.public, equal=True))
+    book.post(book.renter, on.Final(lease_id="job"))
+    assert book.balance(book.other) == 10 * CREDIT + 100
+
+
+def test_a_dispute_does_not_save_a_verifiers_fee() -> None:
+    """A renter that disputes cannot settle while a block is being replayed."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=100))
+    book.post(book.renter, on.Disputed(lease_id="job"))
+    book.pass_time(601)
+    with pytest.raises(Refused, match="its verifier is paid first"):
+        book.post(book.renter, on.Final(lease_id="job"))
+
+
+@pytest.mark.parametrize(("blocks", "verify", "paid_s"), [(0, 0.05, 300), (1, 0.05, 1200), (0, 0.0, 1200)])
+def test_work_that_cannot_be_checked_is_not_paid(blocks: int, verify: float, paid_s: int) -> None:
+    """Of a lease that is checked, seconds count up to a block after the last commitment."""
+    book = Book()
+    book.finish(beats=2, every_s=600, blocks=blocks, verify_fraction=verify)
+    book.pass_time(601)
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(paid_s, CREDIT // 2)
+
+
+def test_a_lease_has_a_bounded_number_of_blocks() -> None:
+    """Nobody can make the log's readers carry millions of commitments."""
+    book = Book()
+    book.run(blocks=1)
+    lease = book.state.leases["job"]
+    book.state.leases["job"] = replace(lease, commitments=lease.commitments * MOST_COMMITMENTS)
+    body = on.Committed(lease_id="job", block=MOST_COMMITMENTS, update=10**6, state="1" * 64, blob="1" * 64)
+    with pytest.raises(Refused, match="no more are taken"):
+        book.post(book.agent, body)
+
+
+def test_a_job_that_leaves_within_its_notice_was_reclaimed() -> None:
+    """It may save and go before the notice is over; without notice it has left."""
+    for has_notice in (True, False):
+        book = Book()
+        book.run()
+        if has_notice:
+            book.post(book.agent, on.Reclaiming(lease_id="job", by_s=book.now_s + 120))
+        book.post(book.agent, on.Closed(lease_id="job", reason="reclaimed: the owner is back"))
+        record = book.state.record_of(book.agent.public)
+        assert (record.reclaimed, record.left) == (int(has_notice), int(not has_notice))
+
+
+def test_values_that_cannot_be_meant() -> None:
+    """A bond that is held for years, and a device that a terminal takes for markup."""
+    with pytest.raises(ValueError, match="window_s"):
+        opened(window_s=10**9)
+    with pytest.raises(ValueError, match=r"device\.kind"):
+        on.OfferedDevice(kind="[/x]")
+    assert on.OfferedDevice(kind="cuda:0").count == 1
+
+
+def test_a_lease_that_passed_adds_to_the_record() -> None:
+    """After a replay that was equal, the next lease of that provider has one more passed job behind it."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    challenged(book, book.other, equal=True)
+    book.pass_time(601)
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.state.record_of(book.agent.public).passed == 1
+
+
+def test_roots_are_of_all_events_since_the_last() -> None:
+    """A root of other events, or a wrong one, is refused; after a right one the next begins with it."""
+    book = Book()
+    last, root = book.state.seq, merkle_root(book.state.unanchored)
+    with pytest.raises(Refused, match="the root of events"):
+        book.post(book.operator, on.Anchored(root=sha256(b""), first=1, last=last))
+    with pytest.raises(Refused, match="the next root"):
+        book.post(book.operator, on.Anchored(root=root, first=2, last=last))
+    book.post(book.operator, on.Anchored(root=root, first=1, last=last))
+    assert (book.state.first_unanchored, len(book.state.unanchored)) == (last + 1, 1)
+    book.post(book.operator, on.Anchored(root=merkle_root(book.state.unanchored), first=last + 1, last=last + 1))
+    assert book.state.first_unanchored == last + 2
+
+
+def test_money_over_ten_thousand_random_operations() -> None:
+    """Whatever happens, in whatever order, no credit is made or lost, none is owed, and refusals change nothing."""
+    draw = random.Random(7)
+    book = Book(verdicts_to_slash=1)
+    keys = [book.operator, book.renter, book.agent, book.other, book.third]
+    taken = refused = 0
+    kinds: set[str] = set()
+    for number in range(10_000):
+        book.pass_time(draw.choice((0.5, 5, 5, 40)))
+        key, body = draw.choice(keys), random_body(book, draw, number)
+        if draw.random() < 0.85:
+            key = rightful(book, body, draw)
+        before = (book.state.seq, dict(book.state.accounts.balances), book.state.accounts.deposited)
+        try:
+            book.post(key, body)
+            taken += 1
+            kinds.add(on.kind_of(body))
+        except Refused:
+            refused += 1
+            assert (book.state.seq, dict(book.state.accounts.balances), book.state.accounts.deposited) == before
+        book.state.accounts.require_conserved(is_thorough=True)
+    assert taken > 2000, (taken, refused)
+    assert refused > 1000, (taken, refused)
+    assert kinds >= set(on.KINDS) - {"founded", "preempting"}, set(on.KINDS) - kinds
+    for lease in book.state.leases.values():
+        if lease.state in ("final", "slashed", "refunded"):
+            assert book.state.held(lease.lease_id) == (0, 0)
+    twin = State()
+    for event in book.events:
+        apply(twin, event)
+    assert twin.accounts.balances == book.state.accounts.balances
+    assert twin.leases == book.state.leases
+    assert twin.records == book.state.records
+
+
+def rightful(book: Book, body: Body, draw: random.Random) -> Key:
+    """Who may sign such an event, most often."""
+    by_public = {key.public: key for key in (book.operator, book.renter, book.agent, book.other, book.third)}
+    lease = book.state.leases.get(getattr(body, "lease_id", ""))
+    match body:
+        case on.Offered() | on.Withdrawn():
+            name = body.offer.offer_id if isinstance(body, on.Offered) else body.offer_id
+            return by_public[book.state.offers[name].agent] if name in book.state.offers else book.agent
+        case on.Waiting():
+            return draw.choice([book.renter, book.other])
+        case on.Opened() | on.Cosigned():
+            return book.renter
+        case on.Accepted() | on.Beat() | on.Committed() | on.Reclaiming() | on.Finished():
+            return book.agent if lease is None else by_public[lease.agent]
+        case on.VerdictGiven():
+            return by_public[body.verifier]
+        case _:
+            return book.operator
+
+
+def random_body(book: Book, draw: random.Random, number: int) -> Body:
+    """Something that might be legal now, or not."""
+    leases = list(book.state.leases.values())
+    lively = [lease for lease in leases if lease.state != "final"]
+    lease = draw.choice(lively or leases) if leases else None
+    name = "none" if lease is None else lease.lease_id
+    box, anyone = f"box{draw.randrange(4)}", draw.choice([book.renter, book.agent, book.other]).public
+    if draw.random() < 0.03:
+        return draw.choice([
+            on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
+            on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
+        ])  # fmt: skip
+    for ready in to_preempt(book.state, book.now_s):
+        if draw.random() < 0.5:
+            return on.Preempting(lease_id=ready.lease_id, by_s=book.now_s + draw.choice([60, 130]))
+    if lease is None or draw.random() < (0.08 if len(lively) > 4 else 0.5):
+        rate = draw.randrange(1, CREDIT)
+        bodies: list[Body] = [
+            on.Offered(offer=offer(box, book.now_s, price_per_hour=draw.randrange(CREDIT), min_s=1)),
+            on.Withdrawn(offer_id=box),
+            on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
+            opened(f"job{number}", offer_id=box, rate_per_hour=rate, deposit=draw.randrange(2 * CREDIT),
+                   bond=draw.randrange(CREDIT), window_s=draw.randrange(3000), verify_fraction=draw.choice([0.05, 1]),
+                   forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2))),
+        ]  # fmt: skip
+        return draw.choice([*bodies, bodies[0], bodies[-1], bodies[-1], bodies[-1]])
+    head = lease.commitments[-1].state if lease.commitments else ""
+    state = sha256(b"%d" % number)
+    verifier = draw.choice([book.other, book.third]).public
+    signed = book.operator.sign(draw_message(book.operator.public, lease))
+    asked = draw.choice(lease.challenges) if lease.challenges else None
+    block = draw.randrange(max(1, len(lease.commitments)))
+    acts: list[Body] = [
+        on.Accepted(lease_id=name),
+        on.Beat(lease_id=name, index=max(0, lease.beat_index + draw.choice([1, 1, 1, 0, 2])),
+                running_s=max(0, lease.running_s + draw.choice([0, 3, 5, 30, -1]))),
+        on.Cosigned(lease_id=name, index=max(0, lease.beat_index + draw.choice([0, 0, -1, 1]))),
+        on.Committed(lease_id=name, block=len(lease.commitments), update=number + 1, state=state, blob=state,
+                     previous=head),
+        on.Suspected(lease_id=name),
+        on.Lost(lease_id=name),
+        on.Reclaiming(lease_id=name, by_s=book.now_s + draw.choice([60, 120, 300])),
+        on.Finished(lease_id=name, result=state),
+        on.Closed(lease_id=name, reason="x"),
+        on.Challenged(lease_id=name, block=block, verifier=verifier, draw=signed, fee=draw.randrange(2000)),
+        on.VerdictGiven(lease_id=name, block=block if asked is None else asked.block,
+                        verifier=verifier if asked is None else asked.verifier, equal=draw.random() < 0.5),
+        on.Disputed(lease_id=name),
+        on.Slashed(lease_id=name, amount=draw.randrange(CREDIT), reason="x"),
+        on.Refunded(lease_id=name),
+        on.Final(lease_id=name),
+        on.Anchored(root=merkle_root(book.state.unanchored), first=book.state.first_unanchored, last=book.state.seq),
+    ]  # fmt: skip
+    acts += 3 * [body for body in acts if isinstance(body, on.Beat | on.Cosigned | on.Committed)]
+    acts += 3 * [body for body in acts if isinstance(body, on.Challenged)]
+    if asked is not None and asked.equal is None:
+        acts += 8 * [body for body in acts if isinstance(body, on.VerdictGiven)]
+    if draw.random() < 0.85:  # mostly what the table allows in that state
+        acts = [body for body in acts if (lease.state, on.kind_of(body)) in TRANSITIONS] or acts
+    return draw.choice(acts)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.pool import events as on
+from stoker.pool.escrow import pay_for
+from stoker.pool.events import CREDIT
+from stoker.pool.watch import MOST_OPEN, due
+from tests.pool.book import Book, offer, opened
+
+
+def settle(book: Book, present: Mapping[str, str] | None = None, up_since_s: float = 0.0) -> list[str]:
+    """Let the control plane sign what is due; the kinds of events."""
+    bodies = due(book.state, book.now_s, key=book.operator, up_since_s=up_since_s, present=present or {})
+    for body in bodies:
+        book.post(book.operator, body)
+    return [on.kind_of(body) for body in bodies]
+
+
+def test_silence_ends_a_lease_in_two_steps() -> None:
+    """Suspect after three beats, lost after a minute; a pool that was itself down counts from its own start."""
+    book = Book()
+    book.run()
+    book.pass_time(29)
+    assert settle(book) == []
+    book.pass_time(1)
+    assert settle(book, up_since_s=book.now_s - 5) == []
+    assert settle(book) == ["suspected"]
+    book.pass_time(29)
+    assert settle(book) == []
+    book.pass_time(1)
+    assert settle(book, up_since_s=book.now_s - 59) == []
+    assert settle(book) == ["lost"]
+    book.pass_time(600)
+    assert settle(book) == ["final"]
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(30, CREDIT // 2)
+
+
+def test_an_agent_that_never_accepts() -> None:
+    """The whole deposit comes back after a minute."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    book.post(book.renter, opened(window_s=0))
+    book.pass_time(59)
+    assert settle(book) == []
+    book.pass_time(11)
+    assert settle(book, up_since_s=book.now_s - 60) == []
+    assert settle(book) == ["closed"]
+    assert book.balance(book.renter) == 10 * CREDIT
+    assert settle(book) == ["final"]
+
+
+def test_the_pool_cosigns_for_a_renter_who_sleeps() -> None:
+    """If the renter named it, and only then."""
+    book = Book()
+    book.run(beats=0, delegate=book.operator.public)
+    book.pass_time(10)
+    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=10))
+    assert settle(book) == ["cosigned"]
+    assert settle(book) == []
+    other = Book()
+    other.run(beats=0)
+    other.pass_time(10)
+    other.post(other.agent, on.Beat(lease_id="job", index=0, running_s=10))
+    assert settle(other) == []
+
+
+def test_a_deposit_that_is_used_up_ends_the_lease() -> None:
+    """The agent is paid what there is, and nobody owes anything."""
+    book = Book()
+    book.run(beats=0, deposit=CREDIT, forecast=on.Forecast(hours=2.0, credits=CREDIT))
+    for index in range(2):
+        book.pass_time(3600)
+        book.post(book.agent, on.Beat(lease_id="job", index=index, running_s=3600 * (index + 1)))
+        book.post(book.renter, on.Cosigned(lease_id="job", index=index))
+    assert settle(book)[0] == "closed"
+    book.pass_time(601)
+    assert settle(book) == ["final"]
+    assert book.balance(book.agent) == 11 * CREDIT
+    assert book.balance(book.renter) == 9 * CREDIT
+
+
+def test_what_replays_need_is_not_run_up_by_the_meter() -> None:
+    """Of a deposit for an hour and its replays the meter takes an hour, and verifiers the rest."""
+    book = Book()
+    book.run(beats=0, deposit=CREDIT, forecast=on.Forecast(hours=1.0, credits=CREDIT // 2), verify_fraction=0.05)
+    book.pass_time(3600)
+    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=3600))
+    assert settle(book)[0] == "closed"
+    assert book.state.leases["job"].reason == "the deposit is used up"
+
+
+def test_a_verifier_has_a_few_blocks_at_a_time() -> None:
+    """However many blocks were drawn; each verdict makes room for the next."""
+    book = Book()
+    book.finish(beats=6, blocks=40, verify_fraction=1.0)
+    present = {book.other.public: ""}
+    assert settle(book, present) == ["challenged"] * MOST_OPEN
+    assert settle(book, present) == []
+    one = book.state.leases["job"].open_challenges[0]
+    book.post(book.other, on.VerdictGiven(lease_id="job", block=one.block, verifier=one.verifier, equal=True))
+    assert settle(book, present) == ["challenged"]
+
+
+def drive(book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60) -> str:
+    """Let the pool work, and verifiers answer: those in `lies` that a block is unequal; how the lease ended."""
+    keys = {key.public: key for key in (book.other, book.third, book.agent)}
+    for _ in range(rounds):
+        settle(book, present)
+        lease = book.state.leases["job"]
+        for one in lease.open_challenges:
+            verdict = on.VerdictGiven(
+                lease_id="job", block=one.block, verifier=one.verifier, equal=one.verifier not in lies
+            )
+            book.post(keys[one.verifier], verdict)
+        if lease.state == "final":
+            kinds = [event.kind for event in book.events]
+            return next(kind for kind in ("slashed", "refunded", "final") if kind in kinds)
+        book.pass_time(30)
+    raise AssertionError(book.state.leases["job"].state)
+
+
+def test_all_blocks_of_a_new_provider_are_replayed_and_paid_for() -> None:
+    """Each by another agent of the same class, at the block's share of the pay, out of the deposit."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    present = {book.other.public: "other class", book.third.public: "", book.agent.public: ""}
+    assert drive(book, set(), present) == "final"
+    pay = pay_for(60, CREDIT // 2)
+    assert {one.verifier for one in book.state.leases["job"].challenges} == {book.third.public}
+    assert book.balance(book.third) == 10 * CREDIT + 3 * (pay // 3)
+    assert book.balance(book.agent) == 10 * CREDIT + pay
+    assert book.state.record_of(book.agent.public).passed == 1
+
+
+def test_a_cheat_is_slashed_by_two_verifiers() -> None:
+    """The first unequal replay brings a second one; both agree, and pay and bond go to the renter."""
+    book = Book()
+    book.finish(beats=6, blocks=3, verify_fraction=0.05)
+    present = {book.other.public: "", book.third.public: ""}
+    assert drive(book, {book.other.public, book.third.public}, present) == "slashed"
+    assert book.balance(book.agent) == 9 * CREDIT
+    assert book.state.record_of(book.agent.public).slashed == 1
+
+
+def test_one_liar_slashes_nobody() -> None:
+    """Verdicts that contradict each other do not cut a bond, whoever was asked first."""
+    for liar in ("other", "third"):
+        book = Book()
+        book.finish(beats=6, blocks=1, verify_fraction=1.0)
+        present = {book.other.public: "", book.third.public: ""}
+        assert drive(book, {getattr(book, liar).public}, present) == "final"
+        assert book.balance(book.agent) >= 10 * CREDIT
+
+
+def test_a_lone_verifier_cannot_cut_a_bond() -> None:
+    """Where nobody else can replay, the renter has its money back, and the agent its bond."""
+    book = Book()
+    book.finish(beats=6, blocks=1, verify_fraction=1.0)
+    assert drive(book, {book.other.public}, {book.other.public: ""}) == "refunded"
+    assert book.balance(book.agent) == 10 * CREDIT
+
+
+def test_a_result_that_nobody_can_replay_is_final_after_its_time() -> None:
+    """Without verifiers the agent is paid, and its record does not grow."""
+    book = Book()
+    book.finish(beats=6, blocks=1, verify_fraction=1.0)
+    assert drive(book, set(), {}) == "final"
+    assert book.state.record_of(book.agent.public).passed == 0
+
+
+def test_an_hour_has_its_root() -> None:
+    """Once an hour, and not again at once."""
+    book = Book()
+    book.pass_time(3599)
+    assert settle(book) == []
+    book.pass_time(1)
+    assert settle(book) == ["anchored"]
+    assert settle(book) == []

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import BadJob
+from stoker.records import Event
+from stoker.store import CheckpointStore, RunDirectory
+from stoker.verifying.replay import NotTheRun, replay
+from tests.training.builders import blobs, net
+
+UPDATES = 15
+
+
+def job(**changes) -> stoker.Job:
+    """Dropout, a held-out set that decides about the learning rate, an average, clipping and a ragged last batch."""
+    settings = {
+        "model": net, "data": blobs(74), "valid": blobs(20), "loss": "cross_entropy",
+        "optimizer": stoker.AdamW(lr=0.01), "batch": 16, "until": stoker.epochs(3), "clip_norm": 1.0,
+        "average": stoker.EMA(0.9), "metrics": ["accuracy"],
+    }  # fmt: skip
+    return stoker.Job(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """A run that tried plans on its updates, with a copy of its directory after each update."""
+    folder = tmp_path_factory.mktemp("recorded")
+    run = folder / "run"
+
+    def keep(event: Event) -> None:
+        if event.kind == "checkpointed":
+            manifest = CheckpointStore(run / "checkpoints").newest()[1]
+            being_written = shutil.ignore_patterns(".writing*")
+            shutil.copytree(run, folder / str(manifest.position.updates), dirs_exist_ok=True, ignore=being_written)
+
+    stoker.train(job(), run_dir=run, sink=keep, checkpoint_every=stoker.seconds(1e-9))
+    return folder
+
+
+def copy_at(recorded: Path, begin: int, end: int, into: Path) -> RunDirectory:
+    """The run as it was after `begin` updates, with the records that it had after `end`."""
+    shutil.copytree(recorded / str(end), into)
+    shutil.rmtree(into / "checkpoints")
+    if begin:
+        name = CheckpointStore(recorded / str(begin) / "checkpoints").names()[-1]
+        shutil.copytree(recorded / str(begin) / "checkpoints" / name, into / "checkpoints" / name)
+    return RunDirectory(into)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (0, 6), (3, 4), (4, 11), (10, UPDATES)])
+def test_a_stretch_made_again_is_equal_bit_for_bit(recorded, tmp_path, begin, end):
+    """Weights, optimiser, average, generators, decisions: all but times, from any update to any other."""
+    claimed = CheckpointStore(recorded / str(end) / "checkpoints").newest()[1]
+    made = replay(job(), copy_at(recorded, begin, end, tmp_path / "run"), end)
+    assert made[-1].position == claimed.position
+    assert made[-1].state_digest() == claimed.state_digest()
+
+
+def test_every_update_can_be_noted(recorded, tmp_path):
+    """The trace of a stretch has the states that the run itself had after each update."""
+    made = replay(job(), copy_at(recorded, 5, 9, tmp_path / "run"), 9, each=True)
+    assert [manifest.position.updates for manifest in made] == [6, 7, 8, 9]
+    claimed = [CheckpointStore(recorded / str(n) / "checkpoints").newest()[1] for n in range(6, 10)]
+    assert [one.state_digest() for one in made] == [one.state_digest() for one in claimed]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"data": blobs(90)}, {"batch": 8}, {"optimizer": stoker.AdamW(lr=0.02)}, {"seed": 1}]
+)
+def test_the_records_of_another_job_are_refused(recorded, tmp_path, changes):
+    """Other data, half the batch, another rate or seed: the run's records are not of this job."""
+    with pytest.raises(NotTheRun, match="of another job"):
+        replay(job(**changes), copy_at(recorded, 3, 6, tmp_path / "run"), 6)
+
+
+def test_a_run_planned_for_fewer_updates_is_refused(recorded, tmp_path):
+    """The schedule depends on the length, which is the job's and not what the machine that ran it says."""
+    directory = copy_at(recorded, 3, 6, tmp_path / "run")
+    text = (directory.path / "plan.json").read_text()
+    assert f'"total_updates": {UPDATES}' in text
+    (directory.path / "plan.json").write_text(text.replace(f'"total_updates": {UPDATES}', '"total_updates": 7'))
+    with pytest.raises(NotTheRun, match="planned for 7 updates, and the job has 15"):
+        replay(job(), directory, 6)
+
+
+def test_a_job_of_seconds_cannot_be_replayed(recorded, tmp_path):
+    """How many updates a second has is known to one machine alone."""
+    run = tmp_path / "run"
+    timed = job(until=stoker.seconds(1))
+    stoker.train(timed, run_dir=run, sink=lambda event: None)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(BadJob, match="given in seconds"):
+        replay(timed, RunDirectory(run), 2)
+
+
+def test_a_changed_weight_changes_the_state(recorded):
+    """The digest is of the content: one changed file of a checkpoint, and the state is another one."""
+    manifest = CheckpointStore(recorded / "4" / "checkpoints").newest()[1]
+    other = CheckpointStore(recorded / "5" / "checkpoints").newest()[1]
+    assert manifest.state_digest() != other.state_digest()
