@@ -40,7 +40,7 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
     verifiers = Verifiers(present)
     for name in state.unsettled:
         for asked in state.leases[name].challenges:
-            verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, present)
+            verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, verifiers)
     for name in sorted(state.unsettled):
         lease = state.leases[name]
         bodies += _BY_STATE[lease.state](state, lease, now_s, key, max(lease.heard_s, up_since_s), verifiers)
