@@ -280,12 +280,12 @@ class HostSupervisor:
             signal.signal(number, self._on_signal)
         if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
             return self._end(self._given_up("the scheduler started it again"))
-        if self._held_before_s and self._is_used_up(starts=2):
+        if self._held_before_s and self._is_used_up(by_a_start=True):
             return self._end(self._limit_over())
         while True:
             verdict = self._run_once()
             goes_on = verdict.is_again or verdict.phase in {"preempted", "requeued"}
-            if (self._over and verdict.phase in {"stopped", "lost"}) or (goes_on and self._is_used_up(starts=2)):
+            if (self._over and verdict.phase in {"stopped", "lost"}) or (goes_on and self._is_used_up(by_a_start=True)):
                 return self._end(self._limit_over())
             if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
@@ -358,9 +358,13 @@ class HostSupervisor:
     def _held_s(self) -> float:
         return self._held_before_s + time.monotonic() - self._began_s
 
-    def _is_used_up(self, *, starts: int = 1) -> bool:
-        """Whether the time that is left is that of a save; of two (`starts=2`): then another start would be in vain."""
-        return self._left_s() < starts * notice_s(self._order.save_s, self._order.most_held_s)
+    def _is_used_up(self, *, by_a_start: bool = False) -> bool:
+        """Whether the time that is left is that of a save; or too little for another start to train in."""
+        most_s = self._order.most_held_s
+        if most_s is None:
+            return False
+        needed_s = notice_s(self._order.save_s, most_s)
+        return self._left_s() < needed_s + (min(needed_s, most_s / 4) if by_a_start else 0)
 
     def _limit_over(self) -> RankOutcome:
         most_s = self._order.most_held_s or 0.0
