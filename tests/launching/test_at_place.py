@@ -275,6 +275,16 @@ def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
     assert state_of(run).phase == "finished", "what has ended is not lost"
 
 
+def test_a_process_that_nobody_has_waited_for_is_gone(run: Path) -> None:
+    """A supervisor that was killed stays in the table of processes until its parent looks: it is not alive."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ended:
+        _write(run, _state(pid=ended.pid, began=at_place._began(ended.pid)))
+        assert state_of(run).phase == "running"
+        ended.kill()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert state_of(run).phase == "lost"
+
+
 def test_states_of_an_earlier_order_do_not_count(run: Path) -> None:
     """A run that was started again is starting until its hosts say otherwise."""
     _write(run, _state(phase="failed", submitted_at="2026-11-24T10:00:00+00:00"))

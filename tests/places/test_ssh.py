@@ -232,7 +232,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(job: Path, box: Host, tmp_path: 
         with pytest.raises(PlaceFailed, match=r"have to be sent, and .* has .* free"):
             launch(job, on="ssh:box", options=_options(small))
         assert not Path("runs").exists() or list(Path("runs").iterdir()) == []
-        subprocess.run(["mount", "-o", "remount,size=12m", str(small)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=32m", str(small)], check=True)
         options = _options(small, variables={"OMP_NUM_THREADS": "1", "STOKER_CACHE": str(tmp_path / "cache")})
         first = launch(job, on="ssh:box", settings={"epochs": 8, "pause_s": 0.01}, options=options)
         _until(lambda: _saved(first.launch.handle), "a checkpoint")

@@ -655,12 +655,13 @@ def _end_with_parent() -> None:
 
 
 def _began(pid: int) -> int:
-    """When a process of this machine was started [clock ticks since the boot]; -1 if there is none.
+    """When a process of this machine was started [clock ticks since the boot]; -1 if there is none, or it has ended.
 
-    Source: proc(5), /proc/pid/stat: field 22.
+    Source: proc(5), /proc/pid/stat: fields 3 (a zombie is an ended process that nobody has waited for) and 22.
     """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return -1 if fields[0] in {"Z", "X"} else int(fields[19])
     except (OSError, IndexError, ValueError):
         return -1
 
