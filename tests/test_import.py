@@ -121,6 +121,13 @@ def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
     assert not {"plotly", "stoker.reporting.run_page"} & set(modules)
 
 
+def test_a_name_that_is_loaded_already_leaves_the_collector_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are looked up anew at each use, also in loops: the collector's counts must go on."""
+    _ = stoker.train
+    monkeypatch.setattr("stoker.api.collector_paused", lambda: 1 / 0)
+    assert stoker.train is not None
+
+
 def test_imports_pause_the_collector_and_lose_no_garbage() -> None:
     """Afterwards it is on again, what is there counts as old, and a full collection still finds what is unreachable."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,8 @@ def load_name(name: str) -> Any:
     """
     public, further = _modules_by_name()
     module = (public | further)[name]
+    if module in sys.modules and name in vars(sys.modules[module]):
+        return vars(sys.modules[module])[name]
     with collector_paused():
         home = importlib.import_module(module)
         if name not in vars(home):  # a module that was not imported yet
