@@ -221,7 +221,7 @@ def test_a_report_that_cannot_be_drawn_does_not_cost_a_finished_run(monkeypatch:
 
     heard = Heard()
     with monkeypatch.context() as patched:
-        patched.setattr("stoker.training.run_completion.render_html", broken)
+        patched.setattr("stoker.reporting.run_page.render_html", broken)
         run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
     assert run.status == "finished"
     assert run.weights()

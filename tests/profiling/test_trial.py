@@ -187,12 +187,12 @@ def test_augmentation_and_dropout_are_alike_on_both_sides_of_the_comparison() ->
 def test_a_compiled_plan_is_compared_with_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that gets the model wrong is found out, though the precision is fp32; a trustworthy one is not."""
 
-    def bad_compiler(model: nn.Module, device: torch.device) -> None:
+    def bad_compiler(model: nn.Module, *_: object) -> None:
         forward = model.forward
         model.forward = lambda x: 2 * forward(x)
 
     compiled = dataclasses.replace(PLAN, compile=True)
-    monkeypatch.setattr("stoker.stepping.step.compile_in_place", lambda model, device: None)
+    monkeypatch.setattr("stoker.stepping.step.compile_in_place", lambda *_: None)
     assert tried(job_of(), compiled).gradient_error == 0.0
     monkeypatch.setattr("stoker.stepping.step.compile_in_place", bad_compiler)
     assert tried(job_of(), compiled).gradient_error > 0.25

@@ -79,7 +79,7 @@ def test_a_compiled_model_makes_the_same_updates() -> None:
             measure(vectors(16), 16)
     assert counters["stats"]["unique_graphs"] == 1
     assert list(tensors_of(compiled)) == list(tensors_of(plain))
-    assert 0 < largest_difference(compiled, plain) < 1e-4
+    assert largest_difference(compiled, plain) < 1e-4  # on some numbers of threads the bits are equal
 
 
 def test_without_a_compiler_a_compiled_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

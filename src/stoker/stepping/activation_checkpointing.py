@@ -196,12 +196,12 @@ class Checkpointed:
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
         # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
         kept = _as_it_is_now((args, kwargs))
-        with _without_cached_casts():
+        with without_cached_casts():
             return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
 
 
 @contextlib.contextmanager
-def _without_cached_casts() -> Iterator[None]:
+def without_cached_casts() -> Iterator[None]:
     """Within the context autocast casts weights each time: kept casts would outlive the activations that are not.
 
     PyTorch passes the second time with the same setting.

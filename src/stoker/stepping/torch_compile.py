@@ -36,7 +36,7 @@ from torch import nn
 
 from stoker.activity import doing
 from stoker.errors import DoesNotFit
-from stoker.stepping.activation_checkpointing import Checkpointed, alike_blocks
+from stoker.stepping.activation_checkpointing import Checkpointed, alike_blocks, without_cached_casts
 
 _RUNS_AS_IT_IS = "the model cannot be compiled and runs as it is"
 _CPP_COMPILERS = ("g++", "clang++", "c++")
@@ -151,7 +151,8 @@ class _Region:
         )
 
         try:
-            with contextlib.nullcontext() if self._is_compiled else _first_call():
+            # Compiled code keeps no casts, and is compiled anew where that setting differs, as in checkpointed blocks.
+            with without_cached_casts(), contextlib.nullcontext() if self._is_compiled else _first_call():
                 output = self._compiled(*args, **kwargs)
         except TorchDynamoException as problem:
             lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
