@@ -17,7 +17,7 @@ import pytest
 
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
-from stoker.pool import control_plane, pool_launcher
+from stoker.pool import control_plane, renting
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
@@ -166,8 +166,8 @@ def open_folder() -> Iterator[Path]:
 
 def launched(market: Market, monkeypatch: pytest.MonkeyPatch) -> Market:
     """The market, for whose renter the launcher acts."""
-    monkeypatch.setattr(pool_launcher, "_client", lambda terms: market.renter)
-    monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(market.renter, market.folder / "renter"))
+    monkeypatch.setattr(renting, "_client", lambda terms: market.renter)
+    monkeypatch.setattr(renting, "_blobs", lambda client, job: BlobCache(market.renter, market.folder / "renter"))
     return market
 
 

@@ -11,12 +11,13 @@ from stoker.errors import BadJob, PlaceFailed
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Submission
 from stoker.pool import events as on
-from stoker.pool import pool_launcher
+from stoker.pool import renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.commitment import chain_head
 from stoker.pool.job_box import PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.pool_launcher import LAUNCHER, Terms
+from stoker.pool.pool_launcher import LAUNCHER
+from stoker.pool.renting import Terms
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore
@@ -76,9 +77,9 @@ class Pool(FakePool):
 def pool(tmp_path, monkeypatch) -> Pool:
     """The pool that the launcher talks to."""
     made = Pool(tmp_path / "blobs")
-    monkeypatch.setattr(pool_launcher, "_client", lambda terms: made)
-    monkeypatch.setattr(pool_launcher, "_blobs", lambda client, job: BlobCache(made, tmp_path / "cache"))
-    monkeypatch.setattr(pool_launcher, "_own_class", lambda: "")
+    monkeypatch.setattr(renting, "_client", lambda terms: made)
+    monkeypatch.setattr(renting, "_blobs", lambda client, job: BlobCache(made, tmp_path / "cache"))
+    monkeypatch.setattr(renting, "_own_class", lambda: "")
     made.offer("cheap", 100_000)
     made.offer("dear", 900_000)
     return made

@@ -1,153 +1,37 @@
-"""Other people's machines as a place: `stoker train job.py --on pool`.
+"""Other people's machines as a place: `stoker train job.py --on pool`; what is done there is `renting.py`.
 
-What: the run is an order (`job_box.py`) that an agent takes under a lease. Where an agent is lost, or its owner takes
-the machine back, the next lease goes on from the last block that was committed; where a replay finds one wrong, from
-the block before it, and never again at that agent. A run counts as finished once its results are there and the blocks
-that were drawn have been replayed.
-Use when: machines of strangers will do. Costs: what the lease says; blocks take a checkpoint every `block`.
-Does not do: several devices, secrets, images, jobs whose length is in seconds.
-
-The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
-`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
-
-Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
-everything is found again from the job's name and the pool's log.
+This module is also imported where a run is executed, without the packages that a renter needs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
-from stoker.launching.launcher import (
-    Handle,
-    HostRanks,
-    Launcher,
-    LaunchTarget,
-    Offer,
-    Probe,
-    Request,
-    Submission,
-)
-from stoker.records.codec import dumps
+from stoker.errors import NoDevice, PlaceFailed
+from stoker.launching.launcher import Handle, Launcher, LaunchTarget, Offer, Probe, Request, Submission
 from stoker.records.launch import LaunchState
-from stoker.store import cache_root
-from stoker.units import format_bytes, format_seconds, parse_duration, parse_money
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
-    from stoker.pool.client import PoolClient
-    from stoker.pool.events import Isolation
-    from stoker.pool.job_box import PoolOrder
-    from stoker.pool.leased_job import BlobCache
-    from stoker.pool.matching import Match, RunForecast
-    from stoker.pool.state import ListedOffer
 
 _SYNTAX = "pool[:OFFER][/cpu|DEVICE]"
-_KINDS = ("bubblewrap", "podman", "gvisor")
-_MOST_HOME_BYTES = 1 << 40
-_LOG = "events.jsonl"
-_FORECASTS, _IDENTITY = "forecasts", "identity"
-"""Options that `with_forecasts` adds."""
-_MOVES = ("lost", "reclaimed", "refused", "restarted")
-_MOST_LEASES = 100
-_NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
-_MOST_KEPT_BYTES = 4 << 20
-_ACCEPT_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a renter asks for besides the run itself.
+def _renting() -> Any:
+    """The module of that name.
 
-    Attributes:
-        pool: address with the key of the control plane.
-        key: name of the renter's key.
-        verify: share of blocks that are replayed [0 to 1].
-        bond: what the agent has to put up [micro-credits]; None: the price of the lease.
-        block_s: time between commitments [s].
-        window_s: time to dispute [s].
-        isolation: the weakest kind that will do.
-        value_per_hour: what an hour of waiting is worth [micro-credits].
-        deadline_s: the longest that the run may take, moves included [s]; None: no limit.
-        forecasts: of the run by kind of device, or why it cannot run there, where they were made.
-        identity: of the job, by which later forecasts learn from this run.
+    Raises:
+        PlaceFailed: what it needs is not installed.
     """
-
-    pool: str = ""
-    key: str = "default"
-    verify: float = 0.05
-    bond: int | None = None
-    block_s: float = 60.0
-    window_s: int = 3600
-    isolation: Isolation = "bubblewrap"
-    value_per_hour: int = 1_000_000
-    deadline_s: float | None = None
-    forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
-    identity: str = ""
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> Terms:
-        """The terms in `--place-option`.
-
-        Raises:
-            BadJob: an option is unknown, or has another form.
-        """
-        known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value"}
-        for name in options.keys() - known - {"root", "data", "price", _FORECASTS, _IDENTITY}:
-            raise BadJob(f"--place-option {name}: the pool has no such option",
-                         remedy=f"It has {', '.join(sorted(known))}.")  # fmt: skip
-        isolation = options.get("isolation", "bubblewrap")
-        if isolation not in _KINDS:
-            raise BadJob(f"--place-option isolation={isolation}: wanted {', '.join(_KINDS)}")
-        return cls(
-            pool=options.get("pool", ""), key=options.get("key", "default"),
-            verify=_share(options.get("verify", "5%")),
-            bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
-            block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
-            window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")),
-            isolation=cast("Isolation", isolation),
-            value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
-            deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
-            forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
-        )  # fmt: skip
-
-
-def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
-    """Forecasts by kind of device, as `with_forecasts` wrote them."""
-    found = json.loads(text)
-    if not found:
-        return {}
-    from stoker.pool.matching import RunForecast  # noqa: PLC0415 - not at the place
-
-    return {word: one if isinstance(one, str) else RunForecast(**one) for word, one in found.items()}
-
-
-def _share(text: str) -> float:
-    """A share of blocks.
-
-    >>> _share("5%"), _share("0.5"), _share("none")
-    (0.05, 0.5, 0.0)
-    """
-    if text == "none":
-        return 0.0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else math.nan
-    if not 0 <= share <= 1:
-        raise BadJob(f"--verify {text}: wanted a share of the blocks, such as 5%")
-    return share
+    try:
+        from stoker.pool import renting  # noqa: PLC0415 - an extra, which places lack
+    except ModuleNotFoundError as problem:
+        raise PlaceFailed(f"a pool needs {problem.name}, which is not installed here",
+                          remedy="pip install 'stoker[pool]'") from problem  # fmt: skip
+    return renting
 
 
 class PoolLauncher(Launcher):
@@ -173,582 +57,46 @@ class PoolLauncher(Launcher):
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is offered now."""
-        terms = Terms.of(options)
-        client = _client(terms)
-        offers = _ranked_offers(client, target, terms)
-        if not offers:
-            wanted = target.address or target.device or "any device"
-            text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
-            return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
-        best = offers[0].listed.offer
-        facts = {
-            "offers": f"{len(offers)} free",
-            "best": f"{best.offer_id}: {best.device.kind}, {best.price_per_hour / 1e6:g} credits an hour",
-            "isolation": f"{best.isolation}: an owner with root reads the job and its data all the same",
-        }
-        device, cores = best.device.kind, best.measured.cores
-        if device == "cpu" and best.determinism_class == _own_class():
-            from stoker.devices import attached_cpu  # noqa: PLC0415 - not at the place
-
-            here = attached_cpu()
-            device, cores = here.model, here.cores
-        return Probe(facts=facts, device=device, cores=cores)
+        found: Probe = _renting().probe(target, options)
+        return found
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The offers that are free."""
-        terms = Terms.of(request.options)
-        found = _ranked_offers(_client(terms), request.target, terms)
-        return tuple(
-            Offer(
-                text=request.target.text if number == 0 else f"pool:{offer.offer_id}", num_nodes=1, devices_each=1,
-                device=offer.device.kind, starts_in_s=0.0, price_per_h=offer.price_per_hour / 1e6,
-                price_source=f"the offer {offer.offer_id}",
-                why=f"isolation {offer.isolation}, notice {offer.reclaim_s} s",
-            )
-            for number, offer in enumerate(one.listed.offer for one in found)
-        )  # fmt: skip
+        found: tuple[Offer, ...] = _renting().offers(request)
+        return found
 
     def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
         """The submission with the run's forecast on each kind of device that is offered."""
-        from stoker.launching.launch import identity_of  # noqa: PLC0415 - not at the place
-        from stoker.pool.forecasting import job_forecasts  # noqa: PLC0415 - likewise
-        from stoker.pool.matching import forecast_word  # noqa: PLC0415 - likewise
-
-        terms = Terms.of(submission.options)
-        client = _client(terms)
-        words = sorted({forecast_word(one.listed) for one in _ranked_offers(client, submission.target, terms)})
-        if submission.time_limit_s is None and words:
-            tell(f"forecasting for {', '.join(words)}")
-        forecast_of = job_forecasts(job, entry, client.state("leases"))
-        found = {word: one if isinstance(one := forecast_of(word), str) else asdict(one) for word in words}
-        options = {**submission.options, _FORECASTS: json.dumps(found), _IDENTITY: identity_of(entry)}
-        return replace(submission, options=options)
+        found: Submission = _renting().with_forecasts(job, entry, submission, tell)
+        return found
 
     def script(self, submission: Submission) -> str:
         """The order, and the terms of the lease."""
-        terms = Terms.of(submission.options)
-        bundles = (*submission.data, submission.stoker, submission.code)
-        lines = [f"# {submission.run} at {submission.target.text}"]
-        lines += [
-            f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles
-        ]
-        lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
-        lines.append(f"# blocks of {format_seconds(terms.block_s)}, {terms.verify:.0%} of them replayed by others; "
-                     f"isolation {terms.isolation} or stronger")  # fmt: skip
-        if submission.secrets:
-            lines.append(f"# refused: secrets {', '.join(submission.secrets)} would be readable by the owner")
-        lines.append(" ".join(["stoker train", submission.job_file, *submission.arguments]))
-        return "\n".join(lines) + "\n"
+        text: str = _renting().script(submission)
+        return text
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the order and open the first lease."""
-        from stoker.pool.job_box import order_of  # noqa: PLC0415 - not at the place
-        from stoker.pool.lease import MOST_COMMITMENTS  # noqa: PLC0415 - likewise
-
-        terms = Terms.of(submission.options)
-        client = _client(terms)
-        if submission.time_limit_s is None:
-            raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
-                              remedy="Say it: --time-limit 2h.")  # fmt: skip
-        assert client.key is not None
-        name = f"{client.key.public} {submission.owner} {submission.run}"
-        job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
-        before = _leases(client, job)
-        if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
-            raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
-                              f"deadline is in {format_seconds(terms.deadline_s)}",
-                              remedy="Give more time, or make the job smaller. Nothing was sent.")  # fmt: skip
-        handle: Handle = {
-            "pool": str(client.address), "key": terms.key, "job": job, "first": len(before),
-            "until_s": 0.0 if terms.deadline_s is None else time.time() + terms.deadline_s,
-            "max_credits": None if submission.max_cost is None else round(submission.max_cost * 1e6),
-            "limit_s": submission.time_limit_s, "address": submission.target.address,
-            "device": submission.target.device, "options": dict(submission.options),
-        }  # fmt: skip
-        if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
-            return {**handle, "first": _first_of(before), "sent_bytes": 0}
-        blobs = _blobs(client, job)
-        sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
-        tell(f"sending the order: {format_bytes(sent)} at most")
-        block_s = max(terms.block_s, submission.time_limit_s / (MOST_COMMITMENTS - 10))
-        order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
-        run = _PoolRun(client, handle, blobs)
-        order = run.continued(order, before)
-        lease_id = run.open(order, len(before), set(), submission.time_limit_s)
-        tell(f"opened the lease {lease_id}")
-        return {**handle, "sent_bytes": sent}
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """One host."""
-        return HostRanks()
+        handle: Handle = _renting().start(submission, tell)
+        return handle
 
     def state(self, handle: Handle) -> LaunchState:
         """What the log of the pool says; a run whose agent is gone is given to another one."""
-        client = _client(_terms_of(handle))
-        try:
-            with _patient():
-                return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
-        except PlaceUnreachable as problem:
-            return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
+        found: LaunchState = _renting().state(handle)
+        return found
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log up to the last block that was committed, from `offset` on."""
-        client = _client(_terms_of(handle))
-        with _patient():
-            content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
-        return content[offset : offset + (1 << 20)]
+        content: bytes = _renting().events(handle, offset)
+        return content
 
     def stop(self, handle: Handle) -> None:
         """Close the lease: what was committed stays, and the same command goes on from there."""
-        from stoker.pool import events as on  # noqa: PLC0415 - not at the place
-
-        client = _client(_terms_of(handle))
-        leases = _leases(client, handle["job"])
-        if leases and leases[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
-            client.post(on.Closed(lease_id=str(leases[-1]["lease_id"]), reason="stopped: the renter asked"),
-                        patience_s=20.0)  # fmt: skip
+        _renting().stop(handle)
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The results; before there are any, the last block that was committed."""
-        client = _client(_terms_of(handle))
-        with _patient():
-            _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
-
-
-@dataclass
-class _PoolRun:
-    """A run at a pool, through all of its leases."""
-
-    client: PoolClient
-    handle: Handle
-    blobs: BlobCache
-
-    def state(self) -> LaunchState:
-        """The state; opens the next lease where one is due."""
-        leases = _leases(self.client, self.handle["job"])
-        if not leases:
-            return LaunchState(phase="failed", why="the pool knows no lease of this run", at=_now())
-        last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
-        state, reason = str(last["state"]), str(last["reason"])
-        poisoned = _poisoned(leases, self.order)
-        if state in ("funded", "running", "suspect", "reclaiming"):
-            if self._resumes_from(last) in poisoned:
-                return self._restart(last, leases, restarts)
-            phase, why = _LIVE_WORDS[state]
-            return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())  # type: ignore[arg-type]
-        if self._resumes_from(last) in poisoned:
-            return self._next(leases, restarts, "an earlier block was wrong")
-        if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
-            return LaunchState(phase="saving", why="a replay found a block unequal; it is being settled",
-                               evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
-        if _is_wrong(last):
-            return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
-        if reason.startswith("finished") or last["result"]:
-            waiting = [lease for lease in leases if _waits_for_replays(lease)]
-            if waiting:
-                return LaunchState(phase="saving", why="the results are there; blocks are being replayed",
-                                   evidence=_lease_words(waiting[0]), restarts=restarts, at=_now())  # fmt: skip
-            if problem := self._result_problem(last):
-                return self._next(leases, restarts, problem)
-            return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
-                               restarts=restarts, at=_now())  # fmt: skip
-        if reason.startswith("stopped"):
-            return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
-                               evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
-        if reason.startswith("failed"):
-            return LaunchState(phase="failed", why=reason, evidence=_lease_words(last), restarts=restarts, at=_now())
-        return self._next(leases, restarts, reason or "the agent did not accept")
-
-    def _restart(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState:
-        from stoker.pool import events as on  # noqa: PLC0415 - not at the place
-
-        self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason="restarted: it went on from a wrong block"))
-        return self._next(_leases(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
-
-    def _next(self, leases: list[dict[str, Any]], restarts: int, why: str) -> LaunchState:
-        """Open the next lease."""
-        from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
-
-        if len(leases) >= _MOST_LEASES:
-            return LaunchState(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}",
-                               at=_now())  # fmt: skip
-        mine = leases[int(self.handle["first"]) :]
-        used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
-        left_s = float(self.handle["limit_s"]) - used_s
-        if left_s <= 0:
-            limit = format_seconds(float(self.handle["limit_s"]))
-            return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
-        if self.handle["until_s"] and time.time() > self.handle["until_s"]:
-            return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
-        avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
-        if leases[-1]["result"] and self._resumes_from(leases[-1]) not in _poisoned(leases, self.order):
-            avoided.add(str(leases[-1]["agent"]))  # what it called its results was none
-        refused = {
-            str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))
-        }
-        order = self.continued(self.order(leases[0]), leases)
-        try:
-            lease_id = self.open(order, len(leases), avoided, left_s, refused)
-        except BadJob as problem:
-            return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
-        except (PlaceFailed, Refused) as problem:
-            return LaunchState(phase="queued", why=f"{why}; waiting for another offer: {problem.message}",
-                               restarts=restarts, at=_now())  # fmt: skip
-        done = f" from update {order.resume_update:,}" if order.resume else " from the beginning"
-        return LaunchState(phase="requeued", why=f"{why}; goes on{done}", evidence=f"lease {lease_id}",
-                           restarts=restarts + 1, at=_now())  # fmt: skip
-
-    def order(self, lease: dict[str, Any]) -> PoolOrder:
-        """The order of a lease."""
-        from stoker.pool.job_box import MOST_ORDER_BYTES, read_order  # noqa: PLC0415 - not at the place
-
-        return read_order(self.blobs.whole(str(lease["order"]), MOST_ORDER_BYTES))
-
-    def _resumes_from(self, lease: dict[str, Any]) -> str:
-        return self.order(lease).resume
-
-    def continued(self, order: PoolOrder, leases: list[dict[str, Any]]) -> PoolOrder:
-        """The order, to go on from the last block of the same code that nothing speaks against."""
-        poisoned = _poisoned(leases, self.order)
-        fresh = replace(order, resume="", resume_head="", resume_block=0, resume_update=0)
-        for lease in reversed(leases):
-            earlier = self.order(lease)
-            if (earlier.tree, earlier.arguments) != (order.tree, order.arguments):
-                break
-            good = [one for one in lease["commitments"] if one["blob"] not in poisoned]
-            if good:
-                last = good[-1]
-                return replace(order, resume=str(last["blob"]), resume_head=str(last["state"]),
-                               resume_block=int(last["block"]), resume_update=int(last["update"]))  # fmt: skip
-        return fresh
-
-    def open(
-        self, order: PoolOrder, number: int, avoided: set[str], limit_s: float, refused: set[str] = frozenset()  # type: ignore[assignment]
-    ) -> str:  # fmt: skip
-        """Open lease number `number` with the best free offer; its name.
-
-        Raises:
-            PlaceFailed: there is none.
-            BadJob: none is within what may be spent.
-            Refused: the deposit is not covered, or somebody else was faster.
-        """
-        from stoker.pool import events as on  # noqa: PLC0415 - not at the place
-        from stoker.pool.escrow import pay_for, required_deposit  # noqa: PLC0415 - likewise
-
-        terms = _terms_of(self.handle)
-        target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
-        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided | refused)
-        if not offers:
-            raise PlaceFailed("the pool has no free offer that is not known to fail",
-                              remedy="`stoker pool offers` lists what there is.")  # fmt: skip
-        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        match, limit_s = self._affordable(offers, limit_s, checked, terms)
-        offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
-        rate = offer.price_per_hour
-        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(_word_of(match.listed)))
-        content = dumps(order, indent=None).encode()
-        digest = self.blobs.put(content)
-        credits_ = pay_for(math.floor(limit_s), rate)
-        deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
-        expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
-        self.client.post(on.Opened(
-            lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
-            bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
-                                 raw_hours=raw_hours, job=terms.identity),
-            delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
-        ), patience_s=20.0)  # fmt: skip
-        return lease_id
-
-    def _affordable(self, offers: list[Match], limit_s: float, checked: float, terms: Terms) -> tuple[Match, float]:
-        """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
-
-        Raises:
-            BadJob: there is none on which the run would end.
-        """
-        most = self.handle["max_credits"]
-        if most is None:
-            return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
-        mine = _leases(self.client, self.handle["job"])[int(self.handle["first"]) :]
-        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600 for one in mine if not one["outcome"])
-        spent += sum(int(asked["fee"]) for one in mine for asked in one["challenges"])
-        left = max(0, int(most) - spent)
-        for match in offers:
-            listed = match.listed
-            rate = max(1, listed.offer.price_per_hour)
-            paid_s = left / (rate * (1 + checked)) * 3600
-            forecast = terms.forecasts.get(_word_of(listed))
-            needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
-            if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
-                return match, min(limit_s, paid_s, float(listed.offer.max_s))
-        raise BadJob(
-            f"{left / 1e6:g} of {most / 1e6:g} credits are left, and no free offer finishes the run for that",
-            remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
-        )
-
-    def _result_problem(self, lease: dict[str, Any]) -> str:
-        """Why the results of a lease cannot be relied on; "" if they hold the last state that was committed."""
-        from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files  # noqa: PLC0415 - not at the place
-        from stoker.pool.commitment import chain_head  # noqa: PLC0415 - likewise
-        from stoker.store.checkpoint_store import MANIFEST, manifest_from  # noqa: PLC0415 - likewise
-
-        if not float(lease["check_fraction"]):
-            return ""
-        order, limits = self.order(lease), TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        commitments = lease["commitments"]
-        if not commitments and not order.resume:
-            return f"{lease['lease_id']} committed to nothing"
-        try:
-            path = self.blobs.fetch(str(lease["result"]))
-            index = read_index(path, limits)
-            kept = read_index(self.blobs.fetch(order.resume), limits).digests() if not commitments else {}
-            for name in (one.path for one in index.entries if one.path.endswith(f"/{MANIFEST}")):
-                manifest = manifest_from(read_member(path, name, limits) or b"")
-                files = {file.name: file.sha256 for file in manifest.files}
-                if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
-                    continue
-                if not commitments and kept.get(name) == index.digests()[name]:
-                    return ""  # all updates were made before this lease
-                previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
-                head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
-                if commitments and head == commitments[-1]["state"]:
-                    return ""
-        except (ValueError, BadRun) as problem:
-            return f"the results of {lease['lease_id']} cannot be read: {problem}"
-        return f"the results of {lease['lease_id']} are not what it committed to"
-
-    def _newest(self) -> str:
-        """The index with the newest state of the run: results, else the last block that nothing speaks against."""
-        leases = _leases(self.client, self.handle["job"])
-        poisoned = _poisoned(leases, self.order)
-        for lease in reversed(leases):
-            blobs = [str(one["blob"]) for one in lease["commitments"] if one["blob"] not in poisoned]
-            is_whole = len(blobs) == len(lease["commitments"])
-            if lease["result"] and is_whole and not _is_wrong(lease) and self._resumes_from(lease) not in poisoned:
-                return str(lease["result"])
-            if blobs:
-                return blobs[-1]
-        return ""
-
-    def log(self) -> bytes:
-        """The run's log, as far as it was committed."""
-        from stoker.pool.blob_tree import TreeLimits, read_member  # noqa: PLC0415 - not at the place
-
-        digest = self._newest()
-        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        if not digest:
-            return b""
-        path = self.blobs.fetch(digest)
-        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
-            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
-                other.unlink(missing_ok=True)
-        return read_member(path, _LOG, limits) or b""
-
-    def fetch(self, into: Path) -> None:
-        """Write the newest state into `into`; each file is checked, and replaced at once."""
-        from stoker.pool.blob_tree import TreeLimits, unpack  # noqa: PLC0415 - not at the place
-
-        digest = self._newest()
-        if not digest:
-            return
-        into.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
-        try:
-            index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
-            for entry in index.entries:
-                target = into / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (aside / "run" / entry.path).replace(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-_LIVE_WORDS = {
-    "funded": ("queued", "waiting for the agent to accept"), "running": ("running", "training"),
-    "suspect": ("running", "the agent has been silent for a while"),
-    "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
-}  # fmt: skip
-
-
-def _lease_words(lease: Mapping[str, Any]) -> str:
-    words = f"lease {lease['lease_id']} at {str(lease['agent'])[:12]}: {lease['state']}"
-    if lease["commitments"]:
-        words += f", committed to update {lease['commitments'][-1]['update']:,}"
-    if lease["challenges"]:
-        good = sum(one["equal"] is True for one in lease["challenges"])
-        words += f", {good} of {len(lease['challenges'])} replays equal"
-    return words
-
-
-def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
-    """Replays that found a block equal, and unequal."""
-    found = [one["equal"] for one in lease["challenges"] if int(one["block"]) == block]
-    return found.count(True), found.count(False)
-
-
-def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
-    counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
-    return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
-
-
-def _num_good(lease: Mapping[str, Any]) -> int:
-    """Leading blocks that can be gone on from: of an agent that was wrong only those that were replayed, one by one."""
-    if not _is_wrong(lease):
-        return len(lease["commitments"])
-    for block in range(len(lease["commitments"])):
-        equal, unequal = _verdicts(lease, block)
-        if equal <= unequal:
-            return block
-    return len(lease["commitments"])
-
-
-def _is_judged(lease: Mapping[str, Any]) -> bool:
-    """Whether a lease with an unequal replay is settled one way or the other."""
-    return bool(lease["outcome"]) or lease["state"] == "final"
-
-
-def _waits_for_replays(lease: Mapping[str, Any]) -> bool:
-    """Whether blocks of a lease are still to be replayed before its states can be relied on."""
-    if _is_judged(lease) or not lease["commitments"]:
-        return False
-    expected = math.ceil(float(lease["check_fraction"]) * len(lease["commitments"]))
-    return len({one["block"] for one in lease["challenges"] if one["equal"] is True}) < expected
-
-
-def _checked_words(leases: list[dict[str, Any]]) -> str:
-    """How much of a finished run was replayed."""
-    leases = [lease for lease in leases if not _is_wrong(lease)]
-    drawn = sum(math.ceil(float(lease["check_fraction"]) * len(lease["commitments"])) for lease in leases)
-    equal = sum(len({one["block"] for one in lease["challenges"] if one["equal"] is True}) for lease in leases)
-    if not drawn:
-        return "trained to its end; nothing was replayed"
-    if equal < drawn:
-        return f"trained to its end; of {drawn} blocks that were drawn nobody could replay {drawn - equal}"
-    return "trained to its end, and checked"
-
-
-def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], PoolOrder]) -> set[str]:
-    """Blocks that are wrong, or go back to a wrong one, by their blobs."""
-    found: set[str] = set()
-    for lease in leases:
-        num_good = 0 if found and order(lease).resume in found else _num_good(lease)
-        found |= {str(one["blob"]) for one in lease["commitments"][num_good:]}
-    return found
-
-
-def _ranked_offers(
-    client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0, avoided: set[str] = frozenset()  # type: ignore[assignment]
-) -> list[Match]:  # fmt: skip
-    """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
-
-    Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what the
-    others were measured at.
-    """
-    from stoker.pool.matching import Columns, Needs, RunForecast, listed_offers, rank_offers  # noqa: PLC0415 - not at the place
-
-    listed, records = listed_offers(client.state("offers"))
-    usable = [
-        one for one in listed
-        if target.address in ("", "best", one.offer.offer_id) and target.device in ("", one.offer.device.kind)
-        and not {one.agent, one.offer.offer_id} & avoided
-    ]  # fmt: skip
-    if not usable:
-        return []
-    usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
-    flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
-    needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
-                  checkpoint_blocked_s=0.1)  # fmt: skip
-    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: terms.forecasts.get(word, flat),
-                          most=len(usable))  # fmt: skip
-    return list(ranking.matches)
-
-
-def _word_of(listed: ListedOffer) -> str:
-    from stoker.pool.matching import forecast_word  # noqa: PLC0415 - not at the place
-
-    return forecast_word(listed)
-
-
-def _raw_hours(forecast: RunForecast | str | None) -> float:
-    """Hours of a forecast before earlier runs corrected it; 0 where there is none."""
-    return 0.0 if forecast is None or isinstance(forecast, str) else (forecast.raw_s or forecast.run_s) / 3600
-
-
-@contextmanager
-def _patient() -> Iterator[None]:
-    """A pool that has too much to do is one that does not answer: nothing is known, and nothing has ended."""
-    from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
-
-    try:
-        yield
-    except Refused as refused:
-        if refused.http_status not in _BUSY_STATUS:
-            raise
-        raise PlaceUnreachable(f"the pool is busy: {refused.message}") from refused
-
-
-def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
-    """The leases of a run, in order.
-
-    Raises:
-        PlaceFailed: one of them is somebody else's.
-    """
-    from stoker.pool.events import Refused  # noqa: PLC0415 - not at the place
-
-    assert client.key is not None
-    found: list[dict[str, Any]] = []
-    while len(found) < _MOST_LEASES:
-        try:
-            lease = client.lease(f"{job}.{len(found)}")
-        except Refused as refused:
-            if refused.http_status == _NO_SUCH_LEASE:
-                break
-            raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
-        if lease["renter"] != client.key.public:
-            raise PlaceFailed(f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
-                              remedy="Give the run another name.")  # fmt: skip
-        found.append(lease)
-    return found
-
-
-def _first_of(leases: list[dict[str, Any]]) -> int:
-    """Number of the first lease of the present start: after the last one that finished or was stopped."""
-    first = 0
-    for number, lease in enumerate(leases[:-1]):
-        if lease["result"] or str(lease["reason"]).startswith(("stopped", "failed")):
-            first = number + 1
-    return first
-
-
-def _terms_of(handle: Handle) -> Terms:
-    return replace(Terms.of(handle["options"]), pool=str(handle["pool"]), key=str(handle["key"]))
-
-
-def _client(terms: Terms) -> PoolClient:
-    from stoker.pool.client import PoolAddress, PoolClient  # noqa: PLC0415 - not at the place
-    from stoker.pool.keys import own_key  # noqa: PLC0415 - likewise
-
-    return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
-
-
-def _blobs(client: PoolClient, job: str) -> BlobCache:
-    from stoker.pool.leased_job import BlobCache  # noqa: PLC0415 - not at the place
-
-    return BlobCache(client, cache_root() / "pool" / job)
-
-
-def _own_class() -> str:
-    from stoker.devices import attached_cpu  # noqa: PLC0415 - not at the place
-    from stoker.pool.agent import determinism_class  # noqa: PLC0415 - likewise
-
-    with suppress(StokerError):
-        return determinism_class(attached_cpu())
-    return ""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        _renting().fetch(handle, into)
 
 
 LAUNCHER = PoolLauncher()

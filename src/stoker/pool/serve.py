@@ -18,6 +18,7 @@ from stoker.errors import BadJob, BadRun
 from stoker.pool.control_plane import ControlPlane, Rates
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
+from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
 from stoker.store.files import write_atomic
 
 DEFAULT_PORT = 8430
@@ -61,7 +62,7 @@ def serve_pool(
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise BadJob(f"--host {host}: wanted an IP address, such as 127.0.0.1 or 0.0.0.0") from None
-    listener = _bound(host, port)
+    listener = bound_listener(host, port)
     plane = ControlPlane(folder, key, rules, rates=rates)
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
@@ -72,21 +73,7 @@ def serve_pool(
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
-    _Announced(config, lambda: announce(address)).run(sockets=[listener])
-
-
-class _Announced(uvicorn.Server):
-    """A server that says when it answers."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._announce = announce
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say so."""
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
+    AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])
 
 
 def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
@@ -114,17 +101,3 @@ def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
     finally:
         os.umask(before)
     return paths
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as problem:
-        listener.close()
-        raise BadRun(
-            f"cannot listen at {host}:{port}: {problem.strerror}",
-            remedy="Give another port with --port (0: any free one).",
-        ) from problem
-    return listener

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
 
-from stoker.errors import BadJob, BadRun
+from stoker.errors import BadJob
+from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
 from stoker.store import runs_root
 from stoker.web.alerts import checked_webhooks
 from stoker.web.server import Ui, UiOptions
@@ -50,7 +50,7 @@ def serve_ui(
     """
     if token is not None and (len(token) < _LEAST_TOKEN or not token.isascii() or not token.isalnum()):
         raise BadJob(f"the token has {len(token)} characters", remedy="Give at least 16 letters and digits, or none.")
-    listener = _bound(port)
+    listener = bound_listener(HOST, port)
     secret = token or secrets.token_hex(16)
     options = UiOptions(
         roots=[Path(folder) for folder in folders] or [runs_root()],
@@ -74,32 +74,4 @@ def serve_ui(
         h11_max_incomplete_event_size=16 * 1024,
     )
     address = f"http://{HOST}:{options.port}/?token={secret}"
-    _Announced(config, lambda: announce(address)).run(sockets=[listener])
-
-
-class _Announced(uvicorn.Server):
-    """A server that says when it answers."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._announce = announce
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say so."""
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
-
-
-def _bound(port: int) -> socket.socket:
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-    except OSError as problem:
-        listener.close()
-        raise BadRun(
-            f"cannot listen at {HOST}:{port}: {problem.strerror}",
-            remedy="Give another port with --port (0: any free one).",
-        ) from problem
-    return listener
+    AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])

@@ -1,0 +1,43 @@
+"""A server of an ASGI application that listens before it is made, and says when it answers: the live page, a pool."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from stoker.errors import BadRun
+
+
+class AnnouncedServer(uvicorn.Server):
+    """A server that calls `announce` when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def bound_listener(host: str, port: int) -> socket.socket:
+    """A socket bound to an address; port 0 takes any free one.
+
+    Raises:
+        BadRun: the port is taken, or the address is none of this machine.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as problem:
+        listener.close()
+        raise BadRun(
+            f"cannot listen at {host}:{port}: {problem.strerror}",
+            remedy="Give another port with --port (0: any free one).",
+        ) from problem
+    return listener
