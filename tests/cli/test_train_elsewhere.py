@@ -60,6 +60,23 @@ def test_dry_run_prints_the_script(job: Path, fake_place: Any, capsys: pytest.Ca
     assert not (job.parent / "runs").exists()
 
 
+def test_a_pools_options_are_typed_as_its_page_says(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of them is known to the place; one that is misspelt does not become a default."""
+    words = [
+        "pool=http://127.0.0.1:1#" + "0" * 64,
+        "key=renter",
+        "bond=1usd",
+        "block=4s",
+        "window=1s",
+        "isolation=gvisor",
+    ]
+    options = [part for word in [*words, "value=2usd"] for part in ("--place-option", word)]
+    assert _train("--on", "pool", "--verify", "50%", "--deadline", "2h", *options, "--env", "theirs", "--dry-run") == 0
+    assert "blocks of 4 s, 50% of them replayed by others; isolation gvisor or stronger" in capsys.readouterr().out
+    assert _train("--on", "pool", "--place-option", "blok=4s", "--env", "theirs", "--dry-run") == 2
+    assert "Did you mean 'block'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

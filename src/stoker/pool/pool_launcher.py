@@ -39,6 +39,7 @@ class PoolLauncher(Launcher):
 
     kind = "pool"
     syntax = _SYNTAX
+    options = ("pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value")
     limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:

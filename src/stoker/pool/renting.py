@@ -107,12 +107,8 @@ class Terms:
         """The terms in `--place-option`.
 
         Raises:
-            BadJob: an option is unknown, or has another form.
+            BadJob: an option has another form.
         """
-        known = {"pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value"}
-        for name in options.keys() - known - {"root", "data", "price", _FORECASTS, _IDENTITY}:
-            raise BadJob(f"--place-option {name}: the pool has no such option",
-                         remedy=f"It has {', '.join(sorted(known))}.")  # fmt: skip
         isolation = options.get("isolation", "bubblewrap")
         if isolation not in ISOLATIONS:
             raise BadJob(f"--place-option isolation={isolation}: wanted {', '.join(ISOLATIONS)}")
