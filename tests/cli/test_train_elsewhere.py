@@ -72,7 +72,7 @@ def test_a_pools_options_are_typed_as_its_page_says(job: Path, capsys: pytest.Ca
     ]
     options = [part for word in [*words, "value=2usd"] for part in ("--place-option", word)]
     assert _train("--on", "pool", "--verify", "50%", "--deadline", "2h", *options, "--env", "theirs", "--dry-run") == 0
-    assert "blocks of 4 s, 50% of them replayed by others; isolation gvisor or stronger" in capsys.readouterr().out
+    assert "blocks of 4.0 s, 50% of them replayed by others; isolation gvisor or stronger" in capsys.readouterr().out
     assert _train("--on", "pool", "--place-option", "blok=4s", "--env", "theirs", "--dry-run") == 2
     assert "Did you mean 'block'?" in capsys.readouterr().err
 
