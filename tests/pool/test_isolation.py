@@ -49,11 +49,11 @@ def job():
     assert not folder.exists()
 
 
-def python(kind, job, script, *, limits=LIMITS, stdin=b"", environment=ENVIRONMENT):
+def python(kind, job, script, *, limits=LIMITS, stdin=b"", environment=ENVIRONMENT, shown="/given"):
     """Run a script in isolation: exit code, output, complaints."""
     program = Program(
         argv=(sys.executable, "-c", script),
-        readable={"/given": HERE},
+        readable={shown: HERE},
         writable={"/job": job},
         folder="/job",
         environment=environment,
@@ -95,6 +95,14 @@ def test_no_attempt_of_the_escape_list_succeeds(kind, job):
     escaped = {name: text for name, text in results.items() if not text.startswith("failed")}
     assert set(escaped) <= allowed, escaped
     assert not (HERE / "stoker-was-here").exists()
+
+
+def test_what_is_shown_may_lie_below_the_temporary_folder(kind, job):
+    """An interpreter in an environment below /tmp is found there, as anywhere."""
+    shown = "/tmp/some/where/given"  # noqa: S108 - inside
+    code, out, err = python(kind, job, f"import os; print(len(os.listdir({shown!r})))", shown=shown)
+    assert code == 0, err
+    assert int(out) == len(os.listdir(HERE))
 
 
 def test_a_fork_bomb_ends_at_the_limit_of_processes(kind, job):

@@ -410,8 +410,6 @@ class Bubblewrap(Isolation):
             words += ["--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         shown = {**_system_paths(), **program.readable}
         parents = {str(parent) for inside in (*shown, *program.writable) for parent in Path(inside).parents}
-        for parent in sorted(parents - {"/", "/usr", "/etc/alternatives"}):
-            words += ["--perms", "0755", "--dir", parent]
         words += ["--ro-bind", "/usr", "/usr"]
         for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
             if path.exists():
@@ -423,6 +421,9 @@ class Bubblewrap(Isolation):
             words += ["--dev-bind-try", device, device]
         for folder in ("/tmp", "/dev/shm"):  # noqa: S108 - those inside
             words += ["--perms", "1777", "--size", small, "--tmpfs", folder]
+        # After these folders: what is shown may lie below them. Without a mode bubblewrap makes them its own.
+        for parent in sorted(parents - {"/", "/usr", "/etc/alternatives", "/tmp", "/dev", "/dev/shm"}):  # noqa: S108 - inside
+            words += ["--perms", "0755", "--dir", parent]
         words += ["--remount-ro", "/dev"]
         for inside, path in sorted(shown.items()):
             words += ["--ro-bind", str(path), inside]
