@@ -102,7 +102,7 @@ def test_what_is_shown_may_lie_below_the_temporary_folder(kind, job):
     shown = "/tmp/some/where/given"  # noqa: S108 - inside
     code, out, err = python(kind, job, f"import os; print(len(os.listdir({shown!r})))", shown=shown)
     assert code == 0, err
-    assert int(out) == len(os.listdir(HERE))
+    assert int(out) == len(list(Path(HERE).iterdir()))
 
 
 def test_a_fork_bomb_ends_at_the_limit_of_processes(kind, job):

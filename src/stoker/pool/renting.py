@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from stoker.devices import attached_cpu
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerError
@@ -118,7 +118,7 @@ class Terms:
             bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")),
-            isolation=cast("Isolation", isolation),
+            isolation=isolation,
             value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
             forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
