@@ -407,7 +407,7 @@ def calibrated(forecast: RunForecast, ratios: Sequence[float]) -> RunForecast:
     moves it little, five move it to where they were.
 
     >>> round(calibrated(RunForecast(run_s=100.0, spread=0.2), [1.3, 1.3, 1.3]).run_s)
-    129
+    128
     """
     if not ratios:
         return forecast
