@@ -32,6 +32,7 @@ KEYS = (
     "loss", "optimizer", "batch", "until", "step", "metrics", "schedule", "augment", "mix", "label_smoothing",
     "clip_norm", "penalty", "ema", "swa", "stop", "freeze", "coupling_group", "sync", "loss_scope", "inputs", "target",
     "collate", "sampling", "lengths", "evaluate_every", "select", "keep_every", "on_non_finite", "recipe", "seed",
+    "numerics",
 )  # fmt: skip
 """Keys of a description, in their order: the names that these settings had when the first runs were written."""
 
@@ -47,11 +48,10 @@ def describe_settings(job: Job) -> dict[str, JSON]:
     settings = {key: SPELLINGS[key].read(job) if key in SPELLINGS else getattr(job, key) for key in KEYS}
     settings["loss"] = job.objective.loss
     settings["sampling"] = job.sampling if isinstance(job.sampling, Sampling) else None
-    left_out = {key for key in _LATER if settings[key] is None} | ({"stop"} if not job.stop else set())
+    settings["numerics"] = sorted(job.numerics)
+    left_out = {key for key in _LATER if settings[key] is None} | {k for k in ("stop", "numerics") if not settings[k]}
     later = {name: getattr(job.objective, name) for name in ("stochastic_depth", "selective_backprop")}
     settings |= {name: value for name, value in later.items() if value}
-    if job.numerics:
-        settings["numerics"] = sorted(job.numerics)
     return {key: describe(value) for key, value in settings.items() if key not in left_out}
 
 
