@@ -323,6 +323,7 @@ class ClusterApi:
         finally:
             with suppress(WebSocketException, OSError):  # the other end may have gone first
                 line.close()
+            line.sock.shutdown()  # of a line that the server closed, `close` leaves the socket open
 
     @functools.cached_property
     def version(self) -> tuple[int, int]:
