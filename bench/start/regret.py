@@ -8,7 +8,8 @@ them settled on is compared with the named ones as `bench.forecast.regret` does 
 and the chosen again, interleaved, in `--processes` fresh processes.
 
 `regret` is the chosen plan's time over the best's: what a long run loses. `trials` is what trying others cost a short
-run: the time of all its updates over as many of its last ones. Their product is a short run's regret.
+run: the time of its updates until it settled, with all that was done in between, over that of as many under the plan
+it settled on, each of the same moments, since a shared machine drifts by more. Their product is a short run's regret.
 """
 
 from __future__ import annotations
@@ -28,22 +29,35 @@ from bench.forecast.registration import dated, register, write
 from bench.forecast.regret import Contest, registered
 from bench.start.__main__ import run_once, updates_in
 from bench.start.kinds import KINDS, prepare
-from stoker.records import Plan, to_json
+from stoker.records import to_json
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.store import RunDirectory
 
-
-def trials(run: dict[str, Any]) -> float:
-    """Time of all updates after the first over that of as many of the last half [1]."""
-    times: list[float] = run["updates_s"]
-    return (times[-1] - times[0]) / (len(times) - 1) / float(run["update_s"])
+NEIGHBOURS = 9
+"""Updates by which the time of one under the settled plan is known at a moment."""
 
 
-def settled_plan(runs: Path) -> tuple[Plan, bool]:
-    """(plan, whether trials had ended) of the one run below `runs`."""
+def trials(run: dict[str, Any], schedule: PlanSchedule) -> float:
+    """Time of all updates after the first over what they had taken under the plan that the run settled on [1]."""
+    ends_s: list[float] = run["updates_s"]
+    times_s = {update: ends_s[update] - ends_s[update - 1] for update in range(1, len(ends_s))}
+    switched = {switch.update for switch in schedule.switches}
+    typical = [at for at in times_s if schedule.at(at) == schedule.last and at not in switched]
+    settled = len(ends_s) if schedule.settled is None else schedule.settled.update
+    lost_s = 0.0
+    for update in range(1, min(settled + 1, len(ends_s))):
+        near = sorted(typical, key=lambda at: abs(at - update))[:NEIGHBOURS]
+        lost_s += times_s[update] - statistics.median(times_s[at] for at in near)
+    whole_s = ends_s[-1] - ends_s[0]
+    return whole_s / (whole_s - lost_s)
+
+
+def schedule_of(runs: Path) -> PlanSchedule:
+    """Which plan made which update of the one run below `runs`."""
     directory = RunDirectory(next(path for path in runs.iterdir() if path.is_dir()))
     schedule = directory.read_report().schedule
     assert schedule is not None
-    return schedule.last, schedule.is_settled
+    return schedule
 
 
 def main() -> int:
@@ -69,11 +83,15 @@ def main() -> int:
         for kind in names:
             began = time.monotonic()
             updates = updates_in(given.seconds, "stoker", kind, folder)
-            runs = [run_once("stoker", kind, folder, updates, keep=updates) for _ in range(given.runs)]
-            chosen, is_settled = settled_plan(folder / "runs")
+            costs = []
+            for _ in range(given.runs):
+                run = run_once("stoker", kind, folder, updates, keep=updates)
+                schedule = schedule_of(folder / "runs")
+                costs.append(trials(run, schedule))
+            costs.sort()
+            chosen, is_settled = schedule.last, schedule.is_settled
             brief_s = contest.screened(kind, fixed[kind])
             found = contest.judged(kind, fixed[kind], chosen, brief_s)
-            costs = sorted(trials(run) for run in runs)
             found |= {
                 "updates": updates, "is_settled": is_settled, "chosen_plan": to_json(chosen),
                 "brief_s": to_json(brief_s),
