@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 LONGEST_S = 300.0
 """How long a program may run on after it was last spoken to [s], before it is killed."""
 _IMPORTED = (
-    "stoker.cli.train", "stoker.training.train", "stoker.training.elastic.worker_pool", "stoker.reporting.run_page",
+    "stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "stoker.reporting.run_page",
     "stoker.stepping.layouts.sharded", "torch._dynamo",
 )  # fmt: skip
 """What a run imports from its command to its report."""
