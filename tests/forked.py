@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import importlib
 import inspect
 import itertools
 import json
@@ -35,6 +36,11 @@ from typing import IO, Any, NoReturn
 ROOT = Path(__file__).parents[1]
 LONGEST_S = 300.0
 """How long a program may run on after it was last spoken to [s], before it is killed."""
+_IMPORTED = (
+    "stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "stoker.reporting.run_page",
+    "stoker.stepping.layouts.sharded", "torch._dynamo",
+)  # fmt: skip
+"""What a run imports from its command to its report."""
 _MOST_BYTES = 2**17  # of an order, most of which is the environment
 _MOST_FILES = 8  # with an order
 
@@ -261,8 +267,8 @@ def _is_program(end: int) -> bool:
 
 def _serve(orders: socket.socket) -> None:
     """Import what every run needs, then fork for each order."""
-    for module in ("stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "torch._dynamo"):
-        __import__(module)
+    for module in _IMPORTED:
+        importlib.import_module(module)
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()

@@ -31,7 +31,11 @@ def problems(path: Path) -> list[str]:
         found += [name.rpartition(".")[2] for name in names if name.rpartition(".")[2] in UNPICKLING]
         if isinstance(node, ast.Attribute) and node.attr in UNPICKLING:
             found.append(node.attr)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "torch.export.load"}:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", "") == "load"
+            and ast.unparse(node.func) in {"torch.load", "torch.export.load"}
+        ):
             found.append(ast.unparse(node.func))
         if isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "run_check"}:
             found += [node.arg] if not (isinstance(node.value, ast.Constant) and node.value.value is False) else []

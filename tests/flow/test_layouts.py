@@ -191,7 +191,7 @@ def state_bytes(world: World, plan: Plan) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     ("layout", "micro_batch"),
-    [(Layout(replicas=2), 8), (Layout(shards=2, reshard=False), 3)],
+    [pytest.param(Layout(replicas=2), 8, marks=pytest.mark.slow), (Layout(shards=2, reshard=False), 3)],
     ids=lambda value: value.in_words() if isinstance(value, Layout) else str(value),
 )
 def test_bytes_of_a_process_are_exact(layout: Layout, micro_batch: int) -> None:

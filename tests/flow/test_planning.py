@@ -100,6 +100,7 @@ def test_nothing_is_run_for_a_device_that_is_not_here() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_run")
 def test_the_whole_catalogue_is_compared() -> None:
     """Every device with a time model has a candidate; priced ones come before those that nobody offers, by money."""
@@ -317,6 +318,7 @@ def test_a_limit_that_nothing_keeps_is_told_as_one() -> None:
     assert str(error.value.remedy).startswith("Allow more memory (--memory). The smallest GPU that does it is ")
 
 
+@pytest.mark.slow  # plans of a model of many blocks
 def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes() -> None:
     """The less memory may be used, the more blocks are computed twice; each plan keeps to its limit."""
     job = job_of("gpt_in_one_group")  # whose traces are kept from one call to the next

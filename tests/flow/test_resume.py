@@ -34,7 +34,7 @@ def trained_at_once(*arguments: str | Path) -> stoker.Run:
 
 def test_killed_again_and_again_a_run_ends_at_the_same_bits() -> None:
     """SIGKILL after the first update, within a checkpoint, and later: the weights are those of a run never stopped."""
-    arguments: list[str | Path] = ["train", CNN, "--set", "epochs=14", "--plan", pinned(), "--run-dir", "killed"]
+    arguments: list[str | Path] = ["train", CNN, "--set", "epochs=8", "--plan", pinned(), "--run-dir", "killed"]
     checkpoints = Path("killed/checkpoints")
     positions = []
     with ExitStack() as left_behind:  # what a killed trainer leaves behind does not hold its run
@@ -46,7 +46,7 @@ def test_killed_again_and_again_a_run_ends_at_the_same_bits() -> None:
             running.kill()
         outcome = stoker_here(*arguments, "--json")
     assert outcome.code == 0
-    assert 0 < outcome.of("resumed")[0]["samples"] < 14 * 270
+    assert 0 < outcome.of("resumed")[0]["samples"] < 8 * 270
     assert positions[0] == 40
     whole = trained_at_once(*arguments[1:6])
     killed = stoker.load("killed")
@@ -80,7 +80,7 @@ def test_killed_while_planning_a_run_leaves_nothing() -> None:
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_the_same_command() -> None:
     """SIGTERM, then Ctrl-C: exit code 130 with its state at the last update; then the bits of a run never stopped."""
-    path = job_file(name="long.py")
+    path = job_file("settings['evaluate_every'] = stoker.epochs(10)", name="long.py")
     arguments: list[str | Path] = ["train", path, "--set", "epochs=150", "--plan", plan_file(), "--run-dir", "stopped"]
     begins = 0
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,7 +116,7 @@ def test_a_second_process_in_the_same_run_is_refused_while_the_first_trains() ->
 
 def test_training_goes_on_when_nobody_reads_its_output_any_more() -> None:
     """As with `| head -1`: the run is finished, with exit code 0 and no complaint."""
-    with Running("train", job_file(), "--set", "epochs=40", "--plan", plan_file()) as running:
+    with Running("train", job_file(), "--set", "epochs=8", "--plan", plan_file()) as running:
         assert running.until("planned")
         running.process.stdout.close()
         assert running.process.wait() == 0

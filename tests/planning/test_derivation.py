@@ -62,7 +62,12 @@ def traced(job: stoker.Job, micro_batch: int, coupling: Coupling = SEPARABLE, **
     ("job", "settings"),
     [
         pytest.param(language_job, {"precision": "bf16"}, id="decoder"),
-        pytest.param(language_job, {"target": "cuda", "capability": "8.0", "parts": 2}, id="decoder elsewhere"),
+        pytest.param(
+            language_job,
+            {"target": "cuda", "capability": "8.0", "parts": 2},
+            id="decoder elsewhere",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda: image_job(norm=False), {"memory_format": "channels_last"}, id="cnn"),
     ],
 )

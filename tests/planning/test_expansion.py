@@ -75,9 +75,15 @@ GROUPS = {"*norm*": {"weight_decay": 0.0}}
         pytest.param(gpt, {"optimizer": stoker.AdamW(lr=1e-3, groups=GROUPS)}, CUDA, id="gpt: lists in two groups"),
         pytest.param(gpt, {"optimizer": stoker.SGD(lr=1e-3, momentum=0.9)}, CUDA, id="gpt: lists, SGD"),
         pytest.param(
-            llama, {}, CUDA | {"precision": "bf16", "checkpointed_blocks": 6}, id="llama: flash, checkpointed"
+            llama,
+            {},
+            CUDA | {"precision": "bf16", "checkpointed_blocks": 6},
+            id="llama: flash, checkpointed",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(lambda: gpt(12), {}, {"checkpointed_blocks": 6}, id="gpt: half of it checkpointed"),
+        pytest.param(
+            lambda: gpt(12), {}, {"checkpointed_blocks": 6}, id="gpt: half of it checkpointed", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_expanded_trace_equals_the_one_of_the_whole_model(model, job, settings):

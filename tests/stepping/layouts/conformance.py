@@ -18,7 +18,8 @@ from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.layouts.odd import odd_job
 from tests.stepping.models import cnn, images, make_job, texts
 
-UPDATES = 30
+UPDATES = 12
+"""Three epochs of 55 samples in batches of 16."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "shards in bf16, checkpointed": {"layout": Layout(shards=2), "precision": "bf16", "checkpointed_blocks": 3},
 }
 
+_SLOW = ("shards", "shards, kept gathered")  # sharded in bf16, checkpointed, all of their code is run
+
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled plans need g++ on a CPU")
 
 
@@ -56,7 +58,9 @@ def holder_of(region: Any) -> Any:
     return getattr(region.forward, "forward", region.forward)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in PLANS]
+)
 def test_compiled_processes_learn_what_one_does(name: str) -> None:
     """All three blocks run compiled, and losses are those of one process that is not."""
     settings = PLANS[name]

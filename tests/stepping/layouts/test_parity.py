@@ -60,7 +60,7 @@ def all_learned(world: World, layout: Layout, cases: list[str]) -> dict[str, Lea
 def _learned(world: World, layout: Layout, case: str, **changed: Any) -> Learned:
     job, dtype, settings = CASES[case]
     plan = Plan(device="cpu", layout=layout, **{**settings, **changed})
-    return learned(world, job, plan, dtype, UPDATES if case in LONG else UPDATES // 5)
+    return learned(world, job, plan, dtype, UPDATES if case in LONG else UPDATES // 2)
 
 
 @functools.cache
