@@ -79,14 +79,16 @@ def test_gradients_are_close_to_those_of_fp32() -> None:
 
 
 def test_a_gradient_that_is_not_finite_at_any_scale_ends_the_update() -> None:
-    """Not in an endless loop: the scale has an end."""
+    """Not in an endless loop: the scale has an end. It is then as before, since the next update may be in order."""
 
     def broken(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output.float().sum(1) * 0).sqrt() + target
 
     step = Step(cnn_job(loss=broken), plan_of(16, precision="fp16"), grouped(16))
+    step.loss_scale.num_good, before = 7, [step.loss_scale.value, 7]
     with pytest.raises(NotFinite, match="gradient's norm"):
         train(step.job, step, 1)
+    assert step.loss_scale.state() == before
 
 
 def test_the_scale_grows_after_many_good_updates_and_is_kept() -> None:

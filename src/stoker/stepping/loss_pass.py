@@ -43,7 +43,7 @@ from stoker.stepping.loss_scale import LossScale
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.precision import NO_CONDITIONS, products_in
 from stoker.stepping.selective_backprop import selected
-from stoker.stepping.step_failures import not_finite
+from stoker.stepping.step_failures import NotFinite, not_finite
 from stoker.stepping.torch_compile import is_double_backward, uncompiled
 from stoker.stepping.world import ALONE, World
 
@@ -269,20 +269,25 @@ class LossPass:
             NotFinite: the loss is not finite, or the gradient at any scale.
         """
         assert self._buffers is not None
-        while True:
-            self._buffers.keep()
-            generators = generator_states()
-            mean = self.in_force(batch, update)
-            if not math.isfinite(mean):
-                raise not_finite("loss", float(mean), update)
-            norm = self.ordinary.gradient_norm()
-            if math.isfinite(norm):
-                scale.passed()
-                return mean
-            if not (scale.overflowed(update) and self._buffers.restore()):
-                raise not_finite("gradient's norm", norm, update)
-            restore_generators(generators)
-            self.forget_gradients()
+        before = scale.state()
+        try:
+            while True:
+                self._buffers.keep()
+                generators = generator_states()
+                mean = self.in_force(batch, update)
+                if not math.isfinite(mean):
+                    raise not_finite("loss", float(mean), update)
+                norm = self.ordinary.gradient_norm()
+                if math.isfinite(norm):
+                    scale.passed()
+                    return mean
+                if not (scale.overflowed(update) and self._buffers.restore()):
+                    raise not_finite("gradient's norm", norm, update)
+                restore_generators(generators)
+                self.forget_gradients()
+        except NotFinite:
+            scale.load(before)  # no scale mends it, and the next update may be in order
+            raise
 
     @contextlib.contextmanager
     def uncaptured(self) -> Iterator[None]:
