@@ -32,6 +32,7 @@ from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
+from stoker.stepping.torch_optimizers import LISTS
 from stoker.stepping.world import ALONE, World
 from stoker.training.named_state import (
     Tensors,
@@ -163,7 +164,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource
 
 
 def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> None:
-    """Put an optimiser's state back; the settings of Stoker's own optimisers stay those of the job and the plan."""
+    """Put an optimiser's state back; of its settings stay the implementation, and those of Stoker's own optimisers."""
     optimizer, kept = step.optimizer, entries(skeleton)
     of_name, whole = dict(step.model.named_parameters()), whole_from(source)
     tree = {key: rebuilt(item, whole) for key, item in kept.items() if key != "state"}
@@ -173,12 +174,10 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
         for name, item in entries(kept["state"]).items()
         if name in names and (name in of_name or not step.world.layout.cuts_model)
     }
-    saved = numbered(step, tree)
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    saved, is_ours = numbered(step, tree), isinstance(step.job.optimizer, Optimizer)
+    for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: own[name] for name in own if name != "params" and (is_ours or name in LISTS)})
     optimizer.load_state_dict(saved)
-    if isinstance(step.job.optimizer, Optimizer):
-        for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)
     # PyTorch converts state to the dtype of its parameter; here it gets its own dtype back.
     for number, parameter in enumerate(parameters_of(optimizer)):
         for name, value in saved["state"].get(number, {}).items():

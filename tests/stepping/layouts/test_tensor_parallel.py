@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Muon
 from stoker.jobs.objective import Objective
@@ -157,6 +159,35 @@ def test_other_models_and_plans_learn_what_one_process_does(layout: Layout) -> N
         for name, one in found.items():
             assert largest_loss_difference(one, expected[name]) < LIMITS[torch.float64], name
             assert largest_difference(one.weights, expected[name].weights) < LIMITS[torch.float64], name
+
+
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "foreach": (optimizers.RMSprop(lr=1e-3), "foreach"),
+    "PyTorch's choice": (AdamW(lr=1e-3), "default"),
+    "amsgrad": (AdamW(lr=1e-3, amsgrad=True), "fused"),
+    "no kernel for parts": (optimizers.Adagrad(lr=1e-3), "fused"),
+    "a user's": (functools.partial(torch.optim.AdamW, lr=1e-3, fused=True), "default"),
+}
+"""Optimisers, and the implementation that a plan asks for."""
+
+
+def _by_each_optimizer(world: World, layout: Layout) -> dict[str, Learned]:
+    """What a GPT learns by each of OPTIMIZERS in six updates; PyTorch's choice is the one it makes on a GPU."""
+    torch.optim.optimizer._get_foreach_kernels_supported_devices = lambda: ["cpu"]
+    results = {}
+    for name, (optimizer, implementation) in OPTIMIZERS.items():
+        plan = plan_of(8, layout=layout, optimizer_implementation=implementation)
+        job = dataclasses.replace(gpt_job(), optimizer=optimizer)
+        results[name] = taught(world, job, plan, SEPARABLE, torch.float64, 6)
+    return results
+
+
+def test_optimizers_over_lists_learn_in_a_tensor_group_what_they_learn_alone() -> None:
+    """Although no list may mix divided matrices with whole norms: losses of six updates are one process's."""
+    alone, *group = on_ranks(Layout(), _by_each_optimizer, Layout()) + on_ranks(TENSOR, _by_each_optimizer, TENSOR)
+    for found in group:
+        for name, one in found.items():
+            assert largest_loss_difference(one, alone[name]) < LIMITS[torch.float64], name
 
 
 def _measured(world: World, layout: Layout) -> dict[str, float]:
