@@ -28,7 +28,7 @@ from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
 from stoker.jobs.optimizers import Adagrad, Group, ScheduleFreeAdamW, ScheduleFreeSGD, group_name
 from stoker.records import Layout, Plan
 from stoker.stepping import muon, schedule_free
-from stoker.stepping.distributed_tensors import local
+from stoker.stepping.distributed_tensors import is_spread, local
 from stoker.stepping.fused_update import kernel_of
 from stoker.stepping.own_step import own_optimizers
 from stoker.stepping.torch_compile import without_compiler
@@ -241,13 +241,27 @@ def use_implementation(
             {} if problem else {name: value for name, value in chosen[implementation].items() if name in group}
         )
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # moves the state to where the implementation expects it
-        for parameter, values in optimizer.state.items():
-            for name, value in values.items():
-                is_per_element = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                if is_per_element and value.stride() != parameter.stride():
-                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        load_state(optimizer, optimizer.state_dict())  # moves the state to where the implementation expects it
     return problem
+
+
+def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a state, of which each tensor keeps its dtype: PyTorch rounds those but counts of steps to the parameter's.
+
+    Tensors of a parameter's shape get its strides, since fused kernels go through memory. Those within lists or dicts
+    of a user's optimiser are as PyTorch loads them.
+    """
+    optimizer.load_state_dict(saved)
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for number, parameter in enumerate(parameters):
+        for name, value in saved["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if not (isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)):
+                continue
+            if loaded.dtype != value.dtype and name != "step":
+                loaded = optimizer.state[parameter][name] = value.to(loaded.device)
+            if loaded.shape == parameter.shape and loaded.stride() != parameter.stride() and not is_spread(parameter):
+                optimizer.state[parameter][name] = torch.empty_like(parameter, dtype=loaded.dtype).copy_(loaded)
 
 
 def _has_none(optimizer: torch.optim.Optimizer, implementation: str) -> str | None:
