@@ -78,6 +78,29 @@ def test_gradients_are_close_to_those_of_fp32() -> None:
     assert 1e-5 < error < 5e-3
 
 
+def almost_learned() -> nn.Module:
+    """Scores of 12 tokens that give the first a probability so large that the loss's gradients are below 1e-6."""
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+    nn.init.constant_(model[1].bias, 0.0)
+    model[1].bias.data[0] = 16.0
+    return model
+
+
+def test_gradients_of_a_loss_in_chunks_are_scaled_before_they_are_rounded() -> None:
+    """Those that fp16 does not hold without a scale are as close to fp32's as others."""
+    tokens = torch.randint(0, 12, (16, 8), generator=torch.Generator().manual_seed(0))
+    job = make_job(almost_learned, data=(tokens, torch.zeros_like(tokens)), loss="token_cross_entropy", batch=16,
+                   numerics=["fp16"])  # fmt: skip
+    gradients = []
+    for precision, chunks in (("fp32", 1), ("fp16", 4)):
+        step = Step(job, plan_of(16, precision=precision, loss_chunks=chunks), SEPARABLE)
+        step.gradients(next(batches_of(step)), 0)
+        gradients.append(torch.cat([p.grad.flatten() for p in step.model.parameters()]))
+    exact, found = gradients
+    assert float(exact.abs().max()) < 1e-6
+    assert float((found - exact).norm() / exact.norm()) < 5e-3
+
+
 def test_a_gradient_that_is_not_finite_at_any_scale_ends_the_update() -> None:
     """Not in an endless loop: the scale has an end. It is then as before, since the next update may be in order."""
 

@@ -109,6 +109,8 @@ class AutogradPass(BatchPass):
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `BatchPass`."""
         factor = 1.0 if self.scale is None else self.scale.value
+        if self._objective.in_chunks is not None:
+            self._objective.in_chunks.scale = factor
         if self._world is ALONE and batch.size <= self.micro_batch and self.scale is None:
             whole = self.loss(self.whole(batch, update), batch.size)
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less

@@ -93,7 +93,8 @@ class TrainingObjective:
         dtype: torch.dtype | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> None:
-        self._in_chunks = in_chunks
+        self.in_chunks = in_chunks
+        """The loss in chunks of tokens, if the plan has it."""
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
         self._is_of_batch = job.objective.scope == "batch"
@@ -132,8 +133,8 @@ class TrainingObjective:
         Raises:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
-        if self._in_chunks is not None:
-            return self._chunked(self._in_chunks, model, content)
+        if self.in_chunks is not None:
+            return self._chunked(self.in_chunks, model, content)
         value = self._loss_value(model, content)
         return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
 
@@ -181,8 +182,8 @@ class TrainingObjective:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
 
         def compute() -> dict[str, Loss]:
-            if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
-                return {"loss": self._chunked(self._in_chunks, model, content)}
+            if self.in_chunks is not None and len(self._all) == 1 and self._observer is None:
+                return {"loss": self._chunked(self.in_chunks, model, content)}
             output = self._needed_output(model, content) if self._needs_output else None
             if self._observer is not None:
                 self._observer(functools.partial(self._compared, model, output, content), content)
