@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import SGD, AdamW, Job
+from stoker.jobs import SGD, AdamW, Job, Loss
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan, Position
@@ -78,11 +78,26 @@ def test_gradients_are_close_to_those_of_fp32() -> None:
     assert 1e-5 < error < 5e-3
 
 
+@pytest.mark.parametrize("form", [lambda mean: mean, lambda mean: Loss(16 * mean, 16)], ids=["a mean", "a sum"])
+def test_a_loss_in_fp16_does_not_overflow_by_the_scale(form: Any) -> None:
+    """A critic's mean of what a layer computed in fp16, times 2^16, is more than fp16 holds."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        mean = 2 - model(batch[0]).mean()
+        assert mean.dtype == torch.float16
+        return form(mean)
+
+    step = Step(make_job(mlp, loss=loss, metrics=[], numerics=["fp16"]), plan_of(16, precision="fp16"), SEPARABLE)
+    before = step.loss_scale.value
+    assert float(step.gradients(next(batches_of(step)), 0)) > 1
+    assert step.loss_scale.value == before
+
+
 def almost_learned() -> nn.Module:
     """Scores of 12 tokens that give the first a probability so large that the loss's gradients are below 1e-6."""
     model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
     nn.init.constant_(model[1].bias, 0.0)
-    model[1].bias.data[0] = 16.0
+    model[1].bias.data[0] = 17.0
     return model
 
 

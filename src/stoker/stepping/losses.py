@@ -136,7 +136,9 @@ class TrainingObjective:
         if self.in_chunks is not None:
             return self._chunked(self.in_chunks, model, content)
         value = self._loss_value(model, content)
-        return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
+        if isinstance(value, Loss):
+            return Loss(in_full_precision(value.sum), value.count)
+        return self._as_sum(value, size, "loss")
 
     def sample_losses(self, model: Callable[..., Any], content: Content, size: int) -> torch.Tensor:
         """The loss of each sample [B] of a micro-batch of `size`, summed over what a sample counts.
@@ -310,6 +312,7 @@ class TrainingObjective:
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
             return require_scalar(value, name)
+        value = in_full_precision(value)  # the largest sum in fp16 is 65,504, and bf16 has 8 bits
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.dim() == 0:
                 return Loss(value * size, size)
