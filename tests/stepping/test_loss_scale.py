@@ -88,9 +88,8 @@ def test_a_loss_in_fp16_does_not_overflow_by_the_scale(form: Any) -> None:
         return form(mean)
 
     step = Step(make_job(mlp, loss=loss, metrics=[], numerics=["fp16"]), plan_of(16, precision="fp16"), SEPARABLE)
-    before = step.loss_scale.value
     assert float(step.gradients(next(batches_of(step)), 0)) > 1
-    assert step.loss_scale.value == before
+    assert step.loss_scale.value >= 2**11  # of 2^12, at which the last gradient in fp16 is 2^16
 
 
 def almost_learned() -> nn.Module:
