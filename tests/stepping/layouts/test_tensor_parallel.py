@@ -98,7 +98,20 @@ def odd_vocabulary_job() -> Job:
     return text_job(lambda: GPT(layers=2, width=16, heads=2, context=8, vocab=VOCAB + 1, dropout=0.0))
 
 
-OTHERS = {"llama": llama_job, "own plan": own_plan_job, "odd vocabulary": odd_vocabulary_job}
+def frequencies_job() -> Job:
+    """A table whose gradients are divided by how often a token is there."""
+
+    def model() -> nn.Module:
+        made = GPT(layers=1, width=16, heads=2, context=8, vocab=VOCAB)
+        made.tokens.scale_grad_by_freq = True
+        return made
+
+    return text_job(model)
+
+
+OTHERS = {
+    "llama": llama_job, "own plan": own_plan_job, "odd vocabulary": odd_vocabulary_job, "frequencies": frequencies_job,
+}  # fmt: skip
 
 
 CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))
@@ -154,7 +167,7 @@ def _others(world: World, layout: Layout) -> dict[str, Learned]:
 
 @pytest.mark.parametrize("layout", [TENSOR, SEQUENCE], ids=Layout.in_words)
 def test_other_models_and_plans_learn_what_one_process_does(layout: Layout) -> None:
-    """Shared keys and values, a plan of the model's own, tied weights, an odd vocabulary: weights are one process's."""
+    """Shared keys and values, a model's own plan, tied weights, an odd vocabulary, frequencies: weights are equal."""
     expected = _others(ALONE, Layout())
     for found in on_ranks(layout, _others, layout):
         for name, one in found.items():
