@@ -293,12 +293,13 @@ class LossPass:
 
     @contextlib.contextmanager
     def uncaptured(self) -> Iterator[None]:
-        """Within the context every pass goes through the model's own modules."""
-        before, self.repeats_captured = self.repeats_captured, False
+        """Within the context a batch makes one pass, through the model's own modules and without a loss scale."""
+        before = self.repeats_captured, self.ordinary.scale
+        self.repeats_captured, self.ordinary.scale = False, None
         try:
             yield
         finally:
-            self.repeats_captured = before
+            self.repeats_captured, self.ordinary.scale = before
 
     def check(self) -> None:
         """Check for silent errors before a checkpoint.

@@ -385,7 +385,7 @@ class Step:
         return self.loss_pass.ordinary.loss_of(content, size, update, first)
 
     def ordinary(self) -> contextlib.AbstractContextManager[None]:
-        """Within the context nothing is captured: every pass goes through the model's own modules."""
+        """Within the context a batch makes one pass, through the model's own modules and without a loss scale."""
         return self.loss_pass.uncaptured()
 
     def check(self) -> None:
