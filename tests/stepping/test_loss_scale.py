@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, RunFailed
 from stoker.jobs import SGD, AdamW, Job, Loss
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
@@ -126,6 +126,31 @@ def test_a_gradient_that_is_not_finite_at_any_scale_ends_the_update() -> None:
     with pytest.raises(NotFinite, match="gradient's norm"):
         train(step.job, step, 1)
     assert step.loss_scale.state() == before
+
+
+class ChangesItsTable(nn.Module):
+    """A layer with a table of 2 MiB, which the third pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.passes = mlp(), 0
+        self.register_buffer("table", torch.zeros(2**19))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the layer."""
+        self.passes += 1
+        if self.passes == 3:
+            self.table.add_(1)
+        return self.layer(x)
+
+
+def test_an_overflow_that_cannot_be_put_back_is_told() -> None:
+    """Of a large buffer that had been constant there is no copy; that is no gradient that is infinite at any scale."""
+    step = Step(make_job(ChangesItsTable, numerics=["fp16"]), plan_of(16, precision="fp16"), SEPARABLE)
+    train(step.job, step, 2)
+    step.loss_scale.value = TOO_LARGE
+    with pytest.raises(RunFailed, match=r"update 3 overflowed fp16 .* buffer of more than 1.0 MiB"):
+        train(step.job, step, 1, begin=2)
 
 
 def test_the_scale_grows_after_many_good_updates_and_is_kept() -> None:

@@ -34,7 +34,7 @@ from stoker.loading.order import (
 from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.batch_norm import CoupledBatchNorm
-from stoker.stepping.buffers import Buffers
+from stoker.stepping.buffers import SMALL_BYTES, Buffers
 from stoker.stepping.distributed_tensors import all_local
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.layouts.base import Strategy, noted
@@ -46,6 +46,7 @@ from stoker.stepping.selective_backprop import selected
 from stoker.stepping.step_failures import NotFinite, not_finite
 from stoker.stepping.torch_compile import is_double_backward, uncompiled
 from stoker.stepping.world import ALONE, World
+from stoker.units import format_bytes
 
 Conditions = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes the context of a forward pass, such as autocast."""
@@ -236,7 +237,8 @@ class LossPass:
 
         Raises:
             DoesNotFit: a checkpointed block cannot be computed again.
-            RunFailed: the loss takes derivatives of a compiled pass, or a captured pass is not repeatable.
+            RunFailed: the loss takes derivatives of a compiled pass, a captured pass is not repeatable, or under fp16 a
+                buffer cannot be put back.
             NotFinite: under fp16, the loss is not finite, or the gradient at any scale.
         """
         if self._thawing.at(update):
@@ -269,6 +271,7 @@ class LossPass:
 
         Raises:
             NotFinite: the loss is not finite, or the gradient at any scale.
+            RunFailed: the gradient overflowed, and a buffer cannot be put back.
         """
         assert self._buffers is not None
         before = scale.state()
@@ -283,8 +286,15 @@ class LossPass:
                 if math.isfinite(norm):
                     scale.passed()
                     return mean
-                if not (scale.overflowed(update) and self._buffers.restore()):
+                if not scale.overflowed(update):
                     raise not_finite("gradient's norm", norm, update)
+                if not self._buffers.restore():
+                    raise RunFailed(
+                        f"gradients of update {update + 1} overflowed fp16 at a loss scale of {2 * scale.value:g}, and "
+                        f"it cannot be made again: it was the first one to change a buffer of more than "
+                        f"{format_bytes(SMALL_BYTES)}",
+                        remedy="Change the buffer in every update, or use bf16 or fp32; the last checkpoint is intact.",
+                    )
                 restore_generators(generators)
                 self.forget_gradients()
         except NotFinite:
