@@ -102,7 +102,7 @@ def frequencies_job() -> Job:
     """A table whose gradients are divided by how often a token is there."""
 
     def model() -> nn.Module:
-        made = GPT(layers=1, width=16, heads=2, context=8, vocab=VOCAB)
+        made = GPT(layers=2, width=16, heads=2, context=8, vocab=VOCAB)
         made.tokens.scale_grad_by_freq = True
         return made
 
