@@ -16,6 +16,7 @@ from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Layout, Plan
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import use_implementation
 from stoker.training.checkpoints import restore
 from tests.training.builders import assert_bit_equal, everything_of, saved, source_of
 
@@ -137,6 +138,19 @@ def test_another_plan_is_the_same_mathematics(change: str) -> None:
         advanced(step, 5, 20)
     for one, other in zip(*(step.model.parameters() for step in steps), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_state_keeps_its_dtype() -> None:
+    """What a user's optimiser keeps for bf16 weights, in fp32 or in integers, is not rounded to bf16."""
+    weights = nn.Parameter(torch.ones(4, 3, 2, 2, dtype=torch.bfloat16).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    kept = {"master": torch.randn(weights.shape), "codes": torch.full((4,), 255, dtype=torch.uint8)}
+    optimizer.state[weights] = dict(kept)
+    use_implementation(optimizer, "default")
+    assert all(torch.equal(optimizer.state[weights][name], value) for name, value in kept.items())
+    assert optimizer.state[weights]["codes"].dtype == torch.uint8
+    assert optimizer.state[weights]["master"].dtype == torch.float32
+    assert optimizer.state[weights]["master"].stride() == weights.stride()
 
 
 @pytest.mark.parametrize(

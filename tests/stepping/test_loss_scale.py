@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.errors import BadJob
-from stoker.jobs import SGD, AdamW, Job
+from stoker.errors import BadJob, RunFailed
+from stoker.jobs import SGD, AdamW, Job, Loss
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan, Position
@@ -78,15 +78,79 @@ def test_gradients_are_close_to_those_of_fp32() -> None:
     assert 1e-5 < error < 5e-3
 
 
+@pytest.mark.parametrize("form", [lambda mean: mean, lambda mean: Loss(16 * mean, 16)], ids=["a mean", "a sum"])
+def test_a_loss_in_fp16_does_not_overflow_by_the_scale(form: Any) -> None:
+    """A critic's mean of what a layer computed in fp16, times 2^16, is more than fp16 holds."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        mean = 2 - model(batch[0]).mean()
+        assert mean.dtype == torch.float16
+        return form(mean)
+
+    step = Step(make_job(mlp, loss=loss, metrics=[], numerics=["fp16"]), plan_of(16, precision="fp16"), SEPARABLE)
+    assert float(step.gradients(next(batches_of(step)), 0)) > 1
+    assert step.loss_scale.value >= 2**11  # of 2^12, at which the last gradient in fp16 is 2^16
+
+
+def almost_learned() -> nn.Module:
+    """Scores of 12 tokens that give the first a probability so large that the loss's gradients are below 1e-6."""
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+    nn.init.constant_(model[1].bias, 0.0)
+    model[1].bias.data[0] = 17.0
+    return model
+
+
+def test_gradients_of_a_loss_in_chunks_are_scaled_before_they_are_rounded() -> None:
+    """Those that fp16 does not hold without a scale are as close to fp32's as others."""
+    tokens = torch.randint(0, 12, (16, 8), generator=torch.Generator().manual_seed(0))
+    job = make_job(almost_learned, data=(tokens, torch.zeros_like(tokens)), loss="token_cross_entropy", batch=16,
+                   numerics=["fp16"])  # fmt: skip
+    gradients = []
+    for precision, chunks in (("fp32", 1), ("fp16", 4)):
+        step = Step(job, plan_of(16, precision=precision, loss_chunks=chunks), SEPARABLE)
+        step.gradients(next(batches_of(step)), 0)
+        gradients.append(torch.cat([p.grad.flatten() for p in step.model.parameters()]))
+    exact, found = gradients
+    assert float(exact.abs().max()) < 1e-6
+    assert float((found - exact).norm() / exact.norm()) < 5e-3
+
+
 def test_a_gradient_that_is_not_finite_at_any_scale_ends_the_update() -> None:
-    """Not in an endless loop: the scale has an end."""
+    """Not in an endless loop: the scale has an end. It is then as before, since the next update may be in order."""
 
     def broken(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output.float().sum(1) * 0).sqrt() + target
 
     step = Step(cnn_job(loss=broken), plan_of(16, precision="fp16"), grouped(16))
+    step.loss_scale.num_good, before = 7, [step.loss_scale.value, 7]
     with pytest.raises(NotFinite, match="gradient's norm"):
         train(step.job, step, 1)
+    assert step.loss_scale.state() == before
+
+
+class ChangesItsTable(nn.Module):
+    """A layer with a table of 2 MiB, which the third pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.passes = mlp(), 0
+        self.register_buffer("table", torch.zeros(2**19))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the layer."""
+        self.passes += 1
+        if self.passes == 3:
+            self.table.add_(1)
+        return self.layer(x)
+
+
+def test_an_overflow_that_cannot_be_put_back_is_told() -> None:
+    """Of a large buffer that had been constant there is no copy; that is no gradient that is infinite at any scale."""
+    step = Step(make_job(ChangesItsTable, numerics=["fp16"]), plan_of(16, precision="fp16"), SEPARABLE)
+    train(step.job, step, 2)
+    step.loss_scale.value = TOO_LARGE
+    with pytest.raises(RunFailed, match=r"update 3 overflowed fp16 .* buffer of more than 1.0 MiB"):
+        train(step.job, step, 1, begin=2)
 
 
 def test_the_scale_grows_after_many_good_updates_and_is_kept() -> None:

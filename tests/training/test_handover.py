@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -53,6 +55,20 @@ def test_tensors_go_in_messages_of_a_limited_size(sizes: dict[str, int]) -> None
     chunks = list(_chunks(sizes, 60))
     assert [name for names in chunks for name in names] == [name for name, size in sizes.items() if size]
     assert all(sum(sizes[name] for name in names) <= 60 for names in chunks)
+
+
+def test_the_implementation_of_a_users_optimizer_is_the_steps_own() -> None:
+    """The layout that it was saved in may allow another one; its other settings and state come from there."""
+    saved, step = (
+        step_of(tiny_job(optimizer=functools.partial(torch.optim.AdamW, lr=rate, fused=is_fused)))
+        for rate, is_fused in ((1e-2, False), (1e-3, True))
+    )
+    advance(saved, 0, 2)
+    restore_snapshot(step, snapshot_of(saved))
+    [group], [saved_group] = step.optimizer.param_groups, saved.optimizer.param_groups
+    assert group["fused"] is True
+    assert group["lr"] == saved_group["lr"]
+    assert_bit_equal(everything_of(step), everything_of(saved))
 
 
 def test_a_snapshot_goes_on_bit_equal() -> None:

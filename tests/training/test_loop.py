@@ -70,6 +70,14 @@ def test_a_run_evaluates_every_interval_and_at_the_end_and_saves_what_was_best(t
     assert found[1].position.samples == best[-1] == training.loop.best.samples
 
 
+def test_the_loss_scale_is_kept_in_the_turn_of_another_precision(tmp_path: Path) -> None:
+    """As while plans are tried: fp16 goes on from it after a resume."""
+    loop = Training(tiny_job(numerics=["fp16"]), tmp_path).loop
+    loop.step.loss_scale.load([64.0, 3])
+    assert loop.step.plan.precision == "fp32"
+    assert loop.progress()["loss_scale"] == [64.0, 3.0]
+
+
 def test_checkpoints_come_by_the_clock(tmp_path: Path) -> None:
     """With a checkpoint due at every look at the clock there is one after each update, the last two kept."""
     plan = Plan(device="cpu", micro_batch=16, checkpoint_every_s=0.5)

@@ -328,6 +328,20 @@ def test_a_captured_plan_names_the_module_too(tmp_path: Path) -> None:
         found.run()
 
 
+def test_under_fp16_the_module_is_named_too(tmp_path: Path) -> None:
+    """The redo looks for no loss scale, which would end before there is a report."""
+    inputs, targets = job_of().data
+    layers = (nn.Linear(6, 8), Breaking(3, 4), nn.Linear(8, 2))
+    job = job_of(model=lambda: nn.Sequential(*layers), data=(inputs.float(), targets), numerics=["fp16"],
+                 coupling_group=None)  # fmt: skip
+    found = Trained(job, Plan(device="cpu", micro_batch=16, precision="fp16"), SEPARABLE, dumps=tmp_path)
+    with pytest.raises(RunFailed, match=r"at update 3; the first was in the output of 1 \(Breaking\)"):
+        found.run()
+    [path] = tmp_path.iterdir()
+    dump = json.loads(path.read_text())
+    assert (dump["loss"], dump["problem"], len(dump["gradient_norms"])) == ("nan", None, 4)
+
+
 def test_bad_weights_are_named() -> None:
     """Where an update before this one broke them, no module is to blame."""
     found = Trained(job_of(), 16)

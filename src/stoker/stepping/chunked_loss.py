@@ -4,7 +4,8 @@ What: a model's output layer, the loss and the backward pass of both are compute
 other, within the forward pass; kept are the gradients of the layer's input [N, D], weight [V, D] and bias [V].
 Use when: logits [N tokens, V vocabulary], their float copy, softmax and gradient are most of the memory.
 Costs: no product more; the weight's gradient is held from the forward pass on, and added up chunk by chunk. The same
-mathematics: the loss is a sum over tokens. Metrics that need logits have them whole, in evaluation.
+mathematics: the loss is a sum over tokens, and a loss scale is in it before gradients are rounded to fp16. Metrics that
+need logits have them whole, in evaluation.
 Does not combine with: models that do anything to the logits after the layer, which is checked at every pass; losses
 other than `token_cross_entropy`; gradients of gradients.
 Source: P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2 (gradients in the forward pass, chunk by chunk);
@@ -60,6 +61,9 @@ class ChunkedLoss:
         BadJob: the model has no such layer.
     """
 
+    scale = 1.0
+    """What multiplies the sum before its backward pass, as under fp16: gradients are made with it [1]."""
+
     def __init__(self, model: nn.Module, chunks: int, *, label_smoothing: float = 0.0) -> None:
         layer = output_layer(model)
         if layer is None:
@@ -94,7 +98,8 @@ class ChunkedLoss:
         inputs: list[torch.Tensor | None] = [features.flatten(0, -2), layer.weight, layer.bias]
         if not torch.is_grad_enabled():  # `requires_grad` is set even then, and gradients would be computed
             inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
-        summed: torch.Tensor = _ChunkedCrossEntropy.apply(*inputs, flat, size, self._label_smoothing)  # type: ignore[no-untyped-call]
+        given = (*inputs, flat, size, self._label_smoothing, self.scale)
+        summed: torch.Tensor = _ChunkedCrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
         return summed
 
     def features(self, call_model: Callable[[], Any]) -> torch.Tensor:
@@ -192,8 +197,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         target_N: torch.Tensor,
         size: int,
         label_smoothing: float,
+        scale: float,
     ) -> torch.Tensor:
-        """`size` tokens at a time."""
+        """`size` tokens at a time; gradients are of `scale` times the sum."""
         needed = ctx.needs_input_grad[:3]
         fixed = [
             None if t is None else t.detach().requires_grad_(is_needed)
@@ -217,15 +223,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 trained = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
                 x_gradient = None if gradients[0] is None else gradients[0][part]
                 sums = [total for total in (x_gradient, *gradients[1:]) if total is not None]
-                torch._foreach_add_(sums, list(torch.autograd.grad(loss, trained)))
-        ctx.gradients = gradients
+                torch._foreach_add_(sums, list(torch.autograd.grad(loss, trained, torch.full_like(loss, scale))))
+        ctx.gradients, ctx.scale = gradients, scale
         return torch.as_tensor(total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The forward pass's gradients times that of the sum; in place, since they are as large as the weight."""
+        """The forward pass's gradients times that of the sum, without its scale.
+
+        In place, since they are as large as the weight.
+        """
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("a loss in chunks has one backward pass: its gradients are made in the forward pass")
-        return *(None if each is None else each.mul_(gradient) for each in gradients), None, None, None
+        factor = gradient / ctx.scale
+        return *(None if each is None else each.mul_(factor) for each in gradients), None, None, None, None

@@ -224,7 +224,7 @@ class OuterOptimizer:
         self._left_at = self._clock()
 
     def _put_back(self, state: dict[str, Any]) -> dict[int, torch.Tensor]:
-        """Restore `state`; returns the pending messages of this site, by fragment."""
+        """Restore `state`; returns the pending messages of this site, by fragment, without their signals."""
         self.shared.load(state["shared"])
         site = state.get("site")
         if site is None:
@@ -232,7 +232,10 @@ class OuterOptimizer:
             return {}
         device = self._done.loss_sum.device
         self._done, *self._done_before = (SiteProgress.of(done, device) for done in (site["done"], *site["before"]))
-        return {int(number): message.to(device) for number, message in site["messages"].items()}
+        return {
+            int(number): self._forms[int(number)].without_signals(message.to(device))
+            for number, message in site["messages"].items()
+        }
 
     @property
     def _num_sites(self) -> int:

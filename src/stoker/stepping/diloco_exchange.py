@@ -97,6 +97,11 @@ class MessageFormat:
         samples, loss_sum, seconds, *signals = message[:NOTE_BYTES].clone().view(torch.float64).tolist()
         return SiteNote(samples, loss_sum, seconds, tuple(signals))
 
+    def without_signals(self, message: torch.Tensor) -> torch.Tensor:
+        """A copy of the message that sends no signals: they are of the moment at which it was made."""
+        unset = torch.zeros_like(message[NOTE_BYTES - 8 * len(SIGNALS) : NOTE_BYTES])
+        return torch.cat([message[: NOTE_BYTES - len(unset)], unset, message[NOTE_BYTES:]])
+
     def statistics(self, message: torch.Tensor) -> torch.Tensor:
         """The statistics in a message."""
         end = NOTE_BYTES + self.num_statistics * self.dtype.itemsize

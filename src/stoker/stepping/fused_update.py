@@ -31,17 +31,23 @@ _KERNELS = {
 }
 
 
-def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """A function that makes the optimiser's step: its own `step`, or a shorter way to the same kernel."""
+def kernel_of(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
+    """The kernel that takes the place of the optimiser's own step; None where that has to be called."""
     kernel, is_decoupled = _KERNELS.get(type(optimizer)), type(optimizer) is torch.optim.AdamW
-    if kernel is None:
-        return optimizer.step
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if kernel is not None else ():
         is_plain = bool(group.get("fused")) and isinstance(group["lr"], float)
         if not is_plain or any(group.get(key) for key in ("amsgrad", "differentiable", "capturable")):
-            return optimizer.step
+            return None
         if group.get("decoupled_weight_decay", is_decoupled) is not is_decoupled:
-            return optimizer.step
+            return None
+    return kernel
+
+
+def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """A function that makes the optimiser's step: its own `step`, or a shorter way to the same kernel."""
+    kernel = kernel_of(optimizer)
+    if kernel is None:
+        return optimizer.step
     if any(is_spread(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         return _SpreadUpdate(optimizer, kernel)
     return FusedUpdate(optimizer, kernel)

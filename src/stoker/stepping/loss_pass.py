@@ -34,7 +34,7 @@ from stoker.loading.order import (
 from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.batch_norm import CoupledBatchNorm
-from stoker.stepping.buffers import Buffers
+from stoker.stepping.buffers import SMALL_BYTES, Buffers
 from stoker.stepping.distributed_tensors import all_local
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.layouts.base import Strategy, noted
@@ -43,9 +43,10 @@ from stoker.stepping.loss_scale import LossScale
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.precision import NO_CONDITIONS, products_in
 from stoker.stepping.selective_backprop import selected
-from stoker.stepping.step_failures import not_finite
+from stoker.stepping.step_failures import NotFinite, not_finite
 from stoker.stepping.torch_compile import is_double_backward, uncompiled
 from stoker.stepping.world import ALONE, World
+from stoker.units import format_bytes
 
 Conditions = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes the context of a forward pass, such as autocast."""
@@ -109,6 +110,8 @@ class AutogradPass(BatchPass):
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `BatchPass`."""
         factor = 1.0 if self.scale is None else self.scale.value
+        if self._objective.in_chunks is not None:
+            self._objective.in_chunks.scale = factor
         if self._world is ALONE and batch.size <= self.micro_batch and self.scale is None:
             whole = self.loss(self.whole(batch, update), batch.size)
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
@@ -234,7 +237,8 @@ class LossPass:
 
         Raises:
             DoesNotFit: a checkpointed block cannot be computed again.
-            RunFailed: the loss takes derivatives of a compiled pass, or a captured pass is not repeatable.
+            RunFailed: the loss takes derivatives of a compiled pass, a captured pass is not repeatable, or under fp16 a
+                buffer cannot be put back.
             NotFinite: under fp16, the loss is not finite, or the gradient at any scale.
         """
         if self._thawing.at(update):
@@ -267,31 +271,45 @@ class LossPass:
 
         Raises:
             NotFinite: the loss is not finite, or the gradient at any scale.
+            RunFailed: the gradient overflowed, and a buffer cannot be put back.
         """
         assert self._buffers is not None
-        while True:
-            self._buffers.keep()
-            generators = generator_states()
-            mean = self.in_force(batch, update)
-            if not math.isfinite(mean):
-                raise not_finite("loss", float(mean), update)
-            norm = self.ordinary.gradient_norm()
-            if math.isfinite(norm):
-                scale.passed()
-                return mean
-            if not (scale.overflowed(update) and self._buffers.restore()):
-                raise not_finite("gradient's norm", norm, update)
-            restore_generators(generators)
-            self.forget_gradients()
+        before = scale.state()
+        try:
+            while True:
+                self._buffers.keep()
+                generators = generator_states()
+                mean = self.in_force(batch, update)
+                if not math.isfinite(mean):
+                    raise not_finite("loss", float(mean), update)
+                norm = self.ordinary.gradient_norm()
+                if math.isfinite(norm):
+                    scale.passed()
+                    return mean
+                if not scale.overflowed(update):
+                    raise not_finite("gradient's norm", norm, update)
+                if not self._buffers.restore():
+                    raise RunFailed(
+                        f"gradients of update {update + 1} overflowed fp16 at a loss scale of {2 * scale.value:g}, and "
+                        f"it cannot be made again: it was the first one to change a buffer of more than "
+                        f"{format_bytes(SMALL_BYTES)}",
+                        remedy="Change the buffer in every update, or use bf16 or fp32; the last checkpoint is intact.",
+                    )
+                restore_generators(generators)
+                self.forget_gradients()
+        except NotFinite:
+            scale.load(before)  # no scale mends it, and the next update may be in order
+            raise
 
     @contextlib.contextmanager
     def uncaptured(self) -> Iterator[None]:
-        """Within the context every pass goes through the model's own modules."""
-        before, self.repeats_captured = self.repeats_captured, False
+        """Within the context a batch makes one pass, through the model's own modules and without a loss scale."""
+        before = self.repeats_captured, self.ordinary.scale
+        self.repeats_captured, self.ordinary.scale = False, None
         try:
             yield
         finally:
-            self.repeats_captured = before
+            self.repeats_captured, self.ordinary.scale = before
 
     def check(self) -> None:
         """Check for silent errors before a checkpoint.

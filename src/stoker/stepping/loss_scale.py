@@ -3,10 +3,12 @@
 What: under precision fp16 each micro-batch's loss is multiplied by the scale before its backward pass; the sum of
 gradients, in fp32, is divided by it again: powers of two round nothing. Where a gradient overflows, the scale is halved
 and the same update is made again, from the buffers and generators before it, so that no update is left out; after 2,000
-updates without one it is doubled. The scale is kept in checkpoints, and is the same in all processes.
+updates without one it is doubled. An update that is not finite at any scale leaves it as it was. The scale is kept in
+checkpoints, and is the same in all processes.
 Use when: `Job(numerics=["fp16"])`, on devices with fast fp16 and no bf16 (V100, T4). Costs: one more reading of the
 gradients, for which each update waits; an update's passes again for each overflow.
-Does not combine with: captured passes, a step of the job's own, sites with updates of their own (`Job(sync=…)`).
+Does not combine with: captured passes, a step of the job's own, sites with updates of their own (`Job(sync=…)`); state
+that is no buffer, such as a count of passes in a plain attribute, on which an update that is made again counts twice.
 Source: P. Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2; constants are those of
 `torch.amp.GradScaler`, which leaves such updates out.
 """

@@ -93,7 +93,8 @@ class TrainingObjective:
         dtype: torch.dtype | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> None:
-        self._in_chunks = in_chunks
+        self.in_chunks = in_chunks
+        """The loss in chunks of tokens, if the plan has it."""
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
         self._is_of_batch = job.objective.scope == "batch"
@@ -132,10 +133,12 @@ class TrainingObjective:
         Raises:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
-        if self._in_chunks is not None:
-            return self._chunked(self._in_chunks, model, content)
+        if self.in_chunks is not None:
+            return self._chunked(self.in_chunks, model, content)
         value = self._loss_value(model, content)
-        return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
+        if isinstance(value, Loss):
+            return Loss(in_full_precision(value.sum), value.count)
+        return self._as_sum(value, size, "loss")
 
     def sample_losses(self, model: Callable[..., Any], content: Content, size: int) -> torch.Tensor:
         """The loss of each sample [B] of a micro-batch of `size`, summed over what a sample counts.
@@ -181,8 +184,8 @@ class TrainingObjective:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
 
         def compute() -> dict[str, Loss]:
-            if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
-                return {"loss": self._chunked(self._in_chunks, model, content)}
+            if self.in_chunks is not None and len(self._all) == 1 and self._observer is None:
+                return {"loss": self._chunked(self.in_chunks, model, content)}
             output = self._needed_output(model, content) if self._needs_output else None
             if self._observer is not None:
                 self._observer(functools.partial(self._compared, model, output, content), content)
@@ -309,6 +312,7 @@ class TrainingObjective:
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
             return require_scalar(value, name)
+        value = in_full_precision(value)  # the largest sum in fp16 is 65,504, and bf16 has 8 bits
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.dim() == 0:
                 return Loss(value * size, size)

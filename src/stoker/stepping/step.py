@@ -53,6 +53,7 @@ from stoker.stepping.torch_optimizers import (
     factor_at,
     flush_denormals,
     needs_closure,
+    suit_layout,
     use_implementation,
 )
 from stoker.stepping.update_rule import UpdateRule
@@ -291,6 +292,7 @@ class Step:
         if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:
             is_ours = isinstance(self.job.optimizer, Optimizer)
             use_implementation(self.optimizer, plan.optimizer_implementation, is_ours=is_ours)
+            suit_layout(self.optimizer, plan.layout, is_ours=is_ours)
         if plan.compile and not old.compile:
             self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
         elif self.compilation is not None and not plan.compile:
@@ -383,7 +385,7 @@ class Step:
         return self.loss_pass.ordinary.loss_of(content, size, update, first)
 
     def ordinary(self) -> contextlib.AbstractContextManager[None]:
-        """Within the context nothing is captured: every pass goes through the model's own modules."""
+        """Within the context a batch makes one pass, through the model's own modules and without a loss scale."""
         return self.loss_pass.uncaptured()
 
     def check(self) -> None:

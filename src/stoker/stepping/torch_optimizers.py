@@ -26,9 +26,10 @@ from torch import nn
 from stoker.errors import BadJob, nearest
 from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
 from stoker.jobs.optimizers import Adagrad, Group, ScheduleFreeAdamW, ScheduleFreeSGD, group_name
-from stoker.records import Plan
+from stoker.records import Layout, Plan
 from stoker.stepping import muon, schedule_free
-from stoker.stepping.distributed_tensors import local
+from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.fused_update import kernel_of
 from stoker.stepping.own_step import own_optimizers
 from stoker.stepping.torch_compile import without_compiler
 
@@ -36,6 +37,8 @@ _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 """Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
 """Optimisers with one implementation, over lists of tensors."""
+LISTS = ("foreach", "fused")
+"""PyTorch's names of implementations over lists of tensors, as settings of a group; None is its own choice."""
 
 for _method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
     without_compiler(getattr(torch.optim.Optimizer, _method))
@@ -61,6 +64,30 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
         BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser, or one of
             Stoker's own would have complex weights.
     """
+    optimizer = _made(job, model, plan)
+    suit_layout(optimizer, plan.layout, is_ours=isinstance(job.optimizer, Optimizer))
+    return optimizer
+
+
+def suit_layout(optimizer: torch.optim.Optimizer, layout: Layout, *, is_ours: bool) -> None:
+    """Leave implementations over lists where PyTorch's step has them for the layout's DTensors.
+
+    A tensor group mixes DTensors with plain tensors, which no list can: each parameter is updated by itself. Under
+    shards alone lists are of DTensors, for which SGD and Adagrad have no fused kernel: they get PyTorch's default.
+    Where `fused_update` calls a kernel on a process's own parts (`is_ours`), nothing changes.
+    """
+    if not layout.divides_tensors or (is_ours and kernel_of(optimizer) is not None):
+        return
+    is_mixed = any(axis.divides_tensors and not axis.shares_batch for axis in layout.divided)
+    for group in optimizer.param_groups:
+        if is_mixed:
+            group.update({name: False for name in LISTS if name in group})
+        elif group.get("fused") and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):
+            group.update(dict.fromkeys(LISTS))
+
+
+def _made(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """As `build_optimizer`, in implementations for plain tensors."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
@@ -122,8 +149,7 @@ def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
             f"the plan asks for a {implementation} implementation, and {name} has none",
             remedy='Set optimizer_implementation of the plan to "default".',
         )
-    # Lists of tensors cannot mix DTensors with plain ones: there each parameter is updated by itself.
-    return {} if implementation == "foreach" and plan.layout.divides_tensors else {implementation: True}
+    return {implementation: True}
 
 
 def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -215,13 +241,27 @@ def use_implementation(
             {} if problem else {name: value for name, value in chosen[implementation].items() if name in group}
         )
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # moves the state to where the implementation expects it
-        for parameter, values in optimizer.state.items():
-            for name, value in values.items():
-                is_per_element = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                if is_per_element and value.stride() != parameter.stride():
-                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        load_state(optimizer, optimizer.state_dict())  # moves the state to where the implementation expects it
     return problem
+
+
+def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a state, of which each tensor keeps its dtype: PyTorch rounds those but counts of steps to the parameter's.
+
+    Tensors of a parameter's shape get its strides, since fused kernels go through memory. Those within lists or dicts
+    of a user's optimiser are as PyTorch loads them.
+    """
+    optimizer.load_state_dict(saved)
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for number, parameter in enumerate(parameters):
+        for name, value in saved["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if not (isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)):
+                continue
+            if loaded.dtype != value.dtype and name != "step":
+                loaded = optimizer.state[parameter][name] = value.to(loaded.device)
+            if loaded.shape == parameter.shape and loaded.stride() != parameter.stride() and not is_spread(parameter):
+                optimizer.state[parameter][name] = torch.empty_like(parameter, dtype=loaded.dtype).copy_(loaded)
 
 
 def _has_none(optimizer: torch.optim.Optimizer, implementation: str) -> str | None:

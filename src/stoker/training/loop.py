@@ -418,7 +418,7 @@ class Loop:
             **({} if self.slice is None else {"save_s": self.slice.save_s}),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
-            **({"loss_scale": [*self.step.loss_scale.state()]} if self.step.plan.precision == "fp16" else {}),
+            **({"loss_scale": [*self.step.loss_scale.state()]} if "fp16" in self.step.job.numerics else {}),
         }
 
     def _save(self, position: Position, *, is_best: bool, keeps: bool = False) -> None:

@@ -106,7 +106,7 @@ def _redo(step: Step, batch: Batch, update: int, report: NonFiniteReport, in_dat
 
     map_tensors(batch.cut(0, batch.size), look)
     step.forget_gradients()
-    # Only a pass of the modules themselves calls their hooks.
+    # Only a pass of the modules themselves calls their hooks; a search for a loss scale would raise again.
     with _watched(step.model, first), uncompiled(), step.ordinary():
         loss = step.gradients(batch, update)
     report.loss = float(loss)

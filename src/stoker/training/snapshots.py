@@ -32,6 +32,7 @@ from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
+from stoker.stepping.torch_optimizers import LISTS, load_state
 from stoker.stepping.world import ALONE, World
 from stoker.training.named_state import (
     Tensors,
@@ -40,7 +41,6 @@ from stoker.training.named_state import (
     named,
     numbered,
     pack,
-    parameters_of,
     rebuilt,
     renamed,
     tree_of,
@@ -163,7 +163,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource
 
 
 def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> None:
-    """Put an optimiser's state back; the settings of Stoker's own optimisers stay those of the job and the plan."""
+    """Put an optimiser's state back; of its settings stay the implementation, and those of Stoker's own optimisers."""
     optimizer, kept = step.optimizer, entries(skeleton)
     of_name, whole = dict(step.model.named_parameters()), whole_from(source)
     tree = {key: rebuilt(item, whole) for key, item in kept.items() if key != "state"}
@@ -173,23 +173,10 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> Non
         for name, item in entries(kept["state"]).items()
         if name in names and (name in of_name or not step.world.layout.cuts_model)
     }
-    saved = numbered(step, tree)
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(saved)
-    if isinstance(step.job.optimizer, Optimizer):
-        for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)
-    # PyTorch converts state to the dtype of its parameter; here it gets its own dtype back.
-    for number, parameter in enumerate(parameters_of(optimizer)):
-        for name, value in saved["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(name)
-            if not (isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)):
-                continue
-            if loaded.dtype != value.dtype:
-                loaded = optimizer.state[parameter][name] = value.to(loaded.device)
-            # Fused kernels go through memory: under another memory format than the saved one it gets its parameter's.
-            if loaded.shape == parameter.shape and loaded.stride() != parameter.stride() and not is_spread(parameter):
-                optimizer.state[parameter][name] = torch.empty_like(parameter, dtype=loaded.dtype).copy_(loaded)
+    saved, is_ours = numbered(step, tree), isinstance(step.job.optimizer, Optimizer)
+    for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: own[name] for name in own if name != "params" and (is_ours or name in LISTS)})
+    load_state(optimizer, saved)
 
 
 def _spread_like(target: Any, source: TensorSource, world: World, whole: Give) -> Give:

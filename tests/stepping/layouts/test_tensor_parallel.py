@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Muon
 from stoker.jobs.objective import Objective
@@ -95,7 +98,20 @@ def odd_vocabulary_job() -> Job:
     return text_job(lambda: GPT(layers=2, width=16, heads=2, context=8, vocab=VOCAB + 1, dropout=0.0))
 
 
-OTHERS = {"llama": llama_job, "own plan": own_plan_job, "odd vocabulary": odd_vocabulary_job}
+def frequencies_job() -> Job:
+    """A table whose gradients are divided by how often a token is there."""
+
+    def model() -> nn.Module:
+        made = GPT(layers=2, width=16, heads=2, context=8, vocab=VOCAB)
+        made.tokens.scale_grad_by_freq = True
+        return made
+
+    return text_job(model)
+
+
+OTHERS = {
+    "llama": llama_job, "own plan": own_plan_job, "odd vocabulary": odd_vocabulary_job, "frequencies": frequencies_job,
+}  # fmt: skip
 
 
 CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))
@@ -151,12 +167,42 @@ def _others(world: World, layout: Layout) -> dict[str, Learned]:
 
 @pytest.mark.parametrize("layout", [TENSOR, SEQUENCE], ids=Layout.in_words)
 def test_other_models_and_plans_learn_what_one_process_does(layout: Layout) -> None:
-    """Shared keys and values, a plan of the model's own, tied weights, an odd vocabulary: weights are one process's."""
+    """Shared keys and values, a model's own plan, tied weights, an odd vocabulary, frequencies: weights are equal."""
     expected = _others(ALONE, Layout())
     for found in on_ranks(layout, _others, layout):
         for name, one in found.items():
             assert largest_loss_difference(one, expected[name]) < LIMITS[torch.float64], name
             assert largest_difference(one.weights, expected[name].weights) < LIMITS[torch.float64], name
+
+
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "foreach": (optimizers.RMSprop(lr=1e-3), "foreach"),
+    "PyTorch's choice": (AdamW(lr=1e-3), "default"),
+    "amsgrad": (AdamW(lr=1e-3, amsgrad=True), "fused"),
+    "no kernel for parts": (optimizers.Adagrad(lr=1e-3), "fused"),
+    "a user's": (functools.partial(torch.optim.AdamW, lr=1e-3, fused=True), "default"),
+}
+"""Optimisers, and the implementation that a plan asks for."""
+
+
+def _by_each_optimizer(world: World, layout: Layout) -> dict[str, Learned]:
+    """What a GPT learns by each of OPTIMIZERS in six updates; PyTorch's choice is the one it makes on a GPU."""
+    results = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["torch.optim.optimizer"], "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+        for name, (optimizer, implementation) in OPTIMIZERS.items():
+            plan = plan_of(8, layout=layout, optimizer_implementation=implementation)
+            job = dataclasses.replace(gpt_job(), optimizer=optimizer)
+            results[name] = taught(world, job, plan, SEPARABLE, torch.float64, 6)
+    return results
+
+
+def test_optimizers_over_lists_learn_in_a_tensor_group_what_they_learn_alone() -> None:
+    """Although no list may mix divided matrices with whole norms: losses of six updates are one process's."""
+    expected = _by_each_optimizer(ALONE, Layout())
+    for found in on_ranks(TENSOR, _by_each_optimizer, TENSOR):
+        for name, one in found.items():
+            assert largest_loss_difference(one, expected[name]) < LIMITS[torch.float64], name
 
 
 def _measured(world: World, layout: Layout) -> dict[str, float]:

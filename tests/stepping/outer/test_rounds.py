@@ -211,6 +211,24 @@ def test_signals_are_heard_with_an_exchange_at_the_same_update() -> None:
     assert [update for update, is_heard in enumerate(one) if is_heard] == [5]
 
 
+def signalled_twice(world: World) -> list[int]:
+    """The updates after which a site hears a stop that two messages on their way hold, resuming after the first."""
+    step = make_step(world, gpt_job(DiLoCo(every=updates(8), fragments=2, overlap=5)))
+    heard = []
+    for update, batch in enumerate(batches(step, 0, 16)):
+        world.signals.tell("stop", value=world.rank == 1 and update >= 1 and not heard)
+        step.update(batch, update, 0.0)
+        if world.signals.heard("stop"):
+            heard.append(update)
+            step.outer.load(copy.deepcopy(step.outer.state()))
+    return heard
+
+
+def test_a_resumed_run_does_not_hear_what_was_told_before() -> None:
+    """Messages that are sent again hold no signals: nobody has asked the resumed run to stop."""
+    assert on_ranks(TWO_SITES, signalled_twice) == [[8], [8]]
+
+
 def normed(world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Own running statistics before, and shared ones after, an exchange of a network with batch norm."""
     model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))  # noqa: E731

@@ -124,7 +124,9 @@ def first_problem(model: nn.Module, layout: Layout) -> TensorPlanProblem | None:
 def is_divided_by_vocabulary(module: nn.Module, tensor: int) -> bool:
     """Whether the vocabulary of an embedding or output layer divides; the layer is kept whole otherwise."""
     if isinstance(module, nn.Embedding):
-        return module.num_embeddings % tensor == 0 and module.max_norm is None and not module.sparse
+        # Frequencies are of all tokens, and a process sees those of its own rows.
+        sees_all = module.max_norm is not None or module.sparse or module.scale_grad_by_freq
+        return module.num_embeddings % tensor == 0 and not sees_all
     return isinstance(module, nn.Linear) and module.out_features % tensor == 0
 
 
