@@ -383,7 +383,8 @@ class Loop:
             took_s[split] = self.telemetry.lap("evaluation")
         metrics = by_measure(evaluated)
         value = metric_value(metrics, self.best.name)
-        is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
+        is_repeated = self.best.samples == position.samples  # a process was lost before its checkpoint was whole
+        is_best = is_repeated or is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = value, position.samples
         decided = self.course.judge(metrics, position, self.extent)
@@ -426,7 +427,7 @@ class Loop:
             self.step.check()
         kept = kept_at(self.extent, position) if keeps else None
         self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
-        if keeps and self.step.world.layout.world_size > 1:
+        if (is_best or keeps) and self.step.world.layout.world_size > 1:
             # Else a process lost meanwhile would take the checkpoint with it, and survivors go on without one.
             self._announce(self.checkpointer.collect(wait=True))
         self.telemetry.lap("checkpoint")
