@@ -189,7 +189,7 @@ def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
 
 
 class Lossy:
-    """A checkpointer of one of two processes whose other one is lost: before saving begins, or before it is complete."""
+    """A checkpointer of one of two processes; the other is lost before saving begins, or before it is complete."""
 
     def __init__(self, *, begins: bool) -> None:
         self.begins = begins
