@@ -31,6 +31,7 @@ from stoker.records.plan import OutOfMemory
 from stoker.store import cache_root
 from stoker.store.record_caches import out_of_memory_log
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
+from tests.loading.streams import Sized, Stateful
 
 
 class Cramped(nn.Linear):
@@ -315,6 +316,24 @@ def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() 
     assert known_failures(prepared, place) == ()
     log.append(dataclasses.replace(failed, plan=PLAN))
     assert [one.plan for one in known_failures(prepared, place)] == [PLAN]
+
+
+@pytest.mark.parametrize(("kind", "width"), [(Sized, 1), (Stateful, 2)])
+def test_a_shortage_does_not_send_a_stream_back(kind: type[Sized], width: int) -> None:
+    """The note for the next plan needs the shape of a sample; the stream is read no further for it."""
+    reads = []
+    for most in (10**9, 8):
+        data = kind(96)
+        job = stoker.Job(
+            model=lambda: Cramped(width, 1), data=data, loss=lambda output, _: output.square().mean(1), batch=16,
+            optimizer=stoker.SGD(lr=1e-6), until=stoker.epochs(1), valid=(torch.ones(4, width), torch.ones(4)),
+            evaluation=stoker.Evaluation(every=stoker.updates(2)),
+        )  # fmt: skip
+        heard = Doing(64, set_most(most))
+        stoker.train(job, plan=PLAN, sink=heard, run_dir=f"most-{most}")
+        assert len(heard.of("replanned")) == (most == 8)
+        reads.append(data.reads)
+    assert reads[0] == reads[1]
 
 
 class AwayForAMoment(torch.utils.data.Dataset):

@@ -15,6 +15,7 @@ import torch
 
 from stoker.activity import doing, is_long
 from stoker.errors import BadJob, RunFailed
+from stoker.loading.samples import ItemSamples, Samples
 from stoker.loading.streams import as_stream
 from stoker.loading.workers import WorkerWatch, by_workers
 from stoker.records import Estimate
@@ -139,9 +140,20 @@ def test_a_stream_that_is_read_again_moves(loader: str) -> None:
     assert not told
 
 
-def test_the_verdict_on_a_stream_that_hangs_is_no_fault_of_a_sample() -> None:
+class Stuck(torch.utils.data.Dataset):
+    """A dataset that hangs."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        threading.Event().wait(60.0)
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize("samples", [as_stream(Slow(60.0), what="data"), ItemSamples(Stuck(), None, 0)])
+def test_the_verdict_on_data_that_hang_is_no_fault_of_a_sample(samples: Samples) -> None:
     """It comes out of the read as it is, with its remedy."""
-    samples = as_stream(Slow(60.0), what="data")
     with stop_on_signals() as stop, watching(Heard(), stop):  # noqa: SIM117 - the watchdog outlives the error
         with pytest.raises(RunFailed, match="training hangs: nothing has moved for"):
             samples.fetch(np.array([0]), 0)

@@ -179,8 +179,8 @@ class StreamSamples(Samples):
         return content
 
     def seek(self, state: str) -> None:
-        """Begin reading later places at `state`, a result of `state()`."""
-        self._sought = StreamPosition(**json.loads(state))
+        """Begin reading later places at `state`, a result of `state()`, and not where a reader is."""
+        self._sought, self._reader = StreamPosition(**json.loads(state)), None
 
     def state(self) -> str | None:
         """The reader's position as JSON; None for a stream without a state, or before the first read."""
