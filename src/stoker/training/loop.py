@@ -27,7 +27,7 @@ from stoker.stepping.step_failures import NotFinite, evaluating
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.training.averaged_weights import average_is_due, renew_statistics, require_renewable
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
-from stoker.training.evaluation import evaluate, evaluation_batch, is_better
+from stoker.training.evaluation import evaluate, is_better
 from stoker.training.hooks import Update
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.plan_trials import PlanTrials
@@ -402,7 +402,8 @@ class Loop:
         return is_best
 
     def _evaluate(self, samples: Samples) -> dict[str, float]:
-        return evaluate(self.step, samples, evaluation_batch(self.step), self.telemetry.beat)
+        size = self.extent.evaluated_at_once(self.step.plan.micro_batch)
+        return evaluate(self.step, samples, size, self.telemetry.beat)
 
     def _keeps(self, before: Position, position: Position) -> bool:
         """Whether the weights at `position` are kept for good."""

@@ -22,7 +22,7 @@ from stoker.records.codec import JSON
 from stoker.stepping.step_failures import evaluating
 from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
 from stoker.training.checkpoints import kept_weights
-from stoker.training.evaluation import evaluate, evaluation_batch
+from stoker.training.evaluation import evaluate
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, write_examples
 from stoker.training.run_handle import WEIGHTS, Run, write_report
 from stoker.training.session import TrainingSession
@@ -71,7 +71,8 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
         watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
-        return evaluate(step, samples, evaluation_batch(step), watcher=watcher), watcher
+        size = session.loop.extent.evaluated_at_once(step.plan.micro_batch)
+        return evaluate(step, samples, size, watcher=watcher), watcher
 
     with evaluating(split):
         metrics, watcher = session.loop.recovery.without_weights(work, session.position)
