@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -236,6 +237,30 @@ def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -
     (path,) = run.directory.dumps.iterdir()
     assert str(path) in str(caught.value)
     assert json.loads(path.read_text())["first"]
+
+
+def test_a_run_whose_checkpoints_were_deleted_keeps_the_rest() -> None:
+    """A command that fails before it saved removes what it began itself, and nothing of an earlier one."""
+
+    def fill() -> None:
+        raise RunFailed("Cannot write: the disk is full")
+
+    job = blobs_job(until=stoker.epochs(6), evaluation=stoker.Evaluation(keep_every=stoker.updates(1)))
+    with pytest.raises(RunFailed):
+        stoker.train(job, plan=PLAN, sink=Doing(0, fill), run_dir="run")
+    assert not Path("run").exists()
+    run = stoker.train(job, plan=PLAN, sink=Stopping(80), run_dir="run")
+    kept = [weights.samples for weights in run.kept()]
+    shutil.rmtree(run.directory.checkpoints)
+    with pytest.raises(RunFailed):
+        stoker.train(job, plan=PLAN, sink=Doing(0, fill), run_dir="run")
+    left = stoker.load("run")
+    assert left.status == "failed"
+    assert [weights.samples for weights in left.kept()] == kept
+    assert kept
+    heard = Heard()
+    stoker.train(job, plan=PLAN, sink=heard, run_dir="run")
+    assert any("begins again, for it has no checkpoint" in fields["message"] for fields in heard.of("warned"))
 
 
 def test_a_bad_sample_is_named_by_its_place_in_the_data_that_was_given() -> None:
