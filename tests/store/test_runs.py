@@ -7,7 +7,6 @@ import pytest
 from stoker.errors import BadRun
 from stoker.store import (
     CheckpointStore,
-    CheckpointStore,
     RunDirectory,
     RunLock,
     choose_directory,
