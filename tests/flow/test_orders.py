@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from stoker.records import Plan, dumps
 from tests.flow.builders import Heard, Stopping, assert_equal_weights
 from tests.flow.command import Running, stoker_here
 from tests.loading.streams import Counted, Stateful
+from tests.loading.test_bucketing import Words
 
 ORDERS = Path(__file__).parent / "jobs" / "orders.py"
 PLAN = Plan(device="cpu", micro_batch=17, optimizer_implementation="fused", loader="inline", checkpoint_every_s=0.03)
@@ -81,12 +83,41 @@ def test_a_stream_with_a_state_is_not_read_again_on_resume() -> None:
     assert sink.of("started")[0]["data"]["class"] == "seekable"
     assert "its own state is kept" in sink.of("started")[0]["data"]["guarantee"]
     assert sink.of("resumed")[0]["samples"] == stopped_at
-    # Beside the rest of the run, only the first few: for the fingerprint.
-    assert again.reads <= 4 * 23 - stopped_at + 16
+    # Beside the rest of the run, only the first few: for the fingerprint, and one for the shapes in it.
+    assert again.reads <= 4 * 23 - stopped_at + 17
     straight = stoker.train(
         job_of(Stateful(23)), plan=Plan(device="cpu", micro_batch=5), sink=Heard(), run_dir="straight"
     )
     assert_equal_weights(run, straight)
+
+
+class Tokens(torch.nn.Module):
+    """The mean of a sample, scaled; keeps how many tokens it was given at once in evaluations."""
+
+    evaluated: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """One number for each sample [B]."""
+        if not self.training:
+            self.evaluated.append(inputs.numel())
+        return self.scale * inputs.mean(1)
+
+
+def test_an_evaluation_has_no_more_tokens_than_an_update() -> None:
+    """Batches of short samples have many of them; held-out samples are of all lengths, and come as they are."""
+    Tokens.evaluated.clear()
+    lengths = [2] * 60 + [40] * 10
+    job = stoker.Job(
+        model=Tokens, data=Words(lengths), valid=Words(lengths[::-1]), test=Words(lengths[::7]), loss="mse",
+        batch=stoker.tokens(120, padded=True), sampling=stoker.lengths.bucketed(window=2),
+        fields=stoker.Fields(collate=stoker.lengths.padded(0)), optimizer=stoker.SGD(lr=1e-6), until=stoker.epochs(1),
+    )  # fmt: skip
+    stoker.train(job, plan="safe", sink=Heard(), run_dir="run")
+    assert 40 <= max(Tokens.evaluated) <= 120
 
 
 def test_a_stream_is_planned_on_its_first_samples_and_read_by_one_worker_at_most() -> None:

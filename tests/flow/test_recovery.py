@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from stoker.records.plan import OutOfMemory
 from stoker.store import cache_root
 from stoker.store.record_caches import out_of_memory_log
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
+from tests.loading.streams import Sized, Stateful
 
 
 class Cramped(nn.Linear):
@@ -237,6 +239,30 @@ def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -
     assert json.loads(path.read_text())["first"]
 
 
+def test_a_run_whose_checkpoints_were_deleted_keeps_the_rest() -> None:
+    """A command that fails before it saved removes what it began itself, and nothing of an earlier one."""
+
+    def fill() -> None:
+        raise RunFailed("Cannot write: the disk is full")
+
+    job = blobs_job(until=stoker.epochs(6), evaluation=stoker.Evaluation(keep_every=stoker.updates(1)))
+    with pytest.raises(RunFailed):
+        stoker.train(job, plan=PLAN, sink=Doing(0, fill), run_dir="run")
+    assert not Path("run").exists()
+    run = stoker.train(job, plan=PLAN, sink=Stopping(80), run_dir="run")
+    kept = [weights.samples for weights in run.kept()]
+    shutil.rmtree(run.directory.checkpoints)
+    with pytest.raises(RunFailed):
+        stoker.train(job, plan=PLAN, sink=Doing(0, fill), run_dir="run")
+    left = stoker.load("run")
+    assert left.status == "failed"
+    assert [weights.samples for weights in left.kept()] == kept
+    assert kept
+    heard = Heard()
+    stoker.train(job, plan=PLAN, sink=heard, run_dir="run")
+    assert any("begins again, for it has no checkpoint" in fields["message"] for fields in heard.of("warned"))
+
+
 def test_a_bad_sample_is_named_by_its_place_in_the_data_that_was_given() -> None:
     """Not by that in what a holdout leaves of it."""
     inputs, targets = blobs(100)
@@ -315,6 +341,24 @@ def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() 
     assert known_failures(prepared, place) == ()
     log.append(dataclasses.replace(failed, plan=PLAN))
     assert [one.plan for one in known_failures(prepared, place)] == [PLAN]
+
+
+@pytest.mark.parametrize(("kind", "width"), [(Sized, 1), (Stateful, 2)])
+def test_a_shortage_does_not_send_a_stream_back(kind: type[Sized], width: int) -> None:
+    """The note for the next plan needs the shape of a sample; the stream is read no further for it."""
+    reads = []
+    for most in (10**9, 8):
+        data = kind(96)
+        job = stoker.Job(
+            model=lambda: Cramped(width, 1), data=data, loss=lambda output, _: output.square().mean(1), batch=16,
+            optimizer=stoker.SGD(lr=1e-6), until=stoker.epochs(1), valid=(torch.ones(4, width), torch.ones(4)),
+            evaluation=stoker.Evaluation(every=stoker.updates(2)),
+        )  # fmt: skip
+        heard = Doing(64, set_most(most))
+        stoker.train(job, plan=PLAN, sink=heard, run_dir=f"most-{most}")
+        assert len(heard.of("replanned")) == (most == 8)
+        reads.append(data.reads)
+    assert reads[0] == reads[1]
 
 
 class AwayForAMoment(torch.utils.data.Dataset):

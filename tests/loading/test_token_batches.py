@@ -264,6 +264,16 @@ def test_forecasts_look_at_samples_of_the_largest_micro_batch(micro_batch: int) 
             assert len(part) * max(SIZES[index] for index in part) <= most * longest
 
 
+@settings(deadline=None)
+@given(EXTENTS, st.integers(1, 60))
+def test_no_evaluation_has_more_tokens_than_a_micro_batch(extent: TokenExtent, micro_batch: int) -> None:
+    """Even if all of its samples are as long as the longest; one more of these would have more."""
+    layout, count = extent.layout, extent.evaluated_at_once(micro_batch)
+    largest = max(min(size, micro_batch) * longest for size, longest in zip(layout.sizes, layout.longest, strict=True))
+    assert 1 <= count <= micro_batch
+    assert count * layout.longest.max() <= largest < (count + 1) * layout.longest.max()
+
+
 @pytest.mark.parametrize(
     ("changes", "is_one"),
     [

@@ -60,11 +60,14 @@ def test_a_killed_run_is_said_to_be_where_its_newest_checkpoint_is(tmp_path: Pat
 
 
 def test_a_failed_run_is_continued_and_its_failure_said(tmp_path: Path) -> None:
-    """From its last checkpoint."""
-    make_run(tmp_path / DEFAULT, status="failed", failure="the disk is full")
+    """From its last checkpoint, or from the beginning where it has none."""
+    run = make_run(tmp_path / DEFAULT, status="failed", failure="the disk is full")
     choice = choose(tmp_path)
     assert told(choice) == (DEFAULT, True)
-    assert "failed at 0 of 5000 samples (the disk is full) and is continued from its last" in choice.because
+    failed = "failed at 0 of 5000 samples (the disk is full) and "
+    assert f"{failed}begins again, for it has no checkpoint" in choice.because
+    save(CheckpointStore(run.checkpoints), 100)
+    assert f"{failed}is continued from its last checkpoint" in choose(tmp_path).because
 
 
 def test_a_finished_run_starts_anew_next_to_it(tmp_path: Path) -> None:

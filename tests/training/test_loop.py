@@ -15,8 +15,10 @@ from stoker.devices.hardware import checkpoint_interval_s
 from stoker.errors import RunFailed
 from stoker.jobs.run_length import Extent
 from stoker.loading.datasets import datasets_of
-from stoker.records import Event, Plan, Position
+from stoker.records import Event, Layout, Plan, Position
 from stoker.stepping.diloco_exchange import PendingExchange
+from stoker.stepping.step import Step
+from stoker.stepping.world import World
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
 from stoker.training.checkpoints import Checkpointer, Written, restore
@@ -192,6 +194,51 @@ def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
     again.loop.run(given.position)
     assert_bit_equal(everything_of(again.loop.step), everything_of(whole.loop.step))
     assert (training.of("evaluated") + again.of("evaluated")) == whole.of("evaluated")
+
+
+class Lossy:
+    """A checkpointer of one of two processes; the other is lost before saving begins, or before it is complete."""
+
+    def __init__(self, *, begins: bool) -> None:
+        self.begins = begins
+
+    def save(self, step: Step, *_: object, **_named: object) -> list[Written]:
+        """Begin, or fail."""
+        step.world = World(Layout(replicas=2))
+        if not self.begins:
+            raise RuntimeError("Connection closed by peer")
+        return []
+
+    def collect(self, *, wait: bool = False) -> list[Written]:
+        """Fail if the other process has to be waited for."""
+        if wait:
+            raise RuntimeError("Connection closed by peer")
+        return []
+
+    def abandon(self) -> list[Written]:
+        """Nothing was written."""
+        return []
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_best_checkpoint_that_was_given_up_is_written_by_those_who_go_on(begins: bool, tmp_path: Path) -> None:
+    """They evaluate once more, and what they carry as the best is what the store marks as the best."""
+    job = tiny_job(valid=stoker.holdout(0.2), until=stoker.epochs(1))
+    broken = Training(job, tmp_path)
+    broken.loop.checkpointer = Lossy(begins=begins)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        broken.loop.run(Position())
+    assert broken.loop.is_between_updates()
+    carried = SurvivorState.of(broken.loop)
+    again = Training(job, tmp_path)
+    again.loop.best = Best(**carried.progress["best"])
+    given = state_from_furthest_rank(again.loop.step, carried)
+    assert given is not None
+    again.loop.unevaluated = given.unevaluated
+    again.loop.run(given.position)
+    found = again.store.best()
+    assert found is not None
+    assert found[1].position.samples == again.loop.best.samples == broken.loop.best.samples == 64
 
 
 def test_a_position_at_the_end_is_left_as_it_is(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_progress_is_due_every_half_second_and_not_more_often() -> None:
     assert due == [False, False, True, False, False, True]
 
 
+def test_a_long_run_reports_more_rarely() -> None:
+    """After a week every half minute, so that its log can be read; the time before this process counts."""
+    run = Watched(wall_s=7 * 86_400.0)
+    num_due = 0
+    for _ in range(600):
+        if run.update(data_s=0.0, update_s=1.0):
+            num_due += 1
+            run.progress()
+    assert num_due == 19
+
+
 def test_the_time_to_go_is_what_is_left_at_the_recent_rate_and_the_evaluations_to_come() -> None:
     """400 samples at 100 a second and two evaluations of as long as the last one took."""
     run = Watched(evaluations=3)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from stoker.activity import doing, is_long
 from stoker.errors import BadJob, RunFailed
-from stoker.loading.workers import WorkerWatch
+from stoker.loading.samples import ItemSamples, Samples
+from stoker.loading.streams import as_stream
+from stoker.loading.workers import WorkerWatch, by_workers
 from stoker.records import Estimate
 from stoker.training.signals import StopRequest, stop_on_signals
 from stoker.training.watchdog import PATIENCE_VARIABLE, Watchdog, WatchdogPatience, patience_s, slowest_phase_s
@@ -104,6 +109,54 @@ def test_a_run_that_moves_is_left_alone() -> None:
         for _ in range(10):
             laps.num_laps += 1
             assert not told.event.wait(0.1)
+
+
+class Slow(torch.utils.data.IterableDataset):
+    """A stream of 20 samples, each of which takes `pause_s` [s]."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(len(self)):
+            threading.Event().wait(self.pause_s)
+            yield torch.tensor([float(index)])
+
+
+@pytest.mark.parametrize("loader", ["inline", "workers"])
+def test_a_stream_that_is_read_again_moves(loader: str) -> None:
+    """A resumed run reads up to its place before it makes a lap, in this process or in a worker: that is no hang."""
+    told, workers, last = Heard(), WorkerWatch(), np.array([19])
+    samples = as_stream(Slow(0.1), what="data")
+    with stop_on_signals() as stop, watching(told, stop, workers=workers, least_s=1.0):
+        if loader == "inline":
+            content = samples.fetch(last, 0)
+        else:
+            ((_, content),) = by_workers(samples, iter([(0, last)]), 1, 1, is_pinned=False, watch=workers)
+    assert content.tolist() == [[19.0]]
+    assert not told
+
+
+class Stuck(torch.utils.data.Dataset):
+    """A dataset that hangs."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        threading.Event().wait(60.0)
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize("samples", [as_stream(Slow(60.0), what="data"), ItemSamples(Stuck(), None, 0)])
+def test_the_verdict_on_data_that_hang_is_no_fault_of_a_sample(samples: Samples) -> None:
+    """It comes out of the read as it is, with its remedy."""
+    with stop_on_signals() as stop, watching(Heard(), stop):  # noqa: SIM117 - the watchdog outlives the error
+        with pytest.raises(RunFailed, match="training hangs: nothing has moved for"):
+            samples.fetch(np.array([0]), 0)
 
 
 def test_patience_follows_what_updates_take() -> None:

@@ -53,6 +53,10 @@ class Extent:
         """Size of the batch that starts at `position` [samples]."""
         return min(self.batch, self.num_train - position.cursor)
 
+    def evaluated_at_once(self, micro_batch: int) -> int:
+        """Number of samples evaluated at once under a plan with this micro-batch [samples]."""
+        return micro_batch
+
     def intervals(self, every: Duration, position: Position) -> int:
         """Number of whole intervals of `every` (epochs, samples or updates) up to `position`."""
         if every.unit == "updates":

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from stoker.errors import BadJob, StokerError
+from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.jobs import Holdout
 from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content, map_tensors
@@ -212,6 +212,8 @@ class ItemSamples(Samples):
 
         try:
             return with_retries(read)
+        except RunFailed:  # the watchdog's verdict on a dataset that hangs
+            raise
         except StokerError as error:
             raise BadSample(str(error)) from error
         except Exception as error:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import copy
 import json
+import mmap
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from contextlib import suppress
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from stoker.data.files.source import StreamSource
-from stoker.errors import BadJob
+from stoker.errors import BadJob, RunFailed
 from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content
 from stoker.loading.order import (
@@ -41,6 +43,15 @@ from stoker.records.codec import JSON
 _HASHED_ITEMS = 16
 _AT_HAND = 64
 _CONTAINERS = (dict, set, frozenset, str, bytes)
+_PLACE = struct.Struct("q")
+_reached = mmap.mmap(-1, _PLACE.size)
+"""The place of the last sample that was read of a stream; shared with forked workers, without a file."""
+
+
+def place_reached() -> int:
+    """The place of the last sample that this process or a forked worker of it read of a stream: a sign of life."""
+    (place,) = _PLACE.unpack(_reached[:])
+    return int(place)
 
 
 def is_stream(data: Any) -> bool:
@@ -168,8 +179,8 @@ class StreamSamples(Samples):
         return content
 
     def seek(self, state: str) -> None:
-        """Begin reading later places at `state`, a result of `state()`."""
-        self._sought = StreamPosition(**json.loads(state))
+        """Begin reading later places at `state`, a result of `state()`, and not where a reader is."""
+        self._sought, self._reader = StreamPosition(**json.loads(state)), None
 
     def state(self) -> str | None:
         """The reader's position as JSON; None for a stream without a state, or before the first read."""
@@ -318,6 +329,7 @@ class StreamReader:
         try:
             item = next(self._iterator)
             self._read_in_round += 1
+            _reached[:] = _PLACE.pack(place)
             return item
         except StopIteration:
             if self._goes_round and self._read_in_round:
@@ -330,6 +342,8 @@ class StreamReader:
                 f"the stream {name} ended after {place:,} samples of epoch {self._epoch + 1}; {self._length:,} were to "
                 "be read. Say how many it has with stoker.data.stream(…, length=…), or train for fewer"
             ) from None
+        except RunFailed:  # the watchdog's verdict on a source that hangs
+            raise
         except Exception as error:
             raise BadSample(f"sample {place} of the stream {name} raised {type(error).__name__}: {error}") from error
 

@@ -49,6 +49,14 @@ class TokenExtent(Extent):
         following = int(np.searchsorted(cursors, position.cursor, side="right"))
         return int(cursors[following]) - position.cursor
 
+    def evaluated_at_once(self, micro_batch: int) -> int:
+        """Samples as long as the longest, with no more tokens, padded, than the largest micro-batch [samples].
+
+        Held-out samples come in their own order: any of them may be as long.
+        """
+        largest = (np.minimum(self.layout.sizes, micro_batch) * self.layout.longest).max()
+        return int(largest // self.layout.longest.max())
+
     def evaluations_before(self, every: Duration, total_updates: int) -> int:
         """Number of evaluations in a run of `total_updates`, without the one at its end."""
         updates = total_updates - 1

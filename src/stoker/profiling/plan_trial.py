@@ -158,11 +158,12 @@ def evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> f
     model, and their results are not used.
     """
     per_sample_s, total_s = 0.0, 0.0
+    size = data.extent(step.job).evaluated_at_once(step.plan.micro_batch)
     for split, samples in (("test", data.test), *data.held_out.items()):
         if samples is None:
             continue
         with evaluating(split), step.evaluation() as measure:
-            batches = in_order(samples, step.pipeline(samples, augmented=False), step.plan.micro_batch)
+            batches = in_order(samples, step.pipeline(samples, augmented=False), size)
             first, times = next(batches), []
             measure(first.cut(0, first.size), first.size)
             _wait_for(step.device)

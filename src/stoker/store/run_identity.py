@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stoker.errors import BadRun, listed_in_part, nearest
 from stoker.records import JobSpec, Run
+from stoker.store.checkpoint_store import CheckpointStore
 from stoker.store.disk_errors import read_errors
 from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
@@ -128,7 +129,9 @@ def choose_directory(
         because = f"{directory.name} is unfinished, {done}, and is continued."
         if run.status == "failed":
             failure = f" ({run.failure})" if run.failure else ""
-            because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
+            has_state = bool(CheckpointStore(directory.checkpoints).names())
+            on = "is continued from its last checkpoint" if has_state else "begins again, for it has no checkpoint"
+            because = f"{directory.name} failed {done}{failure} and {on}."
         return RunChoice(directory, continues=True, because=because)
     if run_dir is not None and runs and runs[0][0].path == base:
         require_same_spec(runs[0][0], spec, earlier)

@@ -110,11 +110,6 @@ def evaluate(
     return whole if stateful is None else whole | stateful.computed(world)
 
 
-def evaluation_batch(step: Step) -> int:
-    """Number of samples evaluated at once [samples]: the plan's micro-batch (one group, where the loss needs it)."""
-    return step.plan.micro_batch
-
-
 def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
     """Whether `value` of the measure `name` is better than another; any number is better than None or NaN.
 

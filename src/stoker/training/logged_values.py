@@ -1,11 +1,11 @@
 """`stoker.log`: scalars, pictures and texts of a user's own, from a step or a hook, in the run's log and at trackers.
 
-What: values are kept until the run's next event, about every 0.5 s, and then written as one `logged` event, so that
+What: values are kept until the run's next event, mostly a `progress`, and then written as one `logged` event, so that
 logging in every update costs microseconds. Pictures become PNG files in the run's folder `logged`.
 Use when: something is worth a curve that no metric is: a gate, a temperature, a generated picture.
 Costs: about 1 µs a scalar; a tensor on a GPU makes the host wait for it.
 Does not combine with: captured or compiled passes that contain the call, where Python runs once. Of several processes
-the first one's values are kept. A kill may lose the last half second.
+the first one's values are kept. A kill may lose those since the last event.
 """
 
 from __future__ import annotations

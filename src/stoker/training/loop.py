@@ -27,7 +27,7 @@ from stoker.stepping.step_failures import NotFinite, evaluating
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.training.averaged_weights import average_is_due, renew_statistics, require_renewable
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
-from stoker.training.evaluation import evaluate, evaluation_batch, is_better
+from stoker.training.evaluation import evaluate, is_better
 from stoker.training.hooks import Update
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.plan_trials import PlanTrials
@@ -383,7 +383,8 @@ class Loop:
             took_s[split] = self.telemetry.lap("evaluation")
         metrics = by_measure(evaluated)
         value = metric_value(metrics, self.best.name)
-        is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
+        is_repeated = self.best.samples == position.samples  # a process was lost before its checkpoint was whole
+        is_best = is_repeated or is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = value, position.samples
         decided = self.course.judge(metrics, position, self.extent)
@@ -401,7 +402,8 @@ class Loop:
         return is_best
 
     def _evaluate(self, samples: Samples) -> dict[str, float]:
-        return evaluate(self.step, samples, evaluation_batch(self.step), self.telemetry.beat)
+        size = self.extent.evaluated_at_once(self.step.plan.micro_batch)
+        return evaluate(self.step, samples, size, self.telemetry.beat)
 
     def _keeps(self, before: Position, position: Position) -> bool:
         """Whether the weights at `position` are kept for good."""
@@ -426,7 +428,7 @@ class Loop:
             self.step.check()
         kept = kept_at(self.extent, position) if keeps else None
         self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
-        if keeps and self.step.world.layout.world_size > 1:
+        if (is_best or keeps) and self.step.world.layout.world_size > 1:
             # Else a process lost meanwhile would take the checkpoint with it, and survivors go on without one.
             self._announce(self.checkpointer.collect(wait=True))
         self.telemetry.lap("checkpoint")

@@ -99,6 +99,7 @@ class RunProcess:
 
     def __post_init__(self) -> None:
         self._forecast_plan, self._began_at = self.plans.plan, time.monotonic()
+        self._memory_identity = memory_identity(self.prepared)  # fetches a sample: later that sends a stream back
 
     @classmethod
     def of_rank(
@@ -300,7 +301,7 @@ class RunProcess:
         failure = OutOfMemory(
             device_model=self.device.model,
             torch_version=torch.__version__,
-            job=memory_identity(self.prepared),
+            job=self._memory_identity,
             plan=change.old,
             run=self.directory.name,
             at=datetime.now(UTC).isoformat(timespec="seconds"),

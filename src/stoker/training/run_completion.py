@@ -22,7 +22,7 @@ from stoker.records.codec import JSON
 from stoker.stepping.step_failures import evaluating
 from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
 from stoker.training.checkpoints import kept_weights
-from stoker.training.evaluation import evaluate, evaluation_batch
+from stoker.training.evaluation import evaluate
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, write_examples
 from stoker.training.run_handle import WEIGHTS, Run, write_report
 from stoker.training.session import TrainingSession
@@ -71,7 +71,8 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
         watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
-        return evaluate(step, samples, evaluation_batch(step), watcher=watcher), watcher
+        size = session.loop.extent.evaluated_at_once(step.plan.micro_batch)
+        return evaluate(step, samples, size, watcher=watcher), watcher
 
     with evaluating(split):
         metrics, watcher = session.loop.recovery.without_weights(work, session.position)
@@ -208,14 +209,13 @@ def leave_unfinished(session: TrainingSession, reason: str) -> Run:
     return Run(directory, session.prepared.job)
 
 
-def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
-    """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
-    names: tuple[str, ...] = ()
-    samples, has_dumps = 0, False
+def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink], *, is_new: bool) -> None:
+    """Record the failure as far as the disk allows; a run begun by this command that kept nothing leaves nothing."""
+    samples, is_left = 0, not is_new
     with suppress(StokerError):  # the first error is the one to report
         names = CheckpointStore(directory.checkpoints).names()
-        has_dumps = directory.dumps.exists()
-        if not (names or has_dumps):
+        is_left = not is_new or bool(names) or directory.dumps.exists()
+        if not is_left:
             directory.discard()
             return
         if isinstance(error, BadRun):
@@ -223,6 +223,6 @@ def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[
         samples = int(names[-1].split(".")[0]) if names else 0
         record = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
         directory.write_run(record)
-    for sink in sinks if names or has_dumps else ():
+    for sink in sinks if is_left else ():
         with suppress(StokerError):
             emit_event([sink], "stopped", reason=error.message, samples=samples)

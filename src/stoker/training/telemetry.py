@@ -34,6 +34,8 @@ def emit_event(sinks: Sequence[Sink], kind: EventKind, **fields: Any) -> None:
         sink(event)
 
 
+_MOST_AT_FULL_RATE = 20_000
+"""After so many intervals progress events come ever more rarely: a log is read as a whole, into memory."""
 _HALF_LIFE_S = 20.0
 """Half-life of past samples and seconds in the rate that the time left is computed from [s]."""
 
@@ -46,7 +48,7 @@ class Telemetry:
         total_samples, total_updates: of the whole run.
         evaluate_s, evaluations_left: forecast time of one evaluation [s], and the number still to come.
         wall_s: time trained by earlier processes of this run [s].
-        interval_s: time between progress events [s].
+        interval_s: time between progress events [s]; in a long run a fixed share of its time so far.
 
     Attributes:
         num_laps: number of signs of life; a watchdog in another thread reads it.
@@ -114,7 +116,7 @@ class Telemetry:
         self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
         self._num_losses += 1
         self._samples += num_samples
-        return self._mark - self._last_progress >= self._interval_s
+        return self._is_due(self._mark)
 
     def updated_together(self, losses: Sequence[float], num_samples: int) -> None:
         """Take in the losses of updates made in one call, `num_samples` each; never when `is_nearly_due`."""
@@ -127,12 +129,15 @@ class Telemetry:
     @property
     def is_nearly_due(self) -> bool:
         """Whether a progress event will be due after an update as long as the last one."""
-        return self._mark + self._update_s - self._last_progress >= self._interval_s
+        return self._is_due(self._mark + self._update_s)
+
+    def _is_due(self, time_s: float) -> bool:
+        return time_s - self._last_progress >= max(self._interval_s, (time_s - self._started) / _MOST_AT_FULL_RATE)
 
     def skipped(self) -> bool:
         """Take in a skipped update, whose time counts, but not its samples; returns whether a progress event is due."""
         self.lap("update")
-        return self.has_news and self._mark - self._last_progress >= self._interval_s
+        return self.has_news and self._is_due(self._mark)
 
     def progress(self, position: Position, lr: float, more: Mapping[str, JSON] | None = None) -> float:
         """Mean loss since the last progress event [loss units]; sends the next event, with `more` fields."""
@@ -215,7 +220,7 @@ class SpikeDetector:
 
     What: the mean loss between two progress events against the median of the last ones, in robust standard deviations
     (1.4826 times the median absolute deviation). Use when: always; a spike gives a warning and changes nothing.
-    Costs: a sort of 32 numbers twice a second. Does not see: a loss that rises slowly.
+    Costs: a sort of 32 numbers at each progress event. Does not see: a loss that rises slowly.
     Source: B. Iglewicz and D. Hoaglin, "How to Detect and Handle Outliers" (1993); there 3.5 marks an outlier, here 10:
     a loss curve has a trend and heavy tails.
     """

@@ -158,7 +158,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         shown: list[Sink] = [stack.enter_context(choose_display()) if sink is None else sink, listening]
         for text in (*brought, *([] if because is None else [because])):
             emit_event(shown, "warned", message=text)
-        if not directory.is_run:
+        is_new = not directory.is_run
+        if is_new:
             early: list[Event] = []
             decision, coupling = _decide(
                 prepared,
@@ -200,7 +201,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
         for text in _warnings(prepared, plans.decision):
             emit_event(sinks, "warned", message=text)
-        with _failure_recorded(directory, sinks), _exit_if_retired():
+        with _failure_recorded(directory, sinks, is_new=is_new), _exit_if_retired():
             if place is not None and member is None:
                 return train_supervised(prepared, directory, plans.decision, sinks, slice_)
             if member is not None:
@@ -340,12 +341,12 @@ def _warnings(prepared: ResolvedJob, decision: Decision) -> tuple[str, ...]:
 
 
 @contextmanager
-def _failure_recorded(directory: RunDirectory, sinks: Sequence[Sink]) -> Iterator[None]:
+def _failure_recorded(directory: RunDirectory, sinks: Sequence[Sink], *, is_new: bool) -> Iterator[None]:
     """Record an error that ends the run."""
     try:
         yield
     except StokerError as error:
-        record_failure(directory, error, sinks)
+        record_failure(directory, error, sinks, is_new=is_new)
         raise
 
 

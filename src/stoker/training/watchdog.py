@@ -1,9 +1,9 @@
 """A watchdog: notices that training hangs, reports where, and mends or ends it.
 
-What: a thread watches the number of laps. Without a new one for long, the stacks of all threads and of the loader's
-workers go into the run's directory. If training waits for its workers, they are killed, and replaced as if they had
-died. Otherwise, after the same time again, the main thread is interrupted with an error; if that has no effect, the
-process ends.
+What: a thread watches the number of laps, and the place in a stream. Without a change for long, the stacks of all
+threads and of the loader's workers go into the run's directory. If training waits for its workers, they are killed, and
+replaced as if they had died. Otherwise, after the same time again, the main thread is interrupted with an error; if
+that has no effect, the process ends.
 Use when: always. Costs: a thread that wakes once a second. Does not see: a call that holds Python's interpreter lock.
 """
 
@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from stoker.errors import BadJob, RunFailed
+from stoker.loading.streams import place_reached
 from stoker.loading.workers import WorkerWatch
 from stoker.records import Forecast
 from stoker.training.signals import StopRequest
@@ -176,18 +177,22 @@ class Watchdog:
 
     def _watch(self) -> None:
         pause_s = min(1.0, self._least_s / 10)
-        num_laps, quiet_s, times = self._laps.num_laps, 0.0, 0
+        seen, quiet_s, times = self._signs_of_life(), 0.0, 0
         mark = time.monotonic()
         while not self._is_over.wait(pause_s):
             now = time.monotonic()
             # At most two pauses: a process that was stopped itself, and goes on, did not hang.
             quiet_s, mark = quiet_s + min(now - mark, 2 * pause_s), now
-            if self._laps.num_laps != num_laps:
-                num_laps, quiet_s, times = self._laps.num_laps, 0.0, 0
+            if (signs := self._signs_of_life()) != seen:
+                seen, quiet_s, times = signs, 0.0, 0
             elif quiet_s > self.patience_s() * (times + 1) and not _is_debugged(self._main):
                 times += 1
                 if self._act(quiet_s, times):
                     quiet_s, times = 0.0, 0
+
+    def _signs_of_life(self) -> tuple[int, int]:
+        """What changes while the run moves: a stream that is read again up to where the run was makes no laps."""
+        return self._laps.num_laps, place_reached()
 
     def _act(self, quiet_s: float, times: int) -> bool:
         """Act on a silence, for the `times`-th time; returns whether that should mend it."""
