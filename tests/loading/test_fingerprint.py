@@ -32,7 +32,7 @@ def test_arrays_of_objects_are_known_by_what_they_hold() -> None:
     """Not by where that lies, which differs in each process: rows of a table with text, lists, named columns."""
 
     def items(text: str) -> list[np.ndarray | np.void]:
-        text = "".join(["a text of ", text])  # an object of its own
+        text = f"a text of {text}"  # an object of its own
         named = np.array([(1, text)], dtype=[("number", int), ("text", object)])
         return [np.array([1, text, 2.5], dtype=object), np.array([[[1, text]], None], dtype=object), named, named[0]]
 
