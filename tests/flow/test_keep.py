@@ -41,6 +41,22 @@ def test_a_fresh_machine_goes_on_from_the_mirror_to_the_same_bits(place: Path, m
     assert_equal_weights(stoker.load(run.name), whole)
 
 
+def test_a_fork_of_a_finished_run_begins_where_that_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has nothing of it: its last checkpoint is fetched; without the URL the way there is named."""
+    monkeypatch.setenv("STOKER_RUNS", "first")
+    parent = stoker.train(blobs_job(), plan=PLAN, sink=Heard(), keep=url(place))
+    monkeypatch.setenv("STOKER_RUNS", "second")
+    longer, heard = blobs_job(until=stoker.epochs(5)), Heard()
+    fork = stoker.train(longer, plan=PLAN, sink=heard, keep=url(place), fork=parent.name)
+    assert heard.of("resumed")[0]["samples"] == parent.record.samples == 240
+    assert (fork.record.forked_from, fork.record.samples) == (parent.name, 400)
+    monkeypatch.setenv("STOKER_RUNS", "third")
+    stoker.train(blobs_job(), plan=PLAN, sink=Stopping(10**6), keep=url(place))  # finished there: its records come
+    with pytest.raises(stoker.BadRun, match="no checkpoint to start from") as caught:
+        stoker.train(longer, plan=PLAN, sink=Heard(), fork=parent.name)
+    assert f"--fork {parent.name} --keep URL" in str(caught.value.remedy)
+
+
 def test_another_layout_goes_on_from_the_mirror() -> None:
     """Two processes on the first machine, killed without warning; one on the second, equal to rounding."""
     path, keep = job_file(), f"file://{Path.cwd()}/bucket"

@@ -381,6 +381,28 @@ sys.stdin.read()
 """
 
 
+def test_a_trial_that_is_still_being_saved_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process that lives on after its study was killed, however long; then it is trained, and has not failed."""
+    request = TrialRequest(number=0, parameters={"lr": 0.1}, directory=Path("runs/t/trials/0000"))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, request.directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as saving:
+        assert saving.stdout is not None
+        assert saving.stdout.readline() == b"held\n"
+
+        def ends(_pause_s: float) -> None:
+            saving.kill()
+            saving.wait()
+
+        monkeypatch.setattr("stoker.tuning.trials._LOCK_S", -1.0)
+        monkeypatch.setattr("stoker.tuning.trials.time", SimpleNamespace(monotonic=time.monotonic, sleep=ends))
+        trial = TrainTrial(source=JobSource(function=blobs), plan=PLAN)
+        try:
+            assert trial(request, TrialSlot(on="cpu"), lambda _: False).kind == "finished"
+        finally:
+            saving.kill()
+
+
 def test_a_second_process_in_the_same_study_is_refused() -> None:
     """Who has it is named, and how several work on one."""
     study = tuned(study="mine", trials=1)

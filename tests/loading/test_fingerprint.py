@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,21 @@ def test_tensors_of_any_dtype_have_a_fingerprint() -> None:
     """Empty ones and those that NumPy lacks too."""
     tensors = [X.bfloat16(), X.bool(), torch.zeros(10, 0), X.to(torch.complex64), Y.to(torch.uint8)]
     assert len({digest_of_arrays([tensor]) for tensor in tensors}) == len(tensors)
+
+
+def test_arrays_of_objects_are_known_by_what_they_hold() -> None:
+    """Not by where that lies, which differs in each process: rows of a table with text, lists, named columns."""
+
+    def items(text: str) -> list[np.ndarray | np.void]:
+        text = f"a text of {text}"  # an object of its own
+        named = np.array([(1, text)], dtype=[("number", int), ("text", object)])
+        return [np.array([1, text, 2.5], dtype=object), np.array([[[1, text]], None], dtype=object), named, named[0]]
+
+    for mine, same, other in zip(items("rows"), items("rows"), items("rats"), strict=True):
+        assert mine.tobytes() != same.tobytes()
+        assert digest_of_items("Rows:10", [(mine,)]) == digest_of_items("Rows:10", [(same,)])
+        assert digest_of_arrays([mine]) == digest_of_arrays([same])
+        assert digest_of_items("Rows:10", [(mine,)]) != digest_of_items("Rows:10", [(other,)])
 
 
 def test_leaves_come_with_their_keys_in_order() -> None:

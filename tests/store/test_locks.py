@@ -14,6 +14,7 @@ import pytest
 
 from stoker.errors import BadRun
 from stoker.store import RunLock, files, is_held_here, locks
+from stoker.store.locks import is_locked
 from stoker.testing import FaultyDisk
 
 HOLD = """
@@ -179,6 +180,20 @@ def test_without_file_locks_a_dead_holder_of_this_host_is_replaced(tmp_path: Pat
     (tmp_path / "lock.held").write_text(json.dumps({**held, "host": "elsewhere"}))
     with pytest.raises(BadRun, match="on elsewhere"):
         RunLock(tmp_path).acquire()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_file_locks_a_container_that_was_started_again_takes_its_run_over(tmp_path: Path) -> None:
+    """Its process has the number that its predecessor had, on the same host; what it holds itself stays refused."""
+    left = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": "noon"})
+    for name in ("lock", "lock.held"):
+        (tmp_path / name).write_text(left)
+    assert not is_locked(tmp_path)
+    with RunLock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(BadRun, match="in use by this process"):
+            RunLock(tmp_path).acquire()
+    assert not (tmp_path / "lock.held").exists()
 
 
 @pytest.mark.usefixtures("without_flock")

@@ -320,6 +320,31 @@ def test_a_finished_run_comes_home_without_checkpoints(tmp_path: Path, remote: R
     assert CheckpointStore(home.checkpoints).names() == ()
 
 
+def test_a_finished_run_comes_home_with_checkpoints_if_another_begins_from_it(
+    tmp_path: Path, remote: RemoteRuns
+) -> None:
+    """Where nothing is here, where it was left unfinished here, and where its records came home alone."""
+    run = make_run(tmp_path / "a/mlp")
+    checkpointed(run, 1000)
+    mirrored(run, remote)
+    came_home(remote, tmp_path / "left/mlp")
+    came_home(remote, tmp_path / "records/mlp")
+    checkpointed(run, 5000)
+    run.write_run(run_record(spec(), status="finished", samples=5000))
+    mirrored(run, remote)
+    came_home(remote, tmp_path / "records/mlp")
+    (tmp_path / "records/mlp/events.jsonl").write_text("a line of this machine's\n")
+    for machine in ("nothing", "left", "records"):
+        home = RunDirectory(tmp_path / machine / "mlp")
+        said: list[str] = []
+        bring_home(remote, home.path, said.append, is_parent=True)
+        assert len(said) == 1
+        assert home.read_run().status == "finished"
+        assert CheckpointStore(home.checkpoints, spec_digest=DIGEST).newest_position().samples == 5000
+        bring_home(remote, home.path, pytest.fail, is_parent=True)
+    assert (tmp_path / "records/mlp/events.jsonl").read_text() == "a line of this machine's\n"
+
+
 def test_memory_and_other_file_systems_work_alike(tmp_path: Path) -> None:
     """The same through a file system without folders."""
     remote = RemoteRuns.open("memory://bucket/runs")

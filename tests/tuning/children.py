@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,23 @@ def endless(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult
         time.sleep(0.01)
     path.write_text("saved")
     return TrialResult(kind="stopped", samples=5)
+
+
+def linger(path: Path) -> str:
+    """Answers; its process lives on for 20 s, and writes a file then."""
+
+    def live_on() -> None:
+        time.sleep(20)
+        path.write_text("lived on")
+
+    threading.Thread(target=live_on).start()
+    return "answered"
+
+
+def lingering(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+    """Finishes; its process does not end."""
+    linger(Path(request.parameters["path"]))
+    return TrialResult(kind="finished", metrics={"score": 1.0}, samples=1)
 
 
 def doubled(values: Sequence[int]) -> list[int]:

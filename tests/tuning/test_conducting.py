@@ -74,6 +74,29 @@ def test_the_other_pruners_prune(pruner: str) -> None:
     assert states.count("finished") > 2
 
 
+def learning_by_batches(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+    """A trial evaluated at the first update that ends an interval of 500 samples."""
+    batch = int(request.parameters["batch"])
+    for samples in (math.ceil(end / batch) * batch for end in range(500, TOTAL, 500)):
+        if judge(TrialReading(samples=samples, total_samples=TOTAL, metrics={"loss": batch + 1 / samples})):
+            return TrialResult(kind="stopped", samples=samples)
+    return TrialResult(kind="finished", metrics={"loss": float(batch)}, samples=TOTAL)
+
+
+@pytest.mark.parametrize(("pruner", "space", "warnings"), [
+    ("median", "batch=choice(32,48,80)", 1),
+    ("median", "batch=int(32,256)", 1),
+    ("median", "batch=choice(50,100,250)", 0),
+    ("asha", "batch=choice(32,48,80)", 0),
+])  # fmt: skip
+def test_a_median_of_evaluations_at_other_samples_is_warned_of(pruner: str, space: str, warnings: int) -> None:
+    """Once: trials of different batches are evaluated at different samples, so the pruner compares few of them."""
+    told = Told()
+    conducted(None, settings(space, pruner=pruner), learning_by_batches, trials=20, tell=told)
+    assert len(told.of("warned")) == warnings
+    assert all("whole epochs" in fields["message"] for fields in told.of("warned"))
+
+
 def test_a_grid_ends_when_each_point_was_tried() -> None:
     """However many trials are asked for."""
     study = settings("x=float(-5,10,step=5) y=choice(0,5)", sampler="grid")

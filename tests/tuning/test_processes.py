@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -115,6 +116,29 @@ def test_a_process_that_the_system_killed_for_memory_is_out_of_memory(
     plain = Plain(tmp_path, [{"how": "killed"}])
     Processes(children.misbehave, [TrialSlot()]).run(plain)
     assert plain.endings[0].kind == "out of memory"
+
+
+class Watching(Plain):
+    """Notes how many processes there are when a trial ends."""
+
+    def ended(self, number: int, ending: TrialResult) -> None:
+        """Note it."""
+        super().ended(number, ending)
+        self.most_at_once = len(multiprocessing.active_children())
+
+
+def test_a_process_that_does_not_end_is_killed_once_its_result_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the job's that lives on holds up neither the study nor what is looked up before it."""
+    monkeypatch.setattr("stoker.tuning.processes._ENDING_S", 0.2)
+    path = tmp_path / "lived on"
+    watching = Watching(tmp_path, [{"path": str(path)}] * 2)
+    Processes(children.lingering, [TrialSlot()]).run(watching)
+    assert [ending.kind for ending in watching.endings.values()] == ["finished"] * 2
+    assert watching.most_at_once == 1, "its result did not wait for its end"
+    assert in_a_process(children.linger, (path,), TrialSlot()) == "answered"
+    assert not path.exists()
 
 
 class Limited(Plain):

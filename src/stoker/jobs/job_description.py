@@ -85,7 +85,7 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
         return _describe_routine(value, within)
     # An array by its attributes: a tensor is described without importing torch.
     if all(hasattr(value, name) for name in ("shape", "dtype", "tolist")):
-        return {"type": name_of(type(value)), **_content(value)}
+        return {"type": name_of(type(value)), **_content(value, within)}
     return _describe_object(value, within)
 
 
@@ -148,10 +148,13 @@ def _closed_over(function: Any) -> dict[str, Any]:
     return closure
 
 
-def _content(array: Any) -> dict[str, JSON]:
+def _content(array: Any, within: tuple[int, ...]) -> dict[str, JSON]:
     on_cpu = array.detach().cpu() if hasattr(array, "detach") else array
     try:
-        content = (on_cpu.numpy() if hasattr(on_cpu, "numpy") else on_cpu).tobytes()
+        if getattr(array.dtype, "hasobject", False):  # of NumPy: its bytes are addresses
+            content = digest(_describe(array.tolist(), within)).encode()
+        else:
+            content = (on_cpu.numpy() if hasattr(on_cpu, "numpy") else on_cpu).tobytes()
     except TypeError:  # a dtype that NumPy lacks, such as bfloat16
         content = repr(on_cpu.tolist()).encode()
     shape: list[JSON] = list(array.shape)

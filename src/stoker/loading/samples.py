@@ -489,4 +489,8 @@ def _add(state: hashlib._Hash, leaf: Any) -> None:
     else:
         size = getattr(leaf, "shape", getattr(leaf, "size", ""))  # of an array; of an image of PIL
         state.update(f"{type(leaf).__name__}{getattr(leaf, 'dtype', '')}{'' if callable(size) else size}".encode())
-        state.update(leaf.tobytes() if hasattr(leaf, "tobytes") else b"")
+        if getattr(getattr(leaf, "dtype", None), "hasobject", False):  # of NumPy: its bytes are addresses
+            for item in leaves_of(leaf.tolist()):
+                _add(state, item)
+        else:
+            state.update(leaf.tobytes() if hasattr(leaf, "tobytes") else b"")

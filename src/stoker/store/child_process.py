@@ -80,13 +80,15 @@ class ChildProcess:
         self._process.kill()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Wait for its end, and release it; after `patience_s` [s] it is killed (None: never)."""
+        """Wait for its end, and release it; after `patience_s` [s] (None: never), or on an exception, it is killed."""
         self.pipe.close()
-        self._process.join(patience_s)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._process.close()
+        try:
+            self._process.join(patience_s)
+        finally:
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+            self._process.close()
 
     def ending(self) -> tuple[bool, str]:
         """Waits for its end: whether the system killed it for want of memory; and how it ended, in words."""

@@ -90,7 +90,6 @@ class RunLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        _held.pop(self._key, None)
         try:
             with suppress(OSError):  # what the file says is for people; closing it is what frees the lock
                 if self._stand_in is not None:
@@ -102,6 +101,7 @@ class RunLock:
                 else:
                     disk().truncate(descriptor, 0)
         finally:
+            _held.pop(self._key, None)  # not before: another thread would take our stand-in for a dead process's
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -195,7 +195,8 @@ class RunLock:
 def is_locked(directory: Path) -> bool:
     """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
     holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
-    return any(one is not None and one.host == platform.node() and is_alive(one.pid) for one in holders)
+    is_held = any(one is not None and one.host == platform.node() and not _is_dead(one) for one in holders)
+    return is_held or is_held_here(directory)
 
 
 def is_held_here(directory: Path) -> bool:
@@ -226,8 +227,14 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def _is_dead(holder: Holder | None) -> bool:
-    """Whether a process of this host signed, and is gone."""
-    return holder is not None and holder.host == platform.node() and not is_alive(holder.pid)
+    """Whether a process of this host signed, and is gone.
+
+    One with our own number is: `acquire` has refused what this process holds, so it is our predecessor in a container
+    that was started again. Containers are told apart by their host names.
+    """
+    if holder is None or holder.host != platform.node():
+        return False
+    return holder.pid == os.getpid() or not is_alive(holder.pid)
 
 
 def is_alive(pid: int) -> bool:

@@ -209,7 +209,9 @@ def event_pieces(files: dict[str, int]) -> list[tuple[str, int, int]]:
     return pieces
 
 
-def bring_home(remote: RemoteRuns, base: Path, tell: Callable[[str], None], *, family: bool = True) -> None:
+def bring_home(
+    remote: RemoteRuns, base: Path, tell: Callable[[str], None], *, family: bool = True, is_parent: bool = False
+) -> None:
     """Fetch the runs named as `base` that are further there than here: records, log, newest and best checkpoint.
 
     Args:
@@ -217,6 +219,7 @@ def bring_home(remote: RemoteRuns, base: Path, tell: Callable[[str], None], *, f
         base: directory of the run here; with `family` those of `base-2`, `base-3`, … too.
         tell: receives what people should know.
         family: whether further runs of the same name count.
+        is_parent: whether another run is to begin from it: its checkpoints are then fetched even if it is finished.
 
     Raises:
         BadRun: a run there cannot be read or used, is in use here, or cannot be written.
@@ -225,7 +228,7 @@ def bring_home(remote: RemoteRuns, base: Path, tell: Callable[[str], None], *, f
     try:
         for name in remote.names():
             if pattern.fullmatch(name):
-                _bring_run(remote, name, RunDirectory(base.parent / name), tell)
+                _bring_run(remote, name, RunDirectory(base.parent / name), tell, is_parent=is_parent)
     except StokerError:
         raise
     except Exception as problem:  # libraries of stores have errors of their own
@@ -233,7 +236,9 @@ def bring_home(remote: RemoteRuns, base: Path, tell: Callable[[str], None], *, f
                      remedy="Nothing was started; the same command tries again.") from problem  # fmt: skip
 
 
-def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable[[str], None]) -> None:
+def _bring_run(
+    remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable[[str], None], *, is_parent: bool
+) -> None:
     """Fetch a run that is not here, or is further there."""
     files = remote.files(name)
     if "run.json" not in files:
@@ -245,6 +250,7 @@ def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable
             f"{remote.url}/{name}/run.json cannot be used: {first_line(problem)}.",
             remedy="Restore it, delete that folder, or choose another --run-dir or --keep.",
         ) from problem
+    is_over = theirs.status == "finished"
     if not here.is_run:
         if here.is_vacant:
             aside = aside_path(here.path)
@@ -252,7 +258,7 @@ def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable
                 make_directories(here.path.parent)
                 disk().make_directory(aside)
             try:
-                samples = _fetch(remote, name, files, theirs, aside, tell)
+                samples = _fetch(remote, name, files, theirs, aside, tell, has_checkpoints=is_parent or not is_over)
                 with disk_errors(here.path, f"the run {name}", error=BadRun):
                     _move_in(aside, here)
             finally:
@@ -261,15 +267,21 @@ def _bring_run(remote: RemoteRuns, name: str, here: RunDirectory, tell: Callable
             tell(f"{name} comes from {remote.url}, {theirs.status} at {format_count(samples)} samples")
         return
     mine = here.read_run()
-    if mine.spec_digest != theirs.spec_digest or mine.status == "finished":
+    is_done = mine.status == "finished"
+    if mine.spec_digest != theirs.spec_digest:
         return
-    is_further = theirs.status == "finished"
+    if is_done and not (is_parent and is_over and mine.created_at == theirs.created_at):
+        return
+    is_further = is_over and not is_done
     if not is_further:
         ahead, mark = _newest(remote, name, files, theirs.spec_digest, lambda _: None), _mark(here.checkpoints)
         is_further = ahead is not None and ahead[1].position.samples > mark
     if is_further:
         with here.locked():
-            samples = _fetch(remote, name, files, theirs, here.path, tell)
+            if is_done:  # its records are final, but its last checkpoints may never have been here
+                samples = _fetch_checkpoints(remote, name, files, theirs, here.path, tell)
+            else:
+                samples = _fetch(remote, name, files, theirs, here.path, tell, has_checkpoints=is_parent or not is_over)
         tell(f"{name} is further in {remote.url}, and comes from there: {format_count(samples)} samples")
 
 
@@ -292,8 +304,9 @@ def _mark(checkpoints: Path) -> int:
 
 
 def _fetch(
-    remote: RemoteRuns, name: str, files: dict[str, int], run: Run, target: Path, tell: Callable[[str], None]
-) -> int:
+    remote: RemoteRuns, name: str, files: dict[str, int], run: Run, target: Path, tell: Callable[[str], None],
+    *, has_checkpoints: bool,
+) -> int:  # fmt: skip
     """Fetch a run into `target`: records first, since a checkpoint goes on under the plans in them; its samples."""
     with disk_errors(target, f"the run {name}", error=BadRun):
         for file in (path for pattern in RECORDS for path in sorted(files) if fnmatch.fnmatch(path, pattern)):
@@ -307,17 +320,24 @@ def _fetch(
                 out.writelines(remote.blocks(name, file, end - offset, size))
                 end = offset + size
         disk().rename(aside, log)
-        found = None
-        if run.status != "finished":
-            found = _newest(remote, name, files, run.spec_digest, tell)
-            best = _best(remote, name, files)
-            for checkpoint in dict.fromkeys([found[0] if found else None, best]):
-                if checkpoint is not None:
-                    _get_checkpoint(remote, name, files, checkpoint, run.spec_digest, target / "checkpoints", tell)
-            if best is not None and (target / "checkpoints" / best).exists():
-                _get(remote, name, f"checkpoints/{BEST}", target / "checkpoints" / BEST)
+        samples = _fetch_checkpoints(remote, name, files, run, target, tell) if has_checkpoints else run.samples
         _get(remote, name, "run.json", target / "run.json")
         disk().sync_directory(target)
+    return samples
+
+
+def _fetch_checkpoints(
+    remote: RemoteRuns, name: str, files: dict[str, int], run: Run, target: Path, tell: Callable[[str], None]
+) -> int:
+    """Fetch a run's newest and best checkpoint into `target`; the samples of the newest, else of the run."""
+    with disk_errors(target, f"the checkpoints of {name}", error=BadRun):
+        found = _newest(remote, name, files, run.spec_digest, tell)
+        best = _best(remote, name, files)
+        for checkpoint in dict.fromkeys([found[0] if found else None, best]):
+            if checkpoint is not None:
+                _get_checkpoint(remote, name, files, checkpoint, run.spec_digest, target / "checkpoints", tell)
+        if best is not None and (target / "checkpoints" / best).exists():
+            _get(remote, name, f"checkpoints/{BEST}", target / "checkpoints" / BEST)
     return run.samples if found is None else found[1].position.samples
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -67,7 +67,7 @@ def choose_run_directory(
 
 
 def bring_kept_runs(
-    remote: RemoteRuns, prepared: ResolvedJob, run_dir: str | Path | None, named: Iterable[str | None]
+    remote: RemoteRuns, prepared: ResolvedJob, run_dir: str | Path | None, *, resume: str | None, fork: str | None
 ) -> list[str]:
     """Fetch the runs that this command may mean and that are further where they are kept; what people should know.
 
@@ -75,15 +75,16 @@ def bring_kept_runs(
         remote: where runs are kept.
         prepared: the job.
         run_dir: the run's directory, if it was given.
-        named: runs named by `--resume` and `--fork`.
+        resume: the run named by `--resume`.
+        fork: the run named by `--fork`, whose newest checkpoint is needed.
 
     Raises:
         BadRun: a run there cannot be read or used.
     """
     said: list[str] = []
-    for name in named:
+    for name, is_parent in ((resume, False), (fork, True)):
         if name is not None and "/" not in name:
-            bring_home(remote, runs_root() / name, said.append, family=False)
+            bring_home(remote, runs_root() / name, said.append, family=False, is_parent=is_parent)
     base = default_directory(runs_root(), prepared.spec.name, prepared.spec) if run_dir is None else Path(run_dir)
     bring_home(remote, base, said.append)
     return said

@@ -300,7 +300,10 @@ def _start_from(
     theirs_store = CheckpointStore(parent.checkpoints, spec_digest=parent.read_run().spec_digest)
     found = newest_together(world, theirs_store)
     if found is None:
-        raise BadRun(f"{parent.name} has no checkpoint to start from")
+        raise BadRun(
+            f"{parent.name} has no checkpoint to start from",
+            remedy=f"If it is kept at a URL, give --fork {parent.name} --keep URL: its checkpoints are fetched.",
+        )
     theirs = parent.read_spec()
     mine = prepared.spec_like(theirs)
     position = found[1].position if _continues(theirs, mine) else Position()

@@ -150,7 +150,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     listening = Hooks(hooks, warn_of_hook)
     _require_possible(entry, place, member, listening, profile=profile)
     remote = None if keep is None else RemoteRuns.open(keep)
-    brought = [] if remote is None else bring_kept_runs(remote, prepared, run_dir, (resume, fork))
+    brought = [] if remote is None else bring_kept_runs(remote, prepared, run_dir, resume=resume, fork=fork)
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose_run_directory(prepared, run_dir, resume, parent, new=new)
     given, others_share = given_plan(plan), 0.0

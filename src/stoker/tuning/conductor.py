@@ -26,7 +26,7 @@ from stoker.records.codec import JSON
 from stoker.records.study import StudyEvent, StudyEventKind, StudySettings, StudyTrial
 from stoker.tuning.population import Origin, Population
 from stoker.tuning.processes import TrialReading, TrialRequest, TrialResult
-from stoker.tuning.search_algorithms import GridSampler, distributions, sampler_for, suggest
+from stoker.tuning.search_algorithms import GridSampler, distributions, lacks_equals, sampler_for, suggest
 from stoker.tuning.space import Space, grid
 from stoker.tuning.study_database import HANDED_ON, STATES, best_of, trial_of
 
@@ -64,6 +64,7 @@ class Conductor:
         self._tell_sink = tell
         self._began = clock()
         self._failures: list[str] = []
+        self._has_warned = False
         self.problem: StokerError | None = None
         self._space: Space = settings.space
         self._population = Population(settings) if settings.sampler == "pbt" else None
@@ -136,6 +137,11 @@ class Conductor:
             return False
         if self._population is not None and self._population.ends_at(number, reading.samples):
             return True
+        if self._settings.pruner == "median" and not self._has_warned:
+            finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if (warning := lacks_equals(finished, reading.samples)) is not None:
+                self._tell("warned", message=warning)
+                self._has_warned = True
         if self._study.pruner.prune(self._study, self._storage.get_trial(trial_id)):
             self._note(number, given_up=True)
             return True

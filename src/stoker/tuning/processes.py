@@ -184,6 +184,9 @@ OUTPUT = "output.txt"
 _SAVING_S = 120.0
 """How long a trial that is asked to stop may take to save its state [s]."""
 
+_ENDING_S = 30.0
+"""How long a process may live on after its result [s], as one does whose threads do not end; then it is killed."""
+
 _LONGEST_WAIT_S = 3600.0
 """Of one look at the children [s]: the system's own waiting takes no more than 24 days."""
 
@@ -295,13 +298,13 @@ class Processes:
                 child.process.answer(conductor.judge(number, message))
                 continue
             ending = message if isinstance(message, TrialResult) else _failure(message, child.process)
-            self._forget(child)
             conductor.ended(number, ending)
+            self._forget(child)
 
     def _forget(self, child: _Running) -> None:
         del self._children[child.request.number]
         self._free.append(child.slot)
-        child.process.close()
+        child.process.close(_ENDING_S)
 
     def _stop(self, conductor: TrialSource | None) -> None:
         """Ask what runs to save and stop, and wait for it; endings go to the conductor, if one is given."""
@@ -316,9 +319,9 @@ class Processes:
                 if isinstance(said, TrialReading):
                     child.process.answer(value=True)
                     continue
-                self._forget(child)
                 if conductor is not None and isinstance(said, TrialResult):
                     conductor.ended(child.request.number, said)
+                self._forget(child)
 
 
 def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot: TrialSlot) -> Any:
@@ -339,7 +342,7 @@ def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot:
             process.stop()
             raise
         finally:
-            process.close()
+            process.close(_ENDING_S)
         if isinstance(result, StokerError):
             raise result
         if isinstance(result, Raised):

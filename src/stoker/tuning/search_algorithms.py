@@ -16,7 +16,7 @@ Golovin et al., "Google Vizier", KDD 2017, section 3.2.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,3 +132,19 @@ def pruner_for(name: PrunerName, rungs: Rungs) -> pruners.BasePruner:
                 )
             case "median":
                 return pruners.MedianPruner(n_startup_trials=_WARM_UP, n_warmup_steps=rungs.first - 1)
+
+
+def lacks_equals(finished: Sequence[FrozenTrial], samples: int) -> str | None:
+    """Why the median pruner can hardly judge an evaluation at `samples`, in words; None if it can, or may not yet.
+
+    It compares with finished trials that were evaluated at the same number of samples: with intervals in samples or
+    updates, trials of other batches seldom were. Those that ended before are not missed.
+    """
+    further = [trial.intermediate_values for trial in finished if (trial.last_step or 0) >= samples]
+    num_equal = sum(samples in values for values in further)
+    if len(further) < _WARM_UP or 2 * num_equal >= len(further):
+        return None
+    return (
+        f"--pruner median compares at equal numbers of samples, and {num_equal} of {len(further)} finished trials were "
+        f"evaluated at {samples:,}: it prunes little. Evaluate by whole epochs, or use --pruner asha"
+    )

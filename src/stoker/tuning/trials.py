@@ -25,12 +25,13 @@ from stoker.records.progress import by_measure, is_validation
 from stoker.records.study import Parameter, PlannedTrial
 from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.store import CheckpointStore, RunDirectory, RunLock
+from stoker.store.locks import is_locked
 from stoker.tuning.population import require_changeable
 from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialResultKind, TrialSlot
 from stoker.tuning.space import as_text
 
-_LOCK_S = 60.0
-"""How long the process of a killed study may take to save a run that this one is to continue [s]."""
+_LOCK_S = 120.0
+"""How long a run that this process is to continue may be held by one that is not known to live [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +219,10 @@ def _kind_of(error: StokerError) -> TrialResultKind:
 def _wait_until_free(directory: RunDirectory) -> None:
     """Wait until the process that had the run, which is asked to stop when its study ends, has saved it.
 
+    That takes as long as the update and the evaluation under way.
+
     Raises:
-        BadRun: it goes on and on.
+        BadRun: another one has it, on another host or unknown.
     """
     deadline = time.monotonic() + _LOCK_S
     while directory.path.exists():
@@ -227,7 +230,7 @@ def _wait_until_free(directory: RunDirectory) -> None:
             with RunLock(directory.path):
                 return
         except BadRun:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and not is_locked(directory.path):
                 raise
             time.sleep(0.2)
 
