@@ -18,6 +18,7 @@ from stoker.serving.grpc.methods import MOST_AT_ONCE
 from stoker.serving.refusals import DeadlinePassed, QueueFull, Refusal, Unauthorized
 from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService, refusing, scores_of
+from tests.serving.waiting import until
 
 IMAGE = np.arange(64, dtype=np.float32).reshape(1, 8, 8)
 PREFIX = "/inference.GRPCInferenceService/"
@@ -261,6 +262,25 @@ def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
         await asyncio.wait_for(service.cancelled.wait(), 20)
 
     asked(act, service)
+
+
+def test_answers_of_a_stream_that_are_not_read_count() -> None:
+    """What has no room beside them is refused, the others come, and nothing stays counted."""
+    num = 100_000
+    lines: list[AccessEntry] = []
+    held = InFlight(10 * num)  # a request and its answer have 4 * num each
+    large = question(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
+    large.inputs[0].CopyFrom(inference_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, num]))
+
+    async def act(client: Client) -> list[str]:
+        stream = client.call("ModelStreamInfer", iter([large] * 5))
+        await until(lambda: len(lines) == 5)
+        return [answer.error_message async for answer in stream]
+
+    errors = asked(act, log=lines.append, in_flight=held)
+    assert len(errors) == 5
+    assert {error.partition(" holds ")[0] for error in errors} == {"", "the server"}
+    assert held.num_bytes == 0
 
 
 def test_the_repository_is_for_the_admin_port() -> None:

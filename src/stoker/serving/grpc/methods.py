@@ -135,7 +135,10 @@ async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time
 
 
 class InferenceStream:
-    """Requests of a stream, answered in the order of completion, each with its id."""
+    """Requests of a stream, answered in the order of completion, each with its id.
+
+    Answers count in `in_flight` until they are sent; one without room there is refused.
+    """
 
     def __init__(self, edge: ServerContext, context: ServicerContext, method: str) -> None:
         self._edge = edge
@@ -143,7 +146,8 @@ class InferenceStream:
         self._method = method
         self._caller = caller_of(edge, method, context)
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
-        self._done: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._done: asyncio.Queue[tuple[Message, int] | None] = asyncio.Queue()
+        self._unsent_bytes = 0
 
     async def answers(self, asked: AsyncIterator[Message]) -> AsyncIterator[Message]:
         """One answer per request; ends when the client sends no more and all are answered."""
@@ -159,30 +163,41 @@ class InferenceStream:
 
         reading = asyncio.create_task(read())
         try:
-            while (answer := await self._done.get()) is not None:
+            while (done := await self._done.get()) is not None:
+                reply, num_bytes = done
                 self._room.release()
-                yield answer
+                yield reply
+                self._give_back(num_bytes)
             await reading
         finally:
             reading.cancel()
+            reading.add_done_callback(lambda _reading: self._give_back(self._unsent_bytes))  # no answer follows
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._edge.in_flight.give_back(num_bytes)
+        self._unsent_bytes -= num_bytes
 
     async def _answer(self, asked: Message) -> None:
         record = CallRecord(self._edge, self._method)
         record.entry.caller = self._caller
         try:
             answer = await infer(self._edge, asked, record.entry, time_left_s=self._context.time_remaining())
+            num_bytes = answer.ByteSize()
+            self._edge.in_flight.take(num_bytes)
         except asyncio.CancelledError:
             record.done(Cancelled("the stream was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001 - one request's failure is not the stream's
             refused = as_refusal(error, self._method)
             record.done(refused)
+            num_bytes = 0
             reply = inference_pb2.ModelStreamInferResponse(error_message=str(refused))
             reply.infer_response.id = asked.id
         else:
             reply = inference_pb2.ModelStreamInferResponse(infer_response=answer)
-            record.entry.bytes_out = answer.ByteSize()
+            self._unsent_bytes += num_bytes
+            record.entry.bytes_out = num_bytes
             record.done()
         if asked.parameters[_WANTS_FINAL].bool_param if _WANTS_FINAL in asked.parameters else False:
             reply.infer_response.parameters[_FINAL].bool_param = True
-        self._done.put_nowait(reply)
+        self._done.put_nowait((reply, num_bytes))

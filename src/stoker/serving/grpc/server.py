@@ -143,7 +143,8 @@ def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Par
                 await abort(context, refused)
                 return
             async for response in stream.answers(asked_by(context)):
-                yield response
+                with reception.unread(context, response.ByteSize()):
+                    yield response
 
     return call
 
@@ -292,17 +293,22 @@ class Reception:
         Raises:
             OverCapacity: there is no room; it was not counted.
         """
+        held = contextlib.ExitStack()
+        held.enter_context(self._in_flight.taken(num_bytes))
+        held.enter_context(self.unread(context, num_bytes))
+        context.add_done_callback(lambda _context: held.close())
+
+    @contextlib.contextmanager
+    def unread(self, context: ServicerContext[Any, Any], num_bytes: int) -> Iterator[None]:
+        """Within the block, drop the connection if so many bytes are read too slowly."""
         loop, limits = asyncio.get_running_loop(), self._limits
-        self._in_flight.take(num_bytes)
         key = object()
         self._unread[key] = (loop.time() + limits.body_s + num_bytes / limits.least_bytes_per_s, context.peer())
-
-        def sent(_context: object) -> None:
-            self._in_flight.give_back(num_bytes)
-            self._unread.pop(key, None)
-
-        context.add_done_callback(sent)
         self._watch(loop)
+        try:
+            yield
+        finally:
+            self._unread.pop(key, None)
 
     async def only(self, context: ServicerContext[Any, Any]) -> bytes:
         """The bytes of a call's only message.
