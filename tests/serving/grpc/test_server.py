@@ -270,7 +270,9 @@ def test_answers_of_a_stream_that_are_not_read_count() -> None:
     lines: list[AccessEntry] = []
     held = InFlight(10 * num)  # a request and its answer have 4 * num each
     large = question(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
-    large.inputs[0].CopyFrom(inference_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, num]))
+    large.inputs[0].CopyFrom(
+        inference_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, num])
+    )
 
     async def act(client: Client) -> list[str]:
         stream = client.call("ModelStreamInfer", iter([large] * 5))

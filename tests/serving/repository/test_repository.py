@@ -196,6 +196,54 @@ def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.
     opened(tmp_path, story)
 
 
+def test_a_broken_model_that_is_unloaded_is_not_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unloaded while its next repair is due: it stays so, and the server is ready."""
+    tiny_artifact(tmp_path, name="digits")
+    state = {"fail": False}
+    load = engines.load
+    monkeypatch.setattr(
+        engines, "load", lambda *args, **how: tuple(Breakable(engine, state) for engine in load(*args, **how))
+    )
+
+    async def story(repository: Repository, models: RepositoryService) -> None:
+        pauses, is_over = asyncio.Event(), asyncio.Event()
+
+        async def pause(_seconds: float) -> None:
+            pauses.set()
+            await is_over.wait()
+
+        repository._sleep = pause
+        state["fail"] = True
+        while models.is_ready():
+            with pytest.raises(Failed, match="the device is gone"):
+                await version_of(models)
+        await until(pauses.is_set)
+        state["fail"] = False
+        await models.unload("digits")
+        is_over.set()
+        await asyncio.gather(*repository._tasks)
+        with pytest.raises(Unavailable, match="unloaded"):
+            await version_of(models)
+        assert models.is_ready()
+
+    opened(tmp_path, story)
+
+
+def test_a_refresh_without_a_request_leaves_an_unloaded_model(tmp_path: Path) -> None:
+    """Files changed, and the model was unloaded before its turn to be refreshed came."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: RepositoryService) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        await repository._look()
+        await models.unload("digits")
+        await repository._refresh_unasked(repository.model("digits"))
+        with pytest.raises(Unavailable, match="unloaded"):
+            await version_of(models)
+
+    opened(tmp_path, story)
+
+
 class Hanging:
     """An engine that answers, until it is told to hang: then it does so until it is let go."""
 

@@ -243,15 +243,17 @@ class RepositoryModel:
         """Serve the versions of the current directory and settings; old ones serve until their successors passed.
 
         Args:
-            asked: versions to serve from now on; empty: as in the settings; None: as at the last load.
+            asked: versions that a load request names; empty: those of the settings; None: without a request, the
+                versions of the last one, and nothing of a model that was unloaded.
 
         Returns:
             Why a version that should be served is not, a sentence each.
         """
         async with self._lock:
-            self.is_wanted = True
             if asked is not None:
-                self.asked = asked
+                self.asked, self.is_wanted = asked, True
+            if not self.is_wanted:
+                return ()
             try:
                 settings = await asyncio.to_thread(self._read_settings)
                 self._on_disk = await asyncio.to_thread(artifacts.versions, self.path)

@@ -320,6 +320,8 @@ class Repository:
         try:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
+                if not model.needs_repair:  # it was unloaded, or loaded by request
+                    break
                 problems = "; ".join(version.problem for version in model.served.values() if version.is_broken)
                 _log.warning("model %s is loaded again, since an engine of it is broken: %s", model.name, problems)
                 await self._refresh_unasked(model)
