@@ -78,7 +78,7 @@ class Assembler:
             )
 
     def groups(self, parts: list[RequestPart]) -> list[list[RequestPart]]:
-        """Groups in which a failed batch is run again: without its parts to refuse, which are alone; else its halves."""
+        """Groups in which a failed batch is run again: finite parts, and each other one alone; else halves."""
         finite = [part for part in parts if self._not_finite(part.inputs) is None]
         if len(finite) == len(parts):
             return [parts[len(parts) // 2 :], parts[: len(parts) // 2]]
