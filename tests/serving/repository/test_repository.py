@@ -539,6 +539,35 @@ def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
     opened(tmp_path, story)
 
 
+def test_closing_does_not_wait_for_a_load_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named once the time is over; its thread does not keep the process from ending."""
+    tiny_artifact(tmp_path, name="digits")
+    load, threads, let_go = engines.load, [], threading.Event()
+
+    def loading(artifact: Artifact, **how: Any) -> Any:
+        if artifact.version == 2:
+            threads.append(threading.current_thread())
+            let_go.wait(20.0)
+        return load(artifact, **how)
+
+    monkeypatch.setattr(engines, "load", loading)
+
+    async def story(repository: Repository, _models: RepositoryService) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        await repository._look()
+        await repository._look()
+        await until(lambda: bool(threads))
+        await repository.close(0.01)
+        assert threads[0].is_alive()
+        assert threads[0].daemon
+        let_go.set()
+
+    opened(tmp_path, story)
+    assert f"{tmp_path / 'digits' / '2'} is still being loaded after 0.01 s" in caplog.text
+
+
 def test_versions_with_large_files_are_loaded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they would take more than their share of the memory; each is loaded all the same."""
     for number in range(4):
