@@ -23,18 +23,17 @@ import os
 import socket
 import stat
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import DecodeError
 from grpc.aio import EOF, ServicerContext
 
 from stoker.serving.grpc import messages
-from stoker.serving.grpc.messages import Message
+from stoker.serving.grpc.messages import Message, Parse, parsed, typed_memory
 from stoker.serving.grpc.methods import (
     CallRecord,
     InferenceStream,
@@ -84,7 +83,7 @@ def _handler(edge: ServerContext, method: MethodDescriptor, reception: Reception
     parse = messages.request_class(method).FromString
     write = messages.response_class(method).SerializeToString
     if method.name == "ModelStreamInfer":
-        stream = _streamed(edge, method.name, reception, parse)
+        stream = _streamed(edge, method.name, reception)
         return grpc.stream_stream_rpc_method_handler(stream, response_serializer=write)
     single = _single(edge, method.name, reception, parse)
     return grpc.stream_unary_rpc_method_handler(single, response_serializer=write)
@@ -101,12 +100,13 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
             entry.caller = caller_of(edge, method, context)
             raw = await reception.only(context)
             entry.bytes_in = len(raw)
-            asked = parsed(raw, parse)
-            del raw
-            if is_inference:
-                response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
-            else:
-                response = await answer(edge, method, asked)
+            with edge.in_flight.taken(typed_memory(raw)):
+                asked = parsed(raw, parse)
+                del raw
+                if is_inference:
+                    response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
+                else:
+                    response = await answer(edge, method, asked)
             num_bytes = response.ByteSize()
             if num_bytes > COUNTED_BYTES:
                 reception.hold_answer(context, num_bytes)
@@ -125,12 +125,12 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
     return call
 
 
-def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Parse) -> Any:
+def _streamed(edge: ServerContext, method: str, reception: Reception) -> Any:
     """ModelStreamInfer."""
 
-    async def asked_by(context: ServicerContext) -> AsyncIterator[Message]:
+    async def asked_by(context: ServicerContext) -> AsyncIterator[bytes]:
         while (raw := await context.read()) is not EOF:
-            yield parsed(raw, parse)
+            yield raw
 
     async def call(_messages: object, context: ServicerContext) -> AsyncIterator[Message]:
         with contextlib.ExitStack() as held:
@@ -159,22 +159,6 @@ MOST_CALLS = 128
 _IDLE_LOOK_S = 0.25
 _NEWEST_FIRST_S = 0.1
 """Waiting time of the oldest call above which the newest goes first [s]: under overload the oldest has given up."""
-
-
-Parse = Callable[[bytes], Any]
-"""Parses a message from its bytes."""
-
-
-def parsed(raw: bytes, parse: Parse) -> Any:
-    """The message in these bytes.
-
-    Raises:
-        BadRequest: they are not that message.
-    """
-    try:
-        return parse(raw)
-    except DecodeError as error:
-        raise BadRequest(f"the message is not the method's: {error}") from error
 
 
 def limit_options(edge: ServerContext) -> list[tuple[str, int]]:
