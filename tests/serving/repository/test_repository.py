@@ -229,21 +229,6 @@ def test_a_broken_model_that_is_unloaded_is_not_loaded_again(tmp_path: Path, mon
     opened(tmp_path, story)
 
 
-def test_a_refresh_without_a_request_leaves_an_unloaded_model(tmp_path: Path) -> None:
-    """Files changed, and the model was unloaded before its turn to be refreshed came."""
-    tiny_artifact(tmp_path, name="digits")
-
-    async def story(repository: Repository, models: RepositoryService) -> None:
-        tiny_artifact(tmp_path, name="digits", seed=1)
-        await repository._look()
-        await models.unload("digits")
-        await repository._refresh_unasked(repository.model("digits"))
-        with pytest.raises(Unavailable, match="unloaded"):
-            await version_of(models)
-
-    opened(tmp_path, story)
-
-
 class Hanging:
     """An engine that answers, until it is told to hang: then it does so until it is let go."""
 
