@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 from bench.serving.wire_overhead import NoModel
 from stoker.records import Manifest
 from stoker.serving.grpc import inference_pb2, messages
-from stoker.serving.grpc.server import parsed
+from stoker.serving.grpc.messages import parsed
 from stoker.serving.http.bodies import decode, decode_raw
 from stoker.serving.http.connection import MOST_PIPELINED, uvicorn_config
 from stoker.serving.protocol import fit

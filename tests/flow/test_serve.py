@@ -273,6 +273,23 @@ def test_sighup_at_any_moment_of_the_start_is_followed_later(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "up\nreloaded\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "engines.load = hang\ndef up(started): pass",
+        "from stoker.serving.repository import repository\ndef up(started): repository.snapshot = hang",
+    ],
+    ids=["a load at the start", "a later look at the directories"],
+)
+def test_it_ends_though_a_disk_stalls_or_a_library_hangs(tmp_path: Path, body: str) -> None:
+    """SIGTERM while a call never returns: no thread is waited for, and the exit code is 0."""
+    tiny_artifact(tmp_path, name="digits")
+    hang = "def hang(*given, **named):\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait()\n"
+    command = script_of(tmp_path, hang + body, watch_s=0.01, grace_s=0.1)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path: Path) -> None:
     """Standard error is a full pipe, for the access log and for news of models; the server ends all the same."""
     tiny_artifact(tmp_path, name="digits")

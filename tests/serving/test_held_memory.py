@@ -297,7 +297,8 @@ def test_half_messages_of_grpc_are_bounded(server: Attacked, method: bytes) -> N
     assert server.is_alive()
 
 
-def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on() -> None:
+@pytest.mark.parametrize("method", [b"ModelInfer", b"ModelStreamInfer"])
+def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on(method: bytes) -> None:
     """Flow control holds most of a large answer back: its connection is closed, what it took given back, others stay.
 
     The client reads the socket, but never lets the server send more than the first window.
@@ -311,7 +312,7 @@ def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on() -> None:
     with running(edge) as where, grpc.insecure_channel(where.grpc) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         assert len(infer(raw, timeout=20)) > 4 * num
-        client = HalfMessages(where.grpc, b"ModelInfer", len(raw), begin=raw[: -4 * num])
+        client = HalfMessages(where.grpc, method, len(raw), begin=raw[: -4 * num])
         client.open(1)
         assert client.push(4 * num) == 4 * num
         assert edge.in_flight.num_bytes > 4 * num

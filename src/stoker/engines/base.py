@@ -119,6 +119,10 @@ class BadInput(ServiceError):
     """The engine cannot compute these inputs; it still computes others."""
 
 
+class BadValue(BadInput):
+    """An input has a number that is not taken, which was found before anything was computed."""
+
+
 def cannot_run(engine: str, error: BaseException, *, is_input: bool = False) -> ServiceError:
     """The library could not compute an answer; with `is_input` because of the inputs."""
     kind = BadInput if is_input else ServiceError

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stoker.artifacts.dtypes import Arrays, dtype_of
-from stoker.engines.base import BadInput, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
+from stoker.engines.base import BadValue, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
@@ -66,7 +66,7 @@ class OpenVino:
             held[name] = array if array.flags.c_contiguous and array.flags.writeable else array.copy()
         for name in self._wide:  # it computes in 32 bits on the CPU, and drops the others silently
             if held[name].size and (held[name].min() < _LOWEST or held[name].max() > _HIGHEST):
-                raise BadInput(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
+                raise BadValue(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
         try:
             answers = self._infer(held)
         except RuntimeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.artifacts.dtypes import Arrays
+from stoker.engines.base import BadValue, Engine
 from stoker.errors import ServiceError
 from stoker.serving.batching.queue import RequestPart, SampleShape
 from stoker.serving.batching.workers import MOST_RUNS, Assembler, Attempt, attempts
@@ -25,8 +27,9 @@ def _parts(values: list[float]) -> list[RequestPart]:
     ]
 
 
-def _run(values: list[float], engine: FixedEngine | None = None) -> list[Attempt]:
-    return list(attempts(engine or FixedEngine(), Assembler(FIXED, ()), _parts(values), (), "idle", FakeClock()))
+def _run(values: list[float], engine: Engine | None = None, *, allow_nan: bool = True) -> list[Attempt]:
+    assembler = Assembler(FIXED, (), allow_nan=allow_nan)
+    return list(attempts(engine or FixedEngine(), assembler, _parts(values), (), "idle", FakeClock()))
 
 
 def test_a_batch_that_succeeds_is_run_once() -> None:
@@ -53,6 +56,34 @@ def test_an_engine_that_fails_on_everything_is_not_asked_for_ever() -> None:
     found = _run([math.nan] * 64)
     assert len(found) <= MOST_RUNS
     assert sum(len(attempt.parts) for attempt in found if attempt.is_final) == 64
+
+
+@pytest.mark.parametrize("bad", [1, 4, 16, 63, 64])
+def test_numbers_that_are_not_taken_fail_alone_however_many(bad: int) -> None:
+    """The others are computed in one run; each bad request has an error of its own."""
+    engine = FixedEngine()
+    values = [math.nan if number < bad else float(number) for number in range(64)]
+    random.Random(0).shuffle(values)
+    final = [attempt for attempt in _run(values, engine, allow_nan=False) if attempt.is_final]
+    assert engine.rows == ([64 - bad] if bad < 64 else [])
+    failed = [attempt for attempt in final if attempt.error is not None]
+    assert [math.isnan(part.owner) for attempt in failed for part in attempt.parts] == [True] * bad
+    assert all(len(attempt.parts) == 1 and isinstance(attempt.error, BadValue) for attempt in failed)
+    assert sum(len(attempt.parts) for attempt in final) == 64
+
+
+def test_numbers_that_an_engine_does_not_take_fail_alone_however_many() -> None:
+    """It refuses the batch without computing it, so that bisection has no bound."""
+
+    class Narrow(FixedEngine):
+        def run(self, inputs: Arrays) -> Arrays:
+            if inputs["x"].max() > 100:
+                raise BadValue("too large")
+            return super().run(inputs)
+
+    found = _run([1000.0 if number % 4 == 0 else 1.0 for number in range(64)], Narrow())
+    failed = [part.owner for attempt in found if attempt.is_final and attempt.error for part in attempt.parts]
+    assert failed == [1000.0] * 16
 
 
 @pytest.mark.parametrize("error", [ServiceError("gone"), RuntimeError("bad graph"), MemoryError()])

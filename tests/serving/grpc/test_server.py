@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,12 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
-from stoker.serving.grpc import inference_pb2, messages, server
+from stoker.serving.grpc import inference_pb2, messages, methods, server
 from stoker.serving.grpc.health_pb2 import HealthCheckRequest
 from stoker.serving.grpc.methods import MOST_AT_ONCE
 from stoker.serving.refusals import DeadlinePassed, QueueFull, Refusal, Unauthorized
-from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
+from stoker.serving.service import AccessEntry, InferenceRequest, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService, refusing, scores_of
+from tests.serving.waiting import until
 
 IMAGE = np.arange(64, dtype=np.float32).reshape(1, 8, 8)
 PREFIX = "/inference.GRPCInferenceService/"
@@ -261,6 +263,73 @@ def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
         await asyncio.wait_for(service.cancelled.wait(), 20)
 
     asked(act, service)
+
+
+def test_large_typed_contents_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted as what they become, and give the same answer as raw contents."""
+    threads, held = [], []
+    in_flight = InFlight()
+
+    def watched(message: Any, **how: Any) -> InferenceRequest:
+        threads.append(threading.current_thread())
+        held.append(in_flight.num_bytes)
+        return messages.decode(message, **how)
+
+    monkeypatch.setattr(methods, "decode", watched)
+    values = np.arange(20_000, dtype=np.float32)
+    typed = inference_pb2.ModelInferRequest(model_name="echo-fp32")
+    typed.inputs.add(name="x", datatype="FP32", shape=[1, len(values)]).contents.fp32_contents.extend(values)
+    answer = asked(lambda client: client.call("ModelInfer", typed), in_flight=in_flight)
+    assert answer.raw_output_contents[0] == values.tobytes()
+    assert threads != [threading.current_thread()]
+    assert held[0] > messages.TYPED_TIMES * values.nbytes
+    assert in_flight.num_bytes == 0
+
+
+def test_a_message_of_a_million_tensors_is_refused() -> None:
+    """Two bytes each on the wire; they would take a hundred each."""
+
+    async def act(client: Client) -> None:
+        await client._channel.unary_unary(PREFIX + "ModelInfer")(b"\x2a\x00" * 1_000_000)
+
+    error = refused(act)
+    assert (error.code(), "more than 1,000 fields" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+
+
+def test_a_malformed_message_of_a_stream_is_refused_by_itself() -> None:
+    """The requests before and after it are answered."""
+
+    async def act(client: Client) -> list[str]:
+        call = client._channel.stream_stream(
+            PREFIX + "ModelStreamInfer", response_deserializer=inference_pb2.ModelStreamInferResponse.FromString
+        )
+        good = question().SerializeToString()
+        return sorted([answer.error_message async for answer in call(iter([good, b"\xff", good]))])
+
+    first, second, error = asked(act)
+    assert (first, second) == ("", "")
+    assert error.startswith("the message is not the method's")
+
+
+def test_answers_of_a_stream_that_are_not_read_count() -> None:
+    """What has no room beside them is refused, the others come, and nothing stays counted."""
+    num = 100_000
+    lines: list[AccessEntry] = []
+    held = InFlight(10 * num)  # a request and its answer have 4 * num each
+    large = question(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
+    large.inputs[0].CopyFrom(
+        inference_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, num])
+    )
+
+    async def act(client: Client) -> list[str]:
+        stream = client.call("ModelStreamInfer", iter([large] * 5))
+        await until(lambda: len(lines) == 5)
+        return [answer.error_message async for answer in stream]
+
+    errors = asked(act, log=lines.append, in_flight=held)
+    assert len(errors) == 5
+    assert {error.partition(" holds ")[0] for error in errors} == {"", "the server"}
+    assert held.num_bytes == 0
 
 
 def test_the_repository_is_for_the_admin_port() -> None:

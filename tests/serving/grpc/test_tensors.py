@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 
 from stoker.artifacts.dtypes import dtype_of
 from stoker.serving.grpc.inference_pb2 import ModelInferRequest
-from stoker.serving.grpc.messages import decode, encode
+from stoker.serving.grpc.messages import MOST_FIELDS, SMALL_BYTES, TYPED_TIMES, decode, encode, typed_memory
 from stoker.serving.protocol import from_raw, strings
-from stoker.serving.refusals import BadRequest, Refusal, Unsupported
+from stoker.serving.refusals import BadRequest, Refusal, TooLarge, Unsupported
 from stoker.serving.service import InferenceResponse, RequestedOutput
 
 
@@ -135,3 +136,47 @@ def test_answers_are_raw() -> None:
     first, second = answer.raw_output_contents
     np.testing.assert_array_equal(from_raw(first, "FP16", (3, 2), "y"), outputs["y"])
     assert second == b"\1\0\0\0a"
+
+
+def test_typed_contents_count_as_what_is_made_of_them() -> None:
+    """What is small, and raw contents, take no more than their bytes."""
+    values = np.ones(SMALL_BYTES, np.int64)
+    typed = {"datatype": "INT64", "shape": [len(values)], "contents": {"int64_contents": values}}
+    assert typed_memory(asked(typed | {"contents": {"int64_contents": values[:100]}}).SerializeToString()) == 0
+    raw = asked({"shape": [len(values)]}, raw=[values.tobytes()], id="x" * 1000)
+    assert typed_memory(raw.SerializeToString()) == 0
+    large = asked(typed).SerializeToString()
+    assert typed_memory(large) == TYPED_TIMES * len(large)
+    assert (decode(asked(typed)).inputs["x"] == values).all()
+
+
+_FILL = bytes([0x3A, 0x80, 0x80, 0x04]) + bytes(SMALL_BYTES)  # raw contents that make a message large
+
+
+@pytest.mark.parametrize("begin", [b"", b"\x7b\x08\x01\x7c", b"\x7d1234", b"\x7912345678", b"\xaa\x80\x00\x00"])
+@pytest.mark.parametrize(
+    ("one", "in_tensor"),
+    [(b"\x2a\x00", 0), (b"\x32\x00", 0), (b"\x3a\x00", 0), (b"\x22\x00", 0), (b"\x18\x01", 0x2A), (b"\x22\x00", 0x32)],
+    ids=["inputs", "outputs", "raw contents", "parameters", "dimensions", "parameters of an output"],
+)
+def test_a_message_of_many_small_fields_is_refused(begin: bytes, one: bytes, in_tensor: int) -> None:
+    """Before it is parsed, wherever they are: behind groups, numbers of fixed size, and tags of more bytes too."""
+    for number in (MOST_FIELDS - 10, MOST_FIELDS + 1):
+        fields = one * number
+        if in_tensor:
+            fields = bytes([in_tensor, 0x80 | len(fields) & 0x7F, len(fields) >> 7]) + fields
+        message = begin + fields + _FILL
+        assert ModelInferRequest.FromString(message).ByteSize()
+        if number < MOST_FIELDS:
+            assert typed_memory(message) == 0
+        else:
+            with pytest.raises(TooLarge, match="more than 1,000 fields"):
+                typed_memory(message)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from([b"\x2a\x00", b"\xff" * 12, _FILL]))))
+def test_whatever_the_bytes_are_their_memory_is_known_or_refused(pieces: list[bytes]) -> None:
+    """What is no message is left to the parser."""
+    raw = b"".join(pieces) + bytes(SMALL_BYTES)
+    with contextlib.suppress(TooLarge):
+        assert 0 <= typed_memory(raw) <= TYPED_TIMES * len(raw)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from stoker.errors import BadArtifact
+from stoker.serving.http import bodies
 from stoker.serving.http.application import DISCONNECTED, Application
 from stoker.serving.refusals import (
     BadRequest,
@@ -25,7 +27,7 @@ from stoker.serving.refusals import (
     Unauthorized,
     Unavailable,
 )
-from stoker.serving.service import AccessEntry, RequestLimits, ServerContext
+from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import ECHOES, FakeService, refusing, scores_of
 from tests.serving.http.asking import Answered, ask
 
@@ -311,6 +313,26 @@ def test_answers_are_compressed_for_who_asks() -> None:
     plain = asked("POST", path, body=many, headers={"Accept-Encoding": "gzip, deflate, br"})
     assert gzip.decompress(answer.body) == plain.body
     assert "content-encoding" not in asked("POST", INFER, body=ASKED, headers={"Accept-Encoding": "gzip"}).headers
+
+
+def test_a_large_answer_is_compressed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are answered meanwhile, its bytes count, and it comes whole."""
+    threads, held, compress, in_flight = [], [], bodies.compress, InFlight()
+
+    def watched(body: bytes, encoding: str) -> bytes:
+        threads.append(threading.current_thread())
+        held.append(in_flight.num_bytes)
+        return compress(body, encoding)
+
+    monkeypatch.setattr(bodies, "compress", watched)
+    many = {"inputs": [{"name": "x", "shape": [1, 50_000], "datatype": "FP32", "data": [0.5] * 50_000}]}
+    path = f"/v2/models/{ECHOES['FP32']}/infer"
+    answer = asked("POST", path, served(in_flight=in_flight), body=many, headers={"Accept-Encoding": "gzip"})
+    whole = gzip.decompress(answer.body)
+    assert orjson.loads(whole)["outputs"][0]["data"] == [0.5] * 50_000
+    assert threads != [threading.current_thread()]
+    assert held[0] >= len(whole)
+    assert in_flight.num_bytes == 0
 
 
 def test_a_large_compressed_body_is_read_beside_the_loop() -> None:

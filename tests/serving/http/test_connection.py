@@ -204,6 +204,31 @@ def test_who_expects_a_word_before_sending_gets_it(where: Running) -> None:
         assert client.send(BODY).answer()[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("refused", "status"),
+    [
+        (b"no request\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 5000, 431),
+        (b"GET /v2 HTTP/1.1\r\nX: ", 408),
+        (LIVE * 70, 429),
+        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+    ids=["no HTTP", "long headers", "late headers", "too many", "no chunk"],
+)
+def test_a_refusal_comes_after_the_answers_to_earlier_requests(refused: bytes, status: int) -> None:
+    """A client that sends several at once takes answers by their order: what it sent before has its own."""
+    service = FakeService(hold=asyncio.Event())
+    edge = ServerContext(service=service, limits=LIMITS)
+    with running(edge) as found, Client(found) as client:
+        client.send(infer() + refused)
+        assert select.select([client.socket], [], [], 0.4) == ([], [], [])
+        found.do(service.hold.set)
+        statuses = [client.answer()[0] for _ in range(2 if status != 429 else 66)]
+        assert statuses == [200] * (len(statuses) - 1) + [status]
+        assert client.is_closed()
+    assert edge.in_flight.num_bytes == 0
+
+
 def test_a_client_that_goes_away_takes_its_request_along() -> None:
     """The service's wait is cancelled, the log has it, and others are answered on."""
     lines: list[AccessEntry] = []

@@ -225,7 +225,7 @@ def test_removing_the_newest_version_rolls_back(tell) -> None:
 
 
 def test_an_unloaded_model_says_so(tell) -> None:
-    """It is found, and unavailable; loading brings it back."""
+    """It is found, and unavailable; a load request brings it back, a refresh without one does not."""
 
     async def story(shop: Shop) -> None:
         with pytest.raises(Unavailable, match="it is being loaded"):
@@ -235,7 +235,9 @@ def test_an_unloaded_model_says_so(tell) -> None:
         with pytest.raises(Unavailable, match="it was unloaded"):
             shop.model.find("")
         assert [(one.state, one.reason) for one in shop.model.index()] == [("UNAVAILABLE", "unloaded")]
-        await shop.model.refresh()
+        assert await shop.model.refresh() == ()
+        assert not shop.model.is_ready
+        await shop.model.refresh(())
         assert shop.model.is_ready
 
     tell(story)

@@ -196,6 +196,39 @@ def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.
     opened(tmp_path, story)
 
 
+def test_a_broken_model_that_is_unloaded_is_not_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unloaded while its next repair is due: it stays so, and the server is ready."""
+    tiny_artifact(tmp_path, name="digits")
+    state = {"fail": False}
+    load = engines.load
+    monkeypatch.setattr(
+        engines, "load", lambda *args, **how: tuple(Breakable(engine, state) for engine in load(*args, **how))
+    )
+
+    async def story(repository: Repository, models: RepositoryService) -> None:
+        pauses, is_over = asyncio.Event(), asyncio.Event()
+
+        async def pause(_seconds: float) -> None:
+            pauses.set()
+            await is_over.wait()
+
+        repository._sleep = pause
+        state["fail"] = True
+        while models.is_ready():
+            with pytest.raises(Failed, match="the device is gone"):
+                await version_of(models)
+        await until(pauses.is_set)
+        state["fail"] = False
+        await models.unload("digits")
+        is_over.set()
+        await asyncio.gather(*repository._tasks)
+        with pytest.raises(Unavailable, match="unloaded"):
+            await version_of(models)
+        assert models.is_ready()
+
+    opened(tmp_path, story)
+
+
 class Hanging:
     """An engine that answers, until it is told to hang: then it does so until it is let go."""
 
@@ -489,6 +522,35 @@ def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
         await until(lambda: models.is_model_ready("slow", "2"))
 
     opened(tmp_path, story)
+
+
+def test_closing_does_not_wait_for_a_load_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named once the time is over; its thread does not keep the process from ending."""
+    tiny_artifact(tmp_path, name="digits")
+    load, threads, let_go = engines.load, [], threading.Event()
+
+    def loading(artifact: Artifact, **how: Any) -> Any:
+        if artifact.version == 2:
+            threads.append(threading.current_thread())
+            let_go.wait(20.0)
+        return load(artifact, **how)
+
+    monkeypatch.setattr(engines, "load", loading)
+
+    async def story(repository: Repository, _models: RepositoryService) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        await repository._look()
+        await repository._look()
+        await until(lambda: bool(threads))
+        await repository.close(0.01)
+        assert threads[0].is_alive()
+        assert threads[0].daemon
+        let_go.set()
+
+    opened(tmp_path, story)
+    assert f"{tmp_path / 'digits' / '2'} is still being loaded after 0.01 s" in caplog.text
 
 
 def test_versions_with_large_files_are_loaded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

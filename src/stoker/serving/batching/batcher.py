@@ -31,6 +31,7 @@ from stoker.serving.batching.workers import (
     executed,
     join_answers,
 )
+from stoker.serving.daemon_threads import to_daemon_thread
 from stoker.serving.refusals import BadRequest, DeadlinePassed, Failed, Refusal, Unavailable
 from stoker.units import format_seconds
 
@@ -135,7 +136,7 @@ class Batcher:
             engine, table = self._workers[0].engine, self._scheduler.table
             warm_up(engine, inputs, self._manifest, self._shapes, table, clock=self._clock, budget_s=budget_s)
 
-        await asyncio.to_thread(measure)
+        await to_daemon_thread(measure)
 
     async def ask(
         self,

@@ -1,7 +1,8 @@
 """Engine workers: one thread per engine that takes batches, assembles inputs, runs the engine and splits its outputs.
 
-What: a batch that fails is halved and run again, until the failing request is alone (`attempts`). An engine that
-neither answers nor raises counts as hanging once it was seen at the same run for long enough (`HangWatch`).
+What: a batch that fails is halved and run again, until the failing request is alone (`attempts`); requests with NaN or
+infinities, which need no run to be found, are set apart at once. An engine that neither answers nor raises counts as
+hanging once it was seen at the same run for long enough (`HangWatch`).
 Use when: anything is computed.
 Costs: for the watch one check per second while there is work, of a microsecond per instance.
 Does not combine with: models whose runs may take half a minute and a hundred times their measured time.
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import Arrays, dtype_of
-from stoker.engines.base import BadInput, Engine
+from stoker.engines.base import BadValue, Engine
 from stoker.records import Manifest, TensorSpec
 from stoker.serving.batching.queue import RequestPart
 from stoker.serving.batching.scheduler import CutReason, Executed, RequestBatch, Scheduler
@@ -69,13 +70,20 @@ class Assembler:
         getting the lock back took 13 µs of an answer's 50.
 
         Raises:
-            BadInput: an input of any request of the batch has some.
+            BadValue: an input of any request of the batch has some.
         """
-        for name in self._finite:
-            if not is_finite(inputs[name]):
-                raise BadInput(
-                    f"input {name!r} of {self._name!r} has NaN or infinities; only the setting allow_nan takes them"
-                )
+        if (name := self._not_finite(inputs)) is not None:
+            raise BadValue(
+                f"input {name!r} of {self._name!r} has NaN or infinities; only the setting allow_nan takes them"
+            )
+
+    def groups(self, parts: list[RequestPart]) -> list[list[RequestPart]]:
+        """Groups in which a failed batch is run again: finite parts, and each other one alone; else halves."""
+        finite = [part for part in parts if self._not_finite(part.inputs) is None]
+        if len(finite) == len(parts):
+            return [parts[len(parts) // 2 :], parts[: len(parts) // 2]]
+        alone = [[part] for part in parts if self._not_finite(part.inputs) is not None]
+        return [finite, *alone] if finite else alone
 
     def answers(self, outputs: Arrays, parts: list[RequestPart], sizes: tuple[int, ...]) -> list[Arrays]:
         """Each part's rows of the outputs, cut back to its own sizes.
@@ -99,6 +107,10 @@ class Assembler:
                 answers.append({name: array[start:end][self._cut(name, own)] for name, array in outputs.items()})
             start = end
         return answers
+
+    def _not_finite(self, inputs: Arrays) -> str | None:
+        """The first input that must be finite and is not."""
+        return next((name for name in self._finite if not is_finite(inputs[name])), None)
 
     def _stacked(self, name: str, parts: list[RequestPart]) -> NDArray[Any]:
         """Parts of equal shapes, concatenated."""
@@ -203,7 +215,6 @@ def attempts(
     waiting, runs = [parts], 0
     while waiting:
         some = waiting.pop()
-        runs += 1
         started = assembled = ran = clock()
         answers, failure = None, None
         try:
@@ -218,14 +229,16 @@ def attempts(
         ended = clock()
         if failure is not None:
             ran = ended
-        is_final = failure is None or len(some) == 1 or runs + len(waiting) + 2 > MOST_RUNS
+        is_bad_value = isinstance(failure, BadValue)  # then the engine did not run
+        runs += not is_bad_value
+        is_over = not is_bad_value and runs + len(waiting) + 2 > MOST_RUNS
+        is_final = failure is None or len(some) == 1 or is_over
         yield Attempt(
             some, reason, answers, failure, is_final, started, assembled - started, ran - assembled, ended - ran
         )
         reason = "bisect"
         if not is_final:
-            half = len(some) // 2
-            waiting += [some[half:], some[:half]]
+            waiting += assembler.groups(some)
 
 
 def executed(instance: int, batch: RequestBatch, attempt: Attempt) -> Executed:
@@ -378,7 +391,7 @@ class EngineWorker:
                     break
                 if attempt.error is None:
                     self._failures = 0
-                elif attempt.is_final:
+                elif attempt.is_final and not isinstance(attempt.error, BadValue):
                     self._count_failures(len(attempt.parts), batch)
                 self._post(self, batch, attempt)
                 self._begin(batch)

@@ -5,10 +5,13 @@ Their classes are generated from inference.proto and health.proto by protobuf's 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
@@ -16,9 +19,10 @@ from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of, to_raw
 from stoker.records import Datatype
 from stoker.serving import protocol
 from stoker.serving.grpc import health_pb2, inference_pb2
-from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings
-from stoker.serving.refusals import BadRequest
+from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw
+from stoker.serving.refusals import BadRequest, TooLarge
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
+from stoker.units import KIB
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -52,6 +56,84 @@ _CONTENTS: dict[Datatype, str] = {
     "BYTES": "bytes_contents",
 }
 """The field of InferTensorContents with a datatype's elements."""
+
+
+SMALL_BYTES = 64 * KIB
+"""Size up to which a message is parsed and decoded at once, whatever is in it."""
+MOST_FIELDS = 1000
+"""Limit on the fields of a larger message and of its tensors, without typed contents: an empty tensor of two bytes
+takes a hundred in memory."""
+TYPED_TIMES = 16
+"""Memory of typed contents as a multiple of their bytes: a number of one byte takes eight as parsed, and as decoded."""
+_AT_ONCE = 16_384
+
+_RAW = inference_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_TENSORS = frozenset(
+    {inference_pb2.ModelInferRequest.INPUTS_FIELD_NUMBER, inference_pb2.ModelInferRequest.OUTPUTS_FIELD_NUMBER}
+)
+
+
+def typed_memory(raw: bytes) -> int:
+    """Memory for what is parsed and decoded from a message besides its raw contents [bytes]; 0 if that is small.
+
+    Raises:
+        TooLarge: it has too many fields to be parsed.
+    """
+    if len(raw) <= SMALL_BYTES:
+        return 0
+    fields = list(islice(_fields(raw, 0, len(raw)), MOST_FIELDS + 1))
+    inner = chain.from_iterable(_fields(raw, start, end) for number, start, end in fields if number in _TENSORS)
+    if len(fields) + sum(1 for _ in islice(inner, MOST_FIELDS)) > MOST_FIELDS:
+        raise TooLarge(
+            f"the message has more than {MOST_FIELDS:,} fields in itself and its tensors; send fewer inputs, outputs "
+            "and parameters"
+        )
+    other = len(raw) - sum(end - start for number, start, end in fields if number == _RAW)
+    return TYPED_TIMES * other if other > SMALL_BYTES else 0
+
+
+def _fields(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each field of a message; ends where it is malformed, which parsing finds."""
+    sizes = {1: 8, 3: 0, 4: 0, 5: 4}  # by wire type; groups are unknown fields, and so are those in them
+    while start < end:
+        tag, start = _varint(raw, start)
+        kind = tag & 7
+        if kind == 0:
+            size = _varint(raw, start)[1] - start
+        elif kind == 2:
+            size, start = _varint(raw, start)
+        elif kind in sizes:
+            size = sizes[kind]
+        else:
+            return
+        yield tag >> 3, start, min(start + size, end)
+        start += size
+
+
+def _varint(raw: bytes, start: int) -> tuple[int, int]:
+    """A number of variable length, and its end; the end of all bytes if it is malformed."""
+    number = 0
+    for index, byte in enumerate(raw[start : start + 10]):
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return number, start + index + 1
+    return number, len(raw)
+
+
+Parse = Callable[[bytes], Any]
+"""Parses a message from its bytes."""
+
+
+def parsed(raw: bytes, parse: Parse) -> Message:
+    """The message in these bytes.
+
+    Raises:
+        BadRequest: they are not that message.
+    """
+    try:
+        return parse(raw)
+    except DecodeError as error:
+        raise BadRequest(f"the message is not the method's: {error}") from error
 
 
 def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None) -> InferenceRequest:
@@ -131,12 +213,13 @@ def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: st
     if len(values) != elements or any(name != field for name in filled):
         found = ", ".join(f"{len(getattr(contents, name))} in {name}" for name in filled) or "none"
         raise BadRequest(f"{tensor} is {datatype} {list(shape)}, {elements} values in {field}; found {found}")
-    if datatype == "BYTES":
-        return strings(list(values)).reshape(shape)
+    array = np.empty(elements, dtype_of(datatype))
     try:
-        return np.array(values, dtype_of(datatype)).reshape(shape)
+        for start in range(0, elements, _AT_ONCE):  # in between other threads run
+            array[start : start + _AT_ONCE] = np.array(values[start : start + _AT_ONCE], array.dtype)
     except OverflowError as error:
         raise BadRequest(f"{tensor} is {datatype} and has a value that does not fit: {error}") from error
+    return array.reshape(shape)
 
 
 def _outputs(described: Any) -> tuple[RequestedOutput, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,7 +16,16 @@ from grpc.aio import ServicerContext
 from stoker.errors import StokerError
 from stoker.serving import protocol
 from stoker.serving.grpc import health_pb2, inference_pb2
-from stoker.serving.grpc.messages import INFERENCE, Message, decode, encode, parameters_of
+from stoker.serving.grpc.messages import (
+    INFERENCE,
+    SMALL_BYTES,
+    Message,
+    decode,
+    encode,
+    parameters_of,
+    parsed,
+    typed_memory,
+)
 from stoker.serving.protocol import classify
 from stoker.serving.refusals import Cancelled, Failed, NotFound, Refusal
 from stoker.serving.service import AccessEntry, ServerContext
@@ -121,21 +131,26 @@ _FINAL, _WANTS_FINAL = "triton_final_response", "triton_enable_empty_final_respo
 
 
 async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time_left_s: float | None) -> Message:
-    """Answer one request.
+    """Answer one request; its bytes are in the entry.
 
     Raises:
         Refusal: the request is malformed, does not fit the model, or cannot be answered in time.
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
-    entry.bytes_in = entry.bytes_in or asked.ByteSize()
     with edge.in_flight.taken(entry.bytes_in):
         manifest = edge.service.manifest(asked.model_name, asked.model_version)
-        request = decode(asked, caller=entry.caller, time_left_s=time_left_s)
+        read = partial(decode, asked, caller=entry.caller, time_left_s=time_left_s)
+        # Typed contents and strings are read value by value; other raw contents are only viewed.
+        is_viewed = asked.raw_input_contents and all(given.datatype != "BYTES" for given in asked.inputs)
+        request = read() if is_viewed or entry.bytes_in <= SMALL_BYTES else await asyncio.to_thread(read)
         return encode(classify(await edge.service.infer(request), request, manifest.labels))
 
 
 class InferenceStream:
-    """Requests of a stream, answered in the order of completion, each with its id."""
+    """Requests of a stream, answered in the order of completion, each with its id.
+
+    Answers count in `in_flight` until they are sent; one without room there is refused.
+    """
 
     def __init__(self, edge: ServerContext, context: ServicerContext, method: str) -> None:
         self._edge = edge
@@ -143,46 +158,64 @@ class InferenceStream:
         self._method = method
         self._caller = caller_of(edge, method, context)
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
-        self._done: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._done: asyncio.Queue[tuple[Message, int] | None] = asyncio.Queue()
+        self._unsent_bytes = 0
 
-    async def answers(self, asked: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    async def answers(self, asked: AsyncIterator[bytes]) -> AsyncIterator[Message]:
         """One answer per request; ends when the client sends no more and all are answered."""
 
         async def read() -> None:
             try:
                 async with asyncio.TaskGroup() as under_way:
-                    async for message in asked:
+                    async for raw in asked:
                         await self._room.acquire()
-                        under_way.create_task(self._answer(message))
+                        under_way.create_task(self._answer(raw))
             finally:  # the queue ends in any case
                 self._done.put_nowait(None)
 
         reading = asyncio.create_task(read())
         try:
-            while (answer := await self._done.get()) is not None:
+            while (done := await self._done.get()) is not None:
+                reply, num_bytes = done
                 self._room.release()
-                yield answer
+                yield reply
+                self._give_back(num_bytes)
             await reading
         finally:
             reading.cancel()
+            reading.add_done_callback(lambda _reading: self._give_back(self._unsent_bytes))  # no answer follows
 
-    async def _answer(self, asked: Message) -> None:
+    def _give_back(self, num_bytes: int) -> None:
+        self._edge.in_flight.give_back(num_bytes)
+        self._unsent_bytes -= num_bytes
+
+    async def _answer(self, raw: bytes) -> None:
         record = CallRecord(self._edge, self._method)
-        record.entry.caller = self._caller
+        entry = record.entry
+        entry.caller, entry.bytes_in = self._caller, len(raw)
+        wants_final = False
         try:
-            answer = await infer(self._edge, asked, record.entry, time_left_s=self._context.time_remaining())
+            with self._edge.in_flight.taken(typed_memory(raw)):
+                asked = parsed(raw, inference_pb2.ModelInferRequest.FromString)
+                del raw
+                wants_final = _WANTS_FINAL in asked.parameters and asked.parameters[_WANTS_FINAL].bool_param
+                answer = await infer(self._edge, asked, entry, time_left_s=self._context.time_remaining())
+            num_bytes = answer.ByteSize()
+            self._edge.in_flight.take(num_bytes)
         except asyncio.CancelledError:
             record.done(Cancelled("the stream was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001 - one request's failure is not the stream's
             refused = as_refusal(error, self._method)
             record.done(refused)
+            num_bytes = 0
             reply = inference_pb2.ModelStreamInferResponse(error_message=str(refused))
-            reply.infer_response.id = asked.id
+            reply.infer_response.id = entry.id
         else:
             reply = inference_pb2.ModelStreamInferResponse(infer_response=answer)
-            record.entry.bytes_out = answer.ByteSize()
+            self._unsent_bytes += num_bytes
+            entry.bytes_out = num_bytes
             record.done()
-        if asked.parameters[_WANTS_FINAL].bool_param if _WANTS_FINAL in asked.parameters else False:
+        if wants_final:
             reply.infer_response.parameters[_FINAL].bool_param = True
-        self._done.put_nowait(reply)
+        self._done.put_nowait((reply, num_bytes))

@@ -23,18 +23,17 @@ import os
 import socket
 import stat
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import DecodeError
 from grpc.aio import EOF, ServicerContext
 
 from stoker.serving.grpc import messages
-from stoker.serving.grpc.messages import Message
+from stoker.serving.grpc.messages import Message, Parse, parsed, typed_memory
 from stoker.serving.grpc.methods import (
     CallRecord,
     InferenceStream,
@@ -84,7 +83,7 @@ def _handler(edge: ServerContext, method: MethodDescriptor, reception: Reception
     parse = messages.request_class(method).FromString
     write = messages.response_class(method).SerializeToString
     if method.name == "ModelStreamInfer":
-        stream = _streamed(edge, method.name, reception, parse)
+        stream = _streamed(edge, method.name, reception)
         return grpc.stream_stream_rpc_method_handler(stream, response_serializer=write)
     single = _single(edge, method.name, reception, parse)
     return grpc.stream_unary_rpc_method_handler(single, response_serializer=write)
@@ -101,12 +100,13 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
             entry.caller = caller_of(edge, method, context)
             raw = await reception.only(context)
             entry.bytes_in = len(raw)
-            asked = parsed(raw, parse)
-            del raw
-            if is_inference:
-                response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
-            else:
-                response = await answer(edge, method, asked)
+            with edge.in_flight.taken(typed_memory(raw)):
+                asked = parsed(raw, parse)
+                del raw
+                if is_inference:
+                    response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
+                else:
+                    response = await answer(edge, method, asked)
             num_bytes = response.ByteSize()
             if num_bytes > COUNTED_BYTES:
                 reception.hold_answer(context, num_bytes)
@@ -125,12 +125,12 @@ def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse
     return call
 
 
-def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Parse) -> Any:
+def _streamed(edge: ServerContext, method: str, reception: Reception) -> Any:
     """ModelStreamInfer."""
 
-    async def asked_by(context: ServicerContext) -> AsyncIterator[Message]:
+    async def asked_by(context: ServicerContext) -> AsyncIterator[bytes]:
         while (raw := await context.read()) is not EOF:
-            yield parsed(raw, parse)
+            yield raw
 
     async def call(_messages: object, context: ServicerContext) -> AsyncIterator[Message]:
         with contextlib.ExitStack() as held:
@@ -143,7 +143,8 @@ def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Par
                 await abort(context, refused)
                 return
             async for response in stream.answers(asked_by(context)):
-                yield response
+                with reception.unread(context, response.ByteSize()):
+                    yield response
 
     return call
 
@@ -158,22 +159,6 @@ MOST_CALLS = 128
 _IDLE_LOOK_S = 0.25
 _NEWEST_FIRST_S = 0.1
 """Waiting time of the oldest call above which the newest goes first [s]: under overload the oldest has given up."""
-
-
-Parse = Callable[[bytes], Any]
-"""Parses a message from its bytes."""
-
-
-def parsed(raw: bytes, parse: Parse) -> Any:
-    """The message in these bytes.
-
-    Raises:
-        BadRequest: they are not that message.
-    """
-    try:
-        return parse(raw)
-    except DecodeError as error:
-        raise BadRequest(f"the message is not the method's: {error}") from error
 
 
 def limit_options(edge: ServerContext) -> list[tuple[str, int]]:
@@ -292,17 +277,22 @@ class Reception:
         Raises:
             OverCapacity: there is no room; it was not counted.
         """
+        held = contextlib.ExitStack()
+        held.enter_context(self._in_flight.taken(num_bytes))
+        held.enter_context(self.unread(context, num_bytes))
+        context.add_done_callback(lambda _context: held.close())
+
+    @contextlib.contextmanager
+    def unread(self, context: ServicerContext[Any, Any], num_bytes: int) -> Iterator[None]:
+        """Within the block, drop the connection if so many bytes are read too slowly."""
         loop, limits = asyncio.get_running_loop(), self._limits
-        self._in_flight.take(num_bytes)
         key = object()
         self._unread[key] = (loop.time() + limits.body_s + num_bytes / limits.least_bytes_per_s, context.peer())
-
-        def sent(_context: object) -> None:
-            self._in_flight.give_back(num_bytes)
-            self._unread.pop(key, None)
-
-        context.add_done_callback(sent)
         self._watch(loop)
+        try:
+            yield
+        finally:
+            self._unread.pop(key, None)
 
     async def only(self, context: ServicerContext[Any, Any]) -> bytes:
         """The bytes of a call's only message.

@@ -127,7 +127,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 WORTH_A_THREAD_BYTES = 64 * 1024
-"""Size above which bytes are decompressed, parsed or written on a thread instead of the event loop."""
+"""Size above which bytes are decompressed, parsed, written or compressed on a thread instead of the event loop."""
 
 
 class Exchange:
@@ -418,7 +418,10 @@ class Application:
         else:
             encoded = encode(classify(inferred, request, manifest.labels), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
-        return inference_response(encoded, accepted)
+        if len(encoded.body) <= WORTH_A_THREAD_BYTES or not bodies.accepted_encoding(accepted):
+            return inference_response(encoded, accepted)
+        exchange.hold(len(encoded.body))  # besides the request's, while it is compressed
+        return await asyncio.to_thread(inference_response, encoded, accepted)
 
 
 Headers = tuple[tuple[bytes, bytes], ...]

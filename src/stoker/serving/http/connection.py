@@ -44,6 +44,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_flight = edge.in_flight
         self._in_headers = False
         self._is_refused = False
+        self._refusal = b""
         self._header_bytes = self._come_bytes = 0
         self._is_in_body = False
         self._bodiless_bytes = 0
@@ -107,6 +108,7 @@ class HttpConnection(HttpToolsProtocol):
         except HttpParserError as error:
             if not self._is_refused:
                 self._refuse(400, f"this is not an HTTP/1.1 request: {error}")
+        if self._is_refused:
             return
         if self._in_headers and not self.transport.is_closing():
             self._header_bytes += len(data)
@@ -180,6 +182,8 @@ class HttpConnection(HttpToolsProtocol):
             self._arm(self._limits.linger_s, self.transport.close)
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self._is_refused:
+            self._send_refusal()
         else:
             self._idle_since = self.loop.time()
         if not self.pipeline:  # else each answer would admit thousands of further short requests
@@ -259,7 +263,9 @@ class HttpConnection(HttpToolsProtocol):
                 self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
+        """Read no more, and close with this once earlier requests are answered: clients tell answers by their order."""
         self._is_refused = True
+        self._disarm()
         body = orjson.dumps({"error": message})
         lines = (
             STATUS_LINE[status],
@@ -267,7 +273,16 @@ class HttpConnection(HttpToolsProtocol):
             b"content-length: %d\r\n" % len(body),
             b"connection: close\r\n\r\n",
         )
-        self.transport.write(b"".join((*lines, body)))
+        self._refusal = b"".join((*lines, body))
+        refused = self.cycle if self._is_in_body else None  # else it was not started
+        if refused is not None and self.pipeline:
+            self.pipeline.popleft()
+            self._bodies.pop(refused).release()
+        if self._answered is None or self._answered is refused or self._answered.response_complete:
+            self._send_refusal()
+
+    def _send_refusal(self) -> None:
+        self.transport.write(self._refusal)
         self.transport.close()
 
     def _arm(self, seconds: float, late: Any) -> None:

@@ -21,6 +21,7 @@ from stoker.records.codec import JSON
 from stoker.serving.batching.batcher import Batcher
 from stoker.serving.batching.scheduler import Executed
 from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, FLOATS, HangLimits, is_finite
+from stoker.serving.daemon_threads import to_daemon_thread
 from stoker.serving.metrics import OK, Counters, VersionMetrics
 from stoker.serving.refusals import NotFound, Unavailable, shortened
 from stoker.serving.repository.discovery import versions_to_try
@@ -123,7 +124,7 @@ class ServedVersion:
             _log.error("model %s: version %s did not answer within %g s", self.manifest.name, self.version, within_s)
         self.batcher.close()
         self._metrics.release()
-        await asyncio.to_thread(self._close_engines, max(0.0, ends_s - time.monotonic()))
+        await to_daemon_thread(self._close_engines, max(0.0, ends_s - time.monotonic()))
 
     def close(self) -> None:
         """Release threads and memory at once; waiting requests are refused."""
@@ -243,18 +244,20 @@ class RepositoryModel:
         """Serve the versions of the current directory and settings; old ones serve until their successors passed.
 
         Args:
-            asked: versions to serve from now on; empty: as in the settings; None: as at the last load.
+            asked: versions that a load request names; empty: those of the settings; None: without a request, the
+                versions of the last one, and nothing of a model that was unloaded.
 
         Returns:
             Why a version that should be served is not, a sentence each.
         """
         async with self._lock:
-            self.is_wanted = True
             if asked is not None:
-                self.asked = asked
+                self.asked, self.is_wanted = asked, True
+            if not self.is_wanted:
+                return ()
             try:
-                settings = await asyncio.to_thread(self._read_settings)
-                self._on_disk = await asyncio.to_thread(artifacts.versions, self.path)
+                settings = await to_daemon_thread(self._read_settings)
+                self._on_disk = await to_daemon_thread(artifacts.versions, self.path)
             except Exception as error:  # noqa: BLE001 - an error of one model must not stop the others
                 self.problem = f"{self.path} cannot be read: {type(error).__name__}: {first_line(error)}"
                 if isinstance(error, StokerError):
@@ -285,7 +288,7 @@ class RepositoryModel:
             if len(fresh) == enough:
                 break
             current = self.served.get(number)
-            if current is not None and await asyncio.to_thread(self._is_current, current, settings):
+            if current is not None and await to_daemon_thread(self._is_current, current, settings):
                 self._problems.pop(number, None)
                 fresh[number] = current
                 continue

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from stoker.errors import BadArtifact, StokerError, first_line
 from stoker.records import Manifest, ServiceSettings
 from stoker.records.codec import JSON
 from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, HangLimits
+from stoker.serving.daemon_threads import begin, to_daemon_thread
 from stoker.serving.metrics import OK, Metrics
 from stoker.serving.protocol import fit, triton_config
 from stoker.serving.refusals import DeadlinePassed, DeadlineUnreachable, NotFound, Refusal, Unavailable, shortened
@@ -36,7 +37,7 @@ from stoker.serving.repository.discovery import (
 )
 from stoker.serving.repository.model import LONGEST_DRAIN_S, RepositoryModel, ServedVersion
 from stoker.serving.repository.model_settings import Override, model_settings, require_models
-from stoker.serving.repository.version_loader import load_version
+from stoker.serving.repository.version_loader import Loaded, load_version
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RepositoryEntry
 
 _log = logging.getLogger(__name__)
@@ -88,9 +89,8 @@ class Repository:
         """Why directories that may be models could not be read at the last scan, by name."""
         self.looked_at_s = clock()
         """Time of the last scan of the directories, on the clock."""
-        self._loader = ThreadPoolExecutor(
-            max_workers=max(2, min(MOST_LOADS, shelf.cores)), thread_name_prefix="stoker-load"
-        )
+        self._loads: dict[Future[Loaded], str] = {}
+        self._load_places = asyncio.Semaphore(max(2, min(MOST_LOADS, shelf.cores)))
         self._room = asyncio.Condition()
         self._loading_bytes = 0
         self._warming = asyncio.Lock()
@@ -109,7 +109,7 @@ class Repository:
             BadArtifact: a place is not a directory, or two models have one name.
             BadJob: a setting is given for an unknown model.
         """
-        discovered = await asyncio.to_thread(find_models, self._shelf.places)
+        discovered = await to_daemon_thread(find_models, self._shelf.places)
         for fault in discovered.faults.values():
             raise fault
         require_models(self._shelf.overrides, discovered.models)
@@ -139,13 +139,13 @@ class Repository:
             Unavailable: a version that should be served is not; earlier ones still serve.
         """
         if name not in self.models:
-            discovered = await asyncio.to_thread(find_models, self._shelf.places)
+            discovered = await to_daemon_thread(find_models, self._shelf.places)
             if name in discovered.problems:
                 raise Unavailable(f"model {name!r}: {discovered.problems[name]}")
             if name in discovered.models and name not in self.models:
                 self._add(name, discovered.models[name])
         model = self.model(name)
-        on_disk = await asyncio.to_thread(artifacts.versions, model.path)
+        on_disk = await to_daemon_thread(artifacts.versions, model.path)
         asked = asked_versions(parameters, on_disk)
         problems = await self._shielded(self._refresh(model, asked))
         if problems:
@@ -166,13 +166,13 @@ class Repository:
     async def _look(self) -> list[asyncio.Task[None]]:
         """Scan, and start the work found; an error of one model does not affect the others."""
         async with self._looking:  # a request during a scan, by a signal, needs a new scan
-            discovered = await asyncio.to_thread(find_models, self._shelf.places)
+            discovered = await to_daemon_thread(find_models, self._shelf.places)
             problems = discovered.problems | {name: fault.message for name, fault in discovered.faults.items()}
             for name, problem in problems.items():
                 if self.problems.get(name) != problem:
                     _log.warning("the models' directories cannot all be looked at: %s: %s", name, problem)
             self.problems = problems
-            seen = await asyncio.to_thread(lambda: {name: snapshot(path) for name, path in discovered.models.items()})
+            seen = await to_daemon_thread(lambda: {name: snapshot(path) for name, path in discovered.models.items()})
             changed, self._seen = settled_models(seen, self._seen, self._tried), seen
             tasks = []
             for name in [name for name in changed if name not in self._refreshing]:
@@ -182,7 +182,7 @@ class Repository:
                     self._refreshing.add(name)
                     tasks.append(self._spawn(self._refresh_changed(model)))
             absent = [model for name, model in self.models.items() if name not in discovered.models]
-            for model in await asyncio.to_thread(lambda: list(filter(self._is_gone, absent))):
+            for model in await to_daemon_thread(lambda: list(filter(self._is_gone, absent))):
                 if self.models.pop(model.name, None) is not None:
                     self._tried.pop(model.name, None)
                     tasks.append(self._spawn(model.unload()))
@@ -214,12 +214,16 @@ class Repository:
                 last = str(error)
 
     async def close(self, within_s: float = LONGEST_DRAIN_S) -> None:
-        """Answer the accepted requests within the time, then release everything."""
+        """Answer the accepted requests within the time, then release everything; a load that hangs is left behind."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(model.unload(within_s) for model in self.models.values()))
-        await asyncio.to_thread(self._loader.shutdown, wait=True, cancel_futures=True)
+        loads = dict(self._loads)
+        unloading = asyncio.gather(*(model.unload(within_s) for model in self.models.values()))
+        _, left = await asyncio.to_thread(wait, loads, within_s)
+        await unloading
+        for load in left:
+            _log.error("%s is still being loaded after %g s, and left behind", loads[load], within_s)
 
     def _add(self, name: str, path: Path) -> RepositoryModel:
         shelf = self._shelf
@@ -228,7 +232,7 @@ class Repository:
         return self.models[name]
 
     async def _refresh(self, model: RepositoryModel, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
-        self._tried[model.name] = self._seen[model.name] = await asyncio.to_thread(snapshot, model.path)
+        self._tried[model.name] = self._seen[model.name] = await to_daemon_thread(snapshot, model.path)
         return await model.refresh(asked)
 
     async def _refreshed(self, model: RepositoryModel) -> tuple[str, ...]:
@@ -261,10 +265,13 @@ class Repository:
         """Load a version on a thread, and warm it up."""
         began = self._clock()
         try:
-            artifact = await asyncio.to_thread(artifacts.read, path)
+            artifact = await to_daemon_thread(artifacts.read, path)
             load = partial(load_version, path, settings, cores=self._shelf.cores, memory_bytes=self._shelf.memory_bytes)
-            async with self._loading(artifact.num_bytes):
-                loaded = await asyncio.get_running_loop().run_in_executor(self._loader, load)
+            async with self._loading(artifact.num_bytes), self._load_places:
+                loading = begin(load, name=f"stoker-load-{name}")
+                self._loads[loading] = str(path)
+                loading.add_done_callback(self._loads.pop)
+                loaded = await asyncio.wrap_future(loading)
             served = ServedVersion(
                 name,
                 loaded,
@@ -320,6 +327,8 @@ class Repository:
         try:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
+                if not model.needs_repair:  # it was unloaded, or loaded by request
+                    break
                 problems = "; ".join(version.problem for version in model.served.values() if version.is_broken)
                 _log.warning("model %s is loaded again, since an engine of it is broken: %s", model.name, problems)
                 await self._refresh_unasked(model)
