@@ -120,16 +120,17 @@ def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    """Each image is a row; one that cannot be decoded is bad, and its path says which."""
+    """Each image is a row; one that cannot be decoded is bad, and its path says which; names need not be UTF-8."""
     model, images = _model(tmp_path, "images"), tmp_path / "images"
     images.mkdir()
     for number in range(5):
         Image.fromarray(np.full((8, 8), 50 * number, np.uint8)).save(images / f"{number}.png")
+    (images / "4.png").rename(images / "caf\udce9.png")
     (images / "3.png").write_bytes(b"no image")
     options = PredictOptions(pixels="0..1", keep=("path",), max_bad="1", batch_rows=2)
     summary = api.predict(model, [images], tmp_path / "out", options)
     assert (summary.rows, summary.bad_rows) == (4, 1)
-    assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "4.png"]
+    assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "caf\\xe9.png"]
     bad = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (bad["source"], bad["column"]) == (str(images / "3.png"), "image")
     with pytest.raises(BadJob, match="what values pixels have"):
