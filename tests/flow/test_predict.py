@@ -183,6 +183,32 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert _files(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("lost", ["predictions/part-00001.parquet", "predictions/part-00002.parquet", "bad_rows.jsonl"])
+def test_what_a_finished_job_lost_is_computed_again(tmp_path: Path, lost: str) -> None:
+    """The summary alone is no row: a part that is gone or cut short, with or without bad rows, comes back."""
+    model, out = _model(tmp_path), tmp_path / "out"
+    path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row in (20, 21) else line)
+    options = PredictOptions(batch_rows=8, part_rows=16, max_bad="2")
+    api.predict(model, [path], out, options)
+    before = _files(out)
+    for left in (0, 100):
+        (out / lost).write_bytes((out / lost).read_bytes()[:left])
+        summary = api.predict(model, [path], out, options)
+        assert (summary.rows, summary.bad_rows, _files(out)) == (38, 2, before)
+        assert 0 < summary.computed_rows < 40
+
+
+def test_a_smaller_limit_holds_for_a_finished_job_too(tmp_path: Path) -> None:
+    """The exit code says whether there are more bad rows than this command allows; the rows stay."""
+    model = _model(tmp_path)
+    path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row == 20 else line)
+    api.predict(model, [path], tmp_path / "out", PredictOptions(batch_rows=8, part_rows=16, max_bad="1"))
+    before = _files(tmp_path / "out")
+    with pytest.raises(RunFailed, match=r"(?s)1 of 40 rows are bad, --max-bad 1% allows 0.*bad_rows\.jsonl"):
+        api.predict(model, [path], tmp_path / "out", CUT)
+    assert _files(tmp_path / "out") == before
+
+
 def test_another_model_or_input_is_refused_and_new_starts_beside(tmp_path: Path) -> None:
     """Parts of two jobs never come together in one directory."""
     model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))

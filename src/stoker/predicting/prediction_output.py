@@ -130,22 +130,31 @@ class OutputDirectory:
                 if self._bad.exists():
                     remove_tree(self._bad)
 
-    def read_summary(self) -> PredictionSummary | None:
-        """The summary of a finished job, or None."""
+    def read_summary(self, job: PredictionJob) -> PredictionSummary | None:
+        """The summary of this job; None unless it is finished, and all its parts and bad rows are still there."""
         try:
-            return loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
+            summary = loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
         except (OSError, ValueError):
             return None
+        digest = job_digest(job)
+        rows = sum(self._num_answered(number, digest) or 0 for number in range(len(job.parts)))
+        is_whole = (rows, len(read_lines(self.bad_rows))) == (summary.rows, summary.bad_rows)
+        return summary if is_whole else None
 
     def _is_done(self, number: int, num_rows: int, job_digest: str) -> bool:
+        answered = self._num_answered(number, job_digest)
+        return answered is not None and answered + self.num_bad([number]) == num_rows
+
+    def _num_answered(self, number: int, job_digest: str) -> int | None:
+        """Number of rows in the table of a part by its footer [rows]; None if there is none, or of another job."""
         try:
             footer = pq.read_metadata(self._part_path(number))
         except (OSError, pa.ArrowException):
-            return False
+            return None
         metadata = footer.metadata or {}
         is_ours = metadata.get(JOB_KEY.encode()) == job_digest.encode()
         is_part = metadata.get(PART_KEY.encode()) == str(number).encode()
-        return is_ours and is_part and footer.num_rows + self.num_bad([number]) == num_rows
+        return int(footer.num_rows) if is_ours and is_part else None
 
     def _part_path(self, number: int) -> Path:
         return self.predictions / f"part-{number:05d}.parquet"
