@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from stoker.records import Event, Launch, LaunchState, dumps
 from stoker.web import run_index, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
-from stoker.web.services import parse_metrics, quantile
+from stoker.web.services import Service, parse_metrics, quantile
 from tests.reporting import story
 from tests.web.browser import ask, asked, streamed, ui_of
 
@@ -458,6 +459,26 @@ def test_a_service_is_read_by_its_own_metrics() -> None:
     }
     assert quantile(buckets, 0.5) == pytest.approx(0.05, rel=0.1)
     assert quantile(buckets, 0.99) == pytest.approx(0.1, rel=0.05)
+
+
+def test_latencies_of_a_service_are_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the requests refused at once: they count as requests, and the median stays that of the answers."""
+    pytest.importorskip("prometheus_client")
+    from stoker.serving.metrics import Metrics
+
+    metrics = Metrics()
+    version, service = metrics.version("digits", "3"), Service("127.0.0.1:8002")
+    version.request("ok", 0.3)
+    monkeypatch.setattr("stoker.web.services._OPENER.open", lambda *_, **__: BytesIO(metrics.document()[0]))
+    service.ask()
+    for _ in range(100):
+        version.request("ok", 0.3)
+        version.request("queue_full", 0.0001)
+    service.ask()
+    (found,) = service.document()["versions"]
+    assert found["p50_s"] == pytest.approx(0.3, rel=0.1)
+    (at,) = found["history"]
+    assert at[2] == found["p50_s"]
 
 
 def test_pictures_are_png_files_that_the_run_logged(tmp_path: Path) -> None:
