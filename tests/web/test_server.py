@@ -291,6 +291,37 @@ def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     assert set(ui_of(tmp_path / "there").index.rows) == {"there"}
 
 
+def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> None:
+    """Starts and lost work count, as for `--max-cost`; the queue does not; what was recorded at the end holds."""
+
+    def state(phase: Any, minute: int) -> LaunchState:
+        return LaunchState(phase=phase, why="", at=f"2026-01-01T{10 + minute // 60}:{minute % 60:02}:00+00:00")
+
+    launch = Launch(
+        run="run", place="sky:spot", kind="sky", handle={}, identity="1d", code_digest="c0de", environment_digest="",
+        arguments=(), submitted_at="2026-01-01T10:00:00+00:00", price_per_h=6.0, max_cost=12.0,
+        states=(state("starting", 0), state("preempted", 70), state("starting", 90), state("running", 96)),
+    )  # fmt: skip
+    path = write_run(tmp_path, "run", b"", status="unfinished", launch=launch, wall_s=600.0)
+    index = RunIndex((tmp_path,))
+    index.scan()
+    assert index.rows["run"].document["cost_usd"] == pytest.approx(7.6)
+    last_s = state("running", 150).at_s
+    assert last_s is not None
+    before = index.rows["run"].document
+    (path / "events.jsonl").write_bytes(
+        as_log([Event(kind="progress", at=last_s, fields={"samples": 8, "wall_s": 600})])
+    )
+    index.scan()
+    row = index.rows["run"].document
+    assert row["cost_usd"] == pytest.approx(13.0)
+    assert [alert.kind for alert in alerts_of(before, row)] == ["over budget"]
+    ended = dataclasses.replace(launch, spent=13.5, states=(*launch.states, state("stopped", 155)))
+    (path / "launch.json").write_text(dumps(ended))
+    index.scan()
+    assert index.rows["run"].document["cost_usd"] == 13.5
+
+
 def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
     """And no other: not a number that a dead run left, nor one of another user's."""
     path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
