@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -403,6 +404,52 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
     asyncio.run(asyncio.wait_for(work(), 20))
     assert not ui._num_pages
+
+
+def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
+    """What changes, and what is announced, while the page's queue is full is sent when there is room again."""
+    path = write_run(tmp_path, "run", b"", status="unfinished", wall_s=0.0)
+    ui = ui_of(tmp_path)
+    ui._raise_alerts()
+
+    async def tag(name: str) -> None:
+        (path / run_index.ANNOTATIONS).write_text(json.dumps({"tags": [name]}))
+        await ui._rescan()
+
+    async def work() -> None:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
+        task = asyncio.create_task(ui._send_rows(queue, None, -1))
+        while not queue.full():
+            await asyncio.sleep(0)
+        await tag("first")
+        for _ in range(20):  # now it waits for room
+            await asyncio.sleep(0)
+        (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"failed"'))
+        await tag("last")
+        pieces = [await queue.get() for _ in range(4)]
+        assert [b"first" in (piece or b"") for piece in pieces] == [False, True, False, False]
+        assert sum(b"event: alert" in (piece or b"") for piece in pieces) == 1
+        assert sum(b'"last"' in (piece or b"") for piece in pieces) == 1
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_whoever_sees_a_new_version_finds_what_changed(tmp_path: Path) -> None:
+    """Folders are looked at in a thread, while pages ask: a change that came after its version would not be sent."""
+
+    class Watched(RunIndex):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "version" and value:
+                assert self.changed_since(value - 1) != ([], [])
+
+    path = write_run(tmp_path, "run", b"", status="unfinished")
+    index = Watched((tmp_path,))
+    index.scan()
+    shutil.rmtree(path)
+    index.scan()
+    assert index.version == 2
 
 
 def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ class RunIndex:
                 self._look(run, root, name, stamp)
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
+            self.removed[gone] = self.version + 1  # first: pages that follow look at any time
             self.version += 1
-            self.removed[gone] = self.version
         return self.version != before
 
     def look_at_live(self) -> bool:
@@ -216,8 +216,8 @@ class RunIndex:
             }  # fmt: skip
             row.values = {"name": row.name}
         if row.document != before:
+            row.version = self.version + 1
             self.version += 1
-            row.version = self.version
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and describe it anew."""
