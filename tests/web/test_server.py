@@ -416,14 +416,17 @@ def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
         (path / run_index.ANNOTATIONS).write_text(json.dumps({"tags": [name]}))
         await ui._rescan()
 
+    async def settled() -> None:
+        for _ in range(20):  # until it waits: for news, then for room
+            await asyncio.sleep(0)
+
     async def work() -> None:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         task = asyncio.create_task(ui._send_rows(queue, None, -1))
-        while not queue.full():
-            await asyncio.sleep(0)
+        await settled()
+        assert queue.full()
         await tag("first")
-        for _ in range(20):  # now it waits for room
-            await asyncio.sleep(0)
+        await settled()
         (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"failed"'))
         await tag("last")
         pieces = [await queue.get() for _ in range(4)]
