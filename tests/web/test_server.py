@@ -310,9 +310,8 @@ def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> N
     last_s = state("running", 150).at_s
     assert last_s is not None
     before = index.rows["run"].document
-    (path / "events.jsonl").write_bytes(
-        as_log([Event(kind="progress", at=last_s, fields={"samples": 8, "wall_s": 600})])
-    )
+    event = Event(kind="progress", at=last_s, fields={"samples": 8, "wall_s": 600.0, "loss": 0.5})
+    (path / "events.jsonl").write_bytes(as_log([event]))
     index.scan()
     row = index.rows["run"].document
     assert row["cost_usd"] == pytest.approx(13.0)
