@@ -120,16 +120,17 @@ def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    """Each image is a row; one that cannot be decoded is bad, and its path says which."""
+    """Each image is a row; one that cannot be decoded is bad, and its path says which; names need not be UTF-8."""
     model, images = _model(tmp_path, "images"), tmp_path / "images"
     images.mkdir()
     for number in range(5):
         Image.fromarray(np.full((8, 8), 50 * number, np.uint8)).save(images / f"{number}.png")
+    (images / "4.png").rename(images / "caf\udce9.png")
     (images / "3.png").write_bytes(b"no image")
     options = PredictOptions(pixels="0..1", keep=("path",), max_bad="1", batch_rows=2)
     summary = api.predict(model, [images], tmp_path / "out", options)
     assert (summary.rows, summary.bad_rows) == (4, 1)
-    assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "4.png"]
+    assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "caf\\xe9.png"]
     bad = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (bad["source"], bad["column"]) == (str(images / "3.png"), "image")
     with pytest.raises(BadJob, match="what values pixels have"):
@@ -179,6 +180,32 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     events: list[PredictionEvent] = []
     api.predict(model, [path], tmp_path / "out", CUT, sink=events.append)
     assert [(event.kind, event.fields["computed_rows"]) for event in events] == [("finished", 0)]
+    assert _files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("lost", ["predictions/part-00001.parquet", "predictions/part-00002.parquet", "bad_rows.jsonl"])
+def test_what_a_finished_job_lost_is_computed_again(tmp_path: Path, lost: str) -> None:
+    """The summary alone is no row: a part that is gone or cut short, with or without bad rows, comes back."""
+    model, out = _model(tmp_path), tmp_path / "out"
+    path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row in (20, 21) else line)
+    options = PredictOptions(batch_rows=8, part_rows=16, max_bad="2")
+    api.predict(model, [path], out, options)
+    before = _files(out)
+    for left in (0, 100):
+        (out / lost).write_bytes((out / lost).read_bytes()[:left])
+        summary = api.predict(model, [path], out, options)
+        assert (summary.rows, summary.bad_rows, _files(out)) == (38, 2, before)
+        assert 0 < summary.computed_rows < 40
+
+
+def test_a_smaller_limit_holds_for_a_finished_job_too(tmp_path: Path) -> None:
+    """The exit code says whether there are more bad rows than this command allows; the rows stay."""
+    model = _model(tmp_path)
+    path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row == 20 else line)
+    api.predict(model, [path], tmp_path / "out", PredictOptions(batch_rows=8, part_rows=16, max_bad="1"))
+    before = _files(tmp_path / "out")
+    with pytest.raises(RunFailed, match=r"(?s)1 of 40 rows are bad, --max-bad 1% allows 0.*bad_rows\.jsonl"):
+        api.predict(model, [path], tmp_path / "out", CUT)
     assert _files(tmp_path / "out") == before
 
 

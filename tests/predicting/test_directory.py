@@ -83,10 +83,11 @@ def test_bad_rows_are_merged_in_the_order_of_the_parts(tmp_path: Path) -> None:
 
 
 def test_text_of_a_bad_row_that_is_no_utf8_is_kept(tmp_path: Path) -> None:
-    """A reason may quote what stood in the file, whatever it was."""
+    """A reason may quote what stood in the file, whatever it was, and is read again to say why a job ended."""
     out, job = _begun(tmp_path)
-    out.write_part(0, _table(job, 0), [BadRow(source="a", row=0, column="x", reason="is '\udcff'")])
+    out.write_part(0, _table(job, 0), [BadRow(source="a\ud83d", row=0, column="x", reason="is '\udcff'")])
     assert out.num_bad([0]) == 1
+    assert out.common_reasons([0]) == [("x is '\\xff'", 1)]
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])

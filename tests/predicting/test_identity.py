@@ -10,6 +10,7 @@ from PIL import Image
 
 from stoker.predicting.file_sources import find_sources
 from stoker.predicting.job_identity import content_digest, cut, differences, stamp_of
+from stoker.records import dumps, loads
 from stoker.records.prediction import PixelSettings, PredictionJob
 from tests.predicting.builders import ASKED, write_lines
 
@@ -41,6 +42,13 @@ def test_the_same_command_is_no_other(tmp_path: Path) -> None:
     job = _begun(name)
     assert differences(job, ASKED, find_sources([name])) == ()
     os.utime(name, (1, 1))
+    assert differences(job, ASKED, find_sources([name])) == ()
+
+
+def test_a_file_whose_name_is_no_utf8_is_known_again(tmp_path: Path) -> None:
+    """The job's record has its name in escapes."""
+    name = _file(tmp_path / "caf\udce9.csv", "1")
+    job = loads(dumps(_begun(name)), PredictionJob)
     assert differences(job, ASKED, find_sources([name])) == ()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_a_model_of_floats_needs_to_be_told_the_values() -> None:
     with pytest.raises(BadJob, match="does not tell what values pixels have"):
         parse_pixels("", COLOUR)
     assert parse_pixels("", GREY).divisor == 1
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"), [("UINT8", "0..1"), ("UINT8", "0.5/0.5"), ("INT64", "0..1"), ("INT8", "0..255")]
+)
+def test_scaled_pixels_are_not_cut_to_integers(datatype: Any, text: str) -> None:
+    """Pixel 51 of 0..1 is 0.2, which as an integer is 0; and -128..127 does not hold 200: refused before any row."""
+    with pytest.raises(BadJob, match=rf"{datatype}.*cannot hold the pixels of --pixels {text}"):
+        parse_pixels(text, replace(GREY, datatype=datatype))
+
+
+def test_integers_that_hold_bytes_take_them() -> None:
+    """0..255 says what UINT8 takes anyway, and a longer integer has each pixel as it is."""
+    pixels = [[0, 1, 2, 3], [252, 253, 254, 255]]
+    for datatype in ("UINT8", "INT64"):
+        assert _read(_png(pixels), replace(GREY, datatype=datatype), "0..255").tolist() == [pixels]
 
 
 @pytest.mark.parametrize("text", ["0..2", "a/b", "0.5", "0.1,0.2/1", "0/0", "1,2,3,4/1"])

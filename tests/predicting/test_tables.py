@@ -48,6 +48,19 @@ def test_each_image_is_its_own_source() -> None:
     assert (table["source"].to_pylist(), table["row"].to_pylist()) == (["a.png", "c.png"], [0, 0])
 
 
+def test_names_and_text_that_are_no_utf8_are_written_in_escapes() -> None:
+    """A Latin-1 file name, as in job.json, and half an emoji in a kept text; inside of kept JSON as JSON writes it."""
+    odd, kept = "caf\udce9", ["\ud83d", None, {"b": "\ud83d"}]
+    table = _table(_manifest("y", ()), np.float32([1, 2]), kept, names=[odd, "b", "c"])
+    assert table["source"].to_pylist() == ["caf\\xe9", "c"]
+    assert table["id"].to_pylist() == ["\\ud83d", '{"b": "\\ud83d"}']
+    assert _table(_manifest("y", ()), np.float32([1, 2]), [odd] * 3)["id"].to_pylist() == ["caf\\xe9"] * 2
+    rows = SourceRows(odd, 0, 1, {})
+    found = _manifest("y", ())
+    alone = table_of(rows, RowOutputs([0], {"y": np.float32([1])}, {}), found, schema_of(found, []), [])
+    assert alone["source"].to_pylist() == ["caf\\xe9"]
+
+
 @pytest.mark.parametrize(
     ("shape", "values", "kind"),
     [

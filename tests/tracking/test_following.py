@@ -110,6 +110,24 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     assert (again.send(), sent(tracker)) == (2, [1, 2])
 
 
+def test_a_password_in_a_trackers_address_stays_out_of_the_run(directory: RunDirectory) -> None:
+    """Messages go into the log, which is shown and mirrored; neither they nor the upload's state have it."""
+    address, words, tracker = "https://me:s3cret@mlflow.example?key=s3cret", list[str](), Remembering()
+
+    def fail(about: RunDescription, known_id: str | None) -> Remembering:
+        raise ConnectionError(f"no answer from {address}")
+
+    following = BackgroundUploads([RunUpload(directory, f"mlflow={address}", fail)], words.append, pause_s=0.0)
+    following(happened(directory, 1))
+    following.close()
+    assert "mlflow=https://…@mlflow.example?… cannot be reached" in words[0]
+    assert "`stoker runs track r --to mlflow=https://…@mlflow.example?…`" in words[-1]
+    tracker.where = address
+    upload = RunUpload(directory, f"mlflow={address}", tracker.open)
+    assert (upload.send(), upload.where) == (1, "https://…@mlflow.example?…")
+    assert "s3cret" not in upload.state_path.read_text("utf-8") + "".join(words)
+
+
 def test_what_a_tracker_refused_is_sent_again(directory: RunDirectory) -> None:
     """A connection that breaks while values are sent: they count as sent only once they were taken."""
     tracker = Remembering()

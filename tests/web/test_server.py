@@ -5,10 +5,12 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +22,7 @@ from stoker.records import Event, Launch, LaunchState, dumps
 from stoker.web import run_index, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
-from stoker.web.services import parse_metrics, quantile
+from stoker.web.services import Service, parse_metrics, quantile
 from tests.reporting import story
 from tests.web.browser import ask, asked, streamed, ui_of
 
@@ -290,6 +292,36 @@ def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     assert set(ui_of(tmp_path / "there").index.rows) == {"there"}
 
 
+def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> None:
+    """Starts and lost work count, as for `--max-cost`; the queue does not; what was recorded at the end holds."""
+
+    def state(phase: Any, minute: int) -> LaunchState:
+        return LaunchState(phase=phase, why="", at=f"2026-01-01T{10 + minute // 60}:{minute % 60:02}:00+00:00")
+
+    launch = Launch(
+        run="run", place="sky:spot", kind="sky", handle={}, identity="1d", code_digest="c0de", environment_digest="",
+        arguments=(), submitted_at="2026-01-01T10:00:00+00:00", price_per_h=6.0, max_cost=12.0,
+        states=(state("starting", 0), state("preempted", 70), state("starting", 90), state("running", 96)),
+    )  # fmt: skip
+    path = write_run(tmp_path, "run", b"", status="unfinished", launch=launch, wall_s=600.0)
+    index = RunIndex((tmp_path,))
+    index.scan()
+    assert index.rows["run"].document["cost_usd"] == pytest.approx(7.6)
+    last_s = state("running", 150).at_s
+    assert last_s is not None
+    before = index.rows["run"].document
+    event = Event(kind="progress", at=last_s, fields={"samples": 8, "wall_s": 600.0, "loss": 0.5})
+    (path / "events.jsonl").write_bytes(as_log([event]))
+    index.scan()
+    row = index.rows["run"].document
+    assert row["cost_usd"] == pytest.approx(13.0)
+    assert [alert.kind for alert in alerts_of(before, row)] == ["over budget"]
+    ended = dataclasses.replace(launch, spent=13.5, states=(*launch.states, state("stopped", 155)))
+    (path / "launch.json").write_text(dumps(ended))
+    index.scan()
+    assert index.rows["run"].document["cost_usd"] == 13.5
+
+
 def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
     """And no other: not a number that a dead run left, nor one of another user's."""
     path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
@@ -371,6 +403,55 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
     asyncio.run(asyncio.wait_for(work(), 20))
     assert not ui._num_pages
+
+
+def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
+    """What changes, and what is announced, while the page's queue is full is sent when there is room again."""
+    path = write_run(tmp_path, "run", b"", status="unfinished", wall_s=0.0)
+    ui = ui_of(tmp_path)
+    ui._raise_alerts()
+
+    async def tag(name: str) -> None:
+        (path / run_index.ANNOTATIONS).write_text(json.dumps({"tags": [name]}))
+        await ui._rescan()
+
+    async def settled() -> None:
+        for _ in range(20):  # until it waits: for news, then for room
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
+        task = asyncio.create_task(ui._send_rows(queue, None, -1))
+        await settled()
+        assert queue.full()
+        await tag("first")
+        await settled()
+        (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"failed"'))
+        await tag("last")
+        pieces = [await queue.get() for _ in range(4)]
+        assert [b"first" in (piece or b"") for piece in pieces] == [False, True, False, False]
+        assert sum(b"event: alert" in (piece or b"") for piece in pieces) == 1
+        assert sum(b'"last"' in (piece or b"") for piece in pieces) == 1
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_whoever_sees_a_new_version_finds_what_changed(tmp_path: Path) -> None:
+    """Folders are looked at in a thread, while pages ask: a change that came after its version would not be sent."""
+
+    class Watched(RunIndex):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "version" and value:
+                assert self.changed_since(value - 1) != ([], [])
+
+    path = write_run(tmp_path, "run", b"", status="unfinished")
+    index = Watched((tmp_path,))
+    index.scan()
+    shutil.rmtree(path)
+    index.scan()
+    assert index.version == 2
 
 
 def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:
@@ -458,6 +539,26 @@ def test_a_service_is_read_by_its_own_metrics() -> None:
     }
     assert quantile(buckets, 0.5) == pytest.approx(0.05, rel=0.1)
     assert quantile(buckets, 0.99) == pytest.approx(0.1, rel=0.05)
+
+
+def test_latencies_of_a_service_are_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the requests refused at once: they count as requests, and the median stays that of the answers."""
+    pytest.importorskip("prometheus_client")
+    from stoker.serving.metrics import Metrics
+
+    metrics = Metrics()
+    version, service = metrics.version("digits", "3"), Service("127.0.0.1:8002")
+    version.request("ok", 0.3)
+    monkeypatch.setattr("stoker.web.services._OPENER.open", lambda *_, **__: BytesIO(metrics.document()[0]))
+    service.ask()
+    for _ in range(100):
+        version.request("ok", 0.3)
+        version.request("queue_full", 0.0001)
+    service.ask()
+    (found,) = service.document()["versions"]
+    assert found["p50_s"] == pytest.approx(0.3, rel=0.1)
+    (at,) = found["history"]
+    assert at[2] == found["p50_s"]
 
 
 def test_pictures_are_png_files_that_the_run_logged(tmp_path: Path) -> None:

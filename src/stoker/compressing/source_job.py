@@ -25,6 +25,7 @@ from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_array, as_tensor
 from stoker.jobs import Job
 from stoker.loading.datasets import datasets_of
+from stoker.loading.fields import cut
 from stoker.loading.order import KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import Samples
 from stoker.planning.automatic_batch import generators_kept
@@ -37,7 +38,7 @@ from stoker.stepping.model import meta_model
 from stoker.training.run_handle import Run, load
 
 _FETCHED = 1024
-"""Samples fetched at once."""
+"""Samples fetched at once, where they are in memory, and prepared at once."""
 _BATCHES, _ROWS = 16, 64
 """Number of training batches for gradients, and samples in each."""
 
@@ -121,10 +122,13 @@ def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int) -> Evaluati
     targets: list[NDArray[Any]] = []
     for start in range(0, len(chosen), step):
         part = chosen[start : start + step]
-        arrays.append(inputs.arrays(part.tolist(), samples))
-        target = inputs.fields.target_of(samples.prepare(samples.fetch(part, 0)))
-        if isinstance(target, torch.Tensor):
-            targets.append(as_array(target))
+        content = samples.fetch(part, 0)  # items of any length in one piece, padded to the longest
+        for first in range(0, len(part), _FETCHED):  # prepared images are four times as large
+            rows = cut(content, first, first + _FETCHED, len(part))
+            arrays.append(inputs.of_content(rows, samples))
+            target = inputs.fields.target_of(samples.prepare(rows))
+            if isinstance(target, torch.Tensor):
+                targets.append(as_array(target))
     whole = np.concatenate(targets) if len(targets) == len(arrays) else None
     return EvaluationRows({name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}, whole)
 

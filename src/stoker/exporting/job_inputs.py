@@ -58,9 +58,12 @@ class JobInputs:
     def arrays(self, rows: Sequence[int] | Indices, samples: Samples | None = None) -> Arrays:
         """Rows as the exported model takes them, of `samples` or else the job's own."""
         chosen = samples or self.samples
-        content = chosen.fetch(np.asarray(rows, dtype=np.int64), 0)
+        return self.of_content(chosen.fetch(np.asarray(rows, dtype=np.int64), 0), chosen)
+
+    def of_content(self, content: Content, samples: Samples) -> Arrays:
+        """As `arrays`, of samples that were fetched."""
         if self.is_prepared:
-            content = self._prepared(content, chosen)
+            content = self._prepared(content, samples)
         entries = entries_of(content)
         return {name: as_array(entries[key]) for name, key in zip(self.names, self.keys, strict=True)}
 

@@ -163,13 +163,16 @@ class Meter:
 
 
 def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
-    """What a run elsewhere has cost as far as is known here; None where no price is known."""
-    if launch.spent is not None:
+    """What a run elsewhere has cost as far as is known here; None where no price is known.
+
+    While it goes on, what was recorded when it was last followed is the least.
+    """
+    if launch.spent is not None and not launch.is_going_on:
         return launch.spent
     meter = Meter.of(launch)
     for event in events:
         meter.heard(event)
-    return meter.spent
+    return max((cost for cost in (launch.spent, meter.spent) if cost is not None), default=None)
 
 
 def held_in_log(events: Path, since: str, until_s: float) -> float:

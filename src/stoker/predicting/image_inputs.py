@@ -34,16 +34,22 @@ class Pixels:
 def parse_pixels(text: str, one: Input) -> Pixels:
     """Parse `--pixels`: `0..255`, `0..1`, or `MEAN/STD` of pixels from 0 to 1, with commas between channels.
 
-    An input of UINT8 takes pixels unchanged and needs none.
+    An input of UINT8 takes pixels unchanged and needs none; other integers that can hold 0..255 take only that.
 
     Raises:
-        BadJob: another form, or empty for an input of another type.
+        BadJob: another form, one that the input's type cannot hold, or empty for an input of another type than UINT8.
     """
     remedy = "Say what the model was trained on: --pixels 0..255, --pixels 0..1, or --pixels MEAN/STD of 0 to 1."
     if not text:
         if one.datatype == "UINT8":
             return Pixels(1.0)
         raise BadJob(f"The input {one} does not tell what values pixels have", remedy=remedy)
+    is_float = one.datatype in ("FP16", "BF16", "FP32", "FP64")
+    if not is_float and (text != "0..255" or one.datatype in ("BOOL", "INT8")):
+        raise BadJob(
+            f"The input {one} cannot hold the pixels of --pixels {text}",
+            remedy="Integers take the bytes themselves: leave --pixels out for UINT8, write 0..255 for longer ones.",
+        )
     if found := _RANGE.fullmatch(text):
         return Pixels(1.0 if found[1] == "255" else 255.0)
     mean, slash, std = text.partition("/")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stoker.errors import BadJob
 from stoker.predicting.column_mapping import Columns
 from stoker.predicting.row_source import RowSource
+from stoker.records.codec import printable
 from stoker.records.prediction import PixelSettings, PredictionJob, PredictionPart, PredictionSource
 from stoker.store import sha256_file
 
@@ -99,7 +100,8 @@ def differences(job: PredictionJob, asked: RequestedSettings, sources: Sequence[
         "--threads": (job.threads, asked.threads or job.threads),
     }
     lines = [f"{what}: was {was or 'none'}, is {now or 'none'}" for what, (was, now) in pairs.items() if was != now]
-    before, after = {source.path: source for source in job.sources}, {str(source.path): source for source in sources}
+    before = {source.path: source for source in job.sources}  # a record's names are printable
+    after = {printable(str(source.path)): source for source in sources}
     lines += [f"{path} is no longer asked for" for path in before if path not in after]
     lines += [f"{path} is new" for path in after if path not in before]
     if not lines and list(before) != list(after):

@@ -13,7 +13,7 @@ from stoker.artifacts import MANIFEST, Artifact, read, read_settings, versions
 from stoker.artifacts.directory import Listing
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, load
-from stoker.errors import BadArtifact, BadRun, ServiceError, StokerError
+from stoker.errors import BadArtifact, BadRun, RunFailed, ServiceError, StokerError
 from stoker.predicting.job_identity import differences
 from stoker.predicting.prediction_output import OutputDirectory, next_free
 from stoker.predicting.prediction_request import PredictOptions, elsewhere, new_job, resolve_request
@@ -105,9 +105,15 @@ def _predicted(
         job = directory.read_job()
         threads = asked.asked.threads or (job.threads if job else 1)
         changes = () if job is None else differences(job, asked.asked, asked.sources)
-        summary = None if job is None or changes else directory.read_summary()
-        if summary is not None:
+        summary = None if job is None or changes else directory.read_summary(job)
+        if job is not None and summary is not None:
             directory.finish(summary)
+            if summary.bad_rows > (allowed := asked.most_bad.rows_of(job.num_rows)):
+                raise RunFailed(
+                    f"{summary.bad_rows} of {job.num_rows:,} rows are bad, --max-bad {asked.most_bad} allows {allowed}",
+                    remedy=f"They are listed in {directory.bad_rows}. Give a larger --max-bad, "
+                    "or mend the files and start over with --new.",
+                )
             sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
             return summary
         with _checked(artifact, verified, settings, threads) as engines:

@@ -17,7 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from stoker.predicting.batched_inference import RowOutputs, Values
 from stoker.predicting.column_mapping import sample_shape
 from stoker.predicting.row_source import SourceColumn, SourceRows
 from stoker.records import Manifest, digest, dumps, loads
-from stoker.records.codec import parsed
+from stoker.records.codec import JSON, parsed, printable
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
 from stoker.store.disk_errors import RUN_DIRECTORY
@@ -95,8 +95,8 @@ class OutputDirectory:
         what = f"part {number}"
         with _own_remedy():
             if bad:
-                lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad)
-                write_atomic(self._bad_path(number), lines.encode("utf-8", "surrogateescape"), what=what)
+                lines = "".join(dumps(row, indent=None) + "\n" for row in bad)
+                write_atomic(self._bad_path(number), lines, what=what)
             else:  # rows that an engine could not compute in an interrupted attempt
                 self._bad_path(number).unlink(missing_ok=True)
             write_atomic(self._part_path(number), table, what=what)
@@ -130,22 +130,31 @@ class OutputDirectory:
                 if self._bad.exists():
                     remove_tree(self._bad)
 
-    def read_summary(self) -> PredictionSummary | None:
-        """The summary of a finished job, or None."""
+    def read_summary(self, job: PredictionJob) -> PredictionSummary | None:
+        """The summary of this job; None unless it is finished, and all its parts and bad rows are still there."""
         try:
-            return loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
+            summary = loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
         except (OSError, ValueError):
             return None
+        digest = job_digest(job)
+        rows = sum(self._num_answered(number, digest) or 0 for number in range(len(job.parts)))
+        is_whole = (rows, len(read_lines(self.bad_rows))) == (summary.rows, summary.bad_rows)
+        return summary if is_whole else None
 
     def _is_done(self, number: int, num_rows: int, job_digest: str) -> bool:
+        answered = self._num_answered(number, job_digest)
+        return answered is not None and answered + self.num_bad([number]) == num_rows
+
+    def _num_answered(self, number: int, job_digest: str) -> int | None:
+        """Number of rows in the table of a part by its footer [rows]; None if there is none, or of another job."""
         try:
             footer = pq.read_metadata(self._part_path(number))
         except (OSError, pa.ArrowException):
-            return False
+            return None
         metadata = footer.metadata or {}
         is_ours = metadata.get(JOB_KEY.encode()) == job_digest.encode()
         is_part = metadata.get(PART_KEY.encode()) == str(number).encode()
-        return is_ours and is_part and footer.num_rows + self.num_bad([number]) == num_rows
+        return int(footer.num_rows) if is_ours and is_part else None
 
     def _part_path(self, number: int) -> Path:
         return self.predictions / f"part-{number:05d}.parquet"
@@ -223,10 +232,10 @@ def table_of(
 ) -> pa.Table:
     """The table of a part, without its bad rows."""
     if rows.names is not None:  # a file for each row, see `SourceRows.origin`
-        sources = pa.array([rows.names[row] for row in answers.rows], pa.string())
+        sources = pa.array([printable(rows.names[row]) for row in answers.rows], pa.string())
         numbers = pa.array([0] * len(answers.rows), pa.int64())
     else:
-        sources = pa.repeat(pa.scalar(rows.source, pa.string()), len(answers.rows))
+        sources = pa.repeat(pa.scalar(printable(rows.source), pa.string()), len(answers.rows))
         numbers = pa.array(rows.first_row + np.asarray(answers.rows, np.int64))
     arrays = {SOURCE: sources, ROW: numbers}
     for name in keep:
@@ -234,9 +243,7 @@ def table_of(
         if isinstance(kept, pa.Array):
             arrays[name] = kept.take(pa.array(answers.rows, pa.int64())).cast(kind)
         else:  # Python objects become text
-            values = (kept[row] for row in answers.rows)
-            arrays[name] = pa.array([value if value is None or isinstance(value, str)
-                                     else json.dumps(value, ensure_ascii=False) for value in values], kind)  # fmt: skip
+            arrays[name] = pa.array([_text(kept[row]) for row in answers.rows], kind)
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
     for name, column in label_columns(manifest, keep).items():
@@ -245,6 +252,13 @@ def table_of(
         has_nan = np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.zeros(len(by_row), np.bool_)
         arrays[column] = pa.array([labels[index] for index in by_row.argmax(axis=1)], pa.string(), mask=has_nan)
     return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
+
+
+def _text(value: JSON) -> str | None:
+    """A kept value as text that is UTF-8: names as `printable`, half a surrogate pair inside of JSON as its escape."""
+    if value is None or isinstance(value, str):
+        return value and printable(value)
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:

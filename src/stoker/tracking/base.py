@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,18 @@ class TrackerTarget:
             does = "written to" if there == folder else f"made: {there} cannot be written to"
             raise BadJob(f"{self.word!r} names the folder {folder}, which cannot be {does}",
                          remedy="Name another folder, or make it writable for this user.")  # fmt: skip
+
+
+_USER, _QUERY = re.compile(r"(?<=://)[^/\s]*@"), re.compile(r"(://[^?\s]*\?)\S+")
+
+
+def without_secrets(text: str) -> str:
+    """`text` without users, passwords and queries in its URLs, for what is stored or shown.
+
+    >>> without_secrets("mlflow=postgresql://me:secret@db/mlflow?key=1 is down")
+    'mlflow=postgresql://…@db/mlflow?… is down'
+    """
+    return _QUERY.sub(r"\1…", _USER.sub("…@", text))
 
 
 def parse_tracker(word: str) -> TrackerTarget:

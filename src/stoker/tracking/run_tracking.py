@@ -24,7 +24,7 @@ from stoker.records.progress import read_event
 from stoker.reporting.history import as_number
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
-from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker
+from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker, without_secrets
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class BackgroundUploads:
         self._pass_on()
         for uploader in self._uploaders:
             if uploader.thread.is_alive() or uploader.problem is not None:
-                why, upload = uploader.problem or f"it did not answer for {patience_s:g} s", uploader.upload
+                why, name = uploader.problem or f"it did not answer for {patience_s:g} s", uploader.name
                 self._tell(
-                    f"{upload.name} was not sent everything ({why}); nothing is lost: "
-                    f"`stoker runs track {upload.directory.name} --to {upload.name}` sends the rest"
+                    f"{name} was not sent everything ({why}); nothing is lost: "
+                    f"`stoker runs track {uploader.upload.directory.name} --to {name}` sends the rest"
                 )
 
     def _pass_on(self) -> None:
@@ -137,11 +137,12 @@ class _Uploader:
 
     def __init__(self, upload: RunUpload, tell: Callable[[str], None], pause_s: float) -> None:
         self.upload, self._tell, self._pause_s = upload, tell, pause_s
+        self.name = without_secrets(upload.name)
         self.news, self._over = threading.Event(), threading.Event()
         self.problem: str | None = None
         self._is_reported = False
         # A daemon: a library that hangs must not keep a finished run from ending.
-        self.thread = threading.Thread(target=self._run, name=f"tracker {upload.name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"tracker {self.name}", daemon=True)
         self.thread.start()
 
     def end(self) -> None:
@@ -168,10 +169,11 @@ class _Uploader:
         try:
             what()
         except Exception as error:  # noqa: BLE001 - other people's libraries raise anything, and a run goes on
-            self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            text = str(error).strip()
+            self.problem = f"{type(error).__name__}: {without_secrets(text.splitlines()[0]) if text else ''}"
             if not self._is_reported:
                 self._is_reported = True
-                self._tell(f"{self.upload.name} cannot be reached, the run goes on ({self.problem})")
+                self._tell(f"{self.name} cannot be reached, the run goes on ({self.problem})")
             return False
         self.problem = None
         return True
@@ -273,7 +275,8 @@ class RunUpload:
         return state if isinstance(state, dict) else {}
 
     def _keep(self, tracker: Tracker, sent_bytes: int) -> None:
-        state = {"tracker": self.name, "id": tracker.id, "where": tracker.where, "sent_bytes": sent_bytes}
+        name, where = without_secrets(self.name), without_secrets(tracker.where)
+        state = {"tracker": name, "id": tracker.id, "where": where, "sent_bytes": sent_bytes}
         write_atomic(self.state_path, json.dumps(state, indent=1) + "\n", what="what a tracker was sent")
 
 

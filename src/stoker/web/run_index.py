@@ -22,7 +22,8 @@ from typing import Any
 import orjson
 
 from stoker.errors import BadRun, StokerError, first_line
-from stoker.records import JobSpec, Run, loads
+from stoker.launching.meter import spent_of
+from stoker.records import Event, JobSpec, Launch, Run, loads
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
 from stoker.reporting.history import as_number, numbers
@@ -74,6 +75,8 @@ class Row:
     last: dict[str, JSON] = field(default_factory=dict)
     """Fields of the last progress."""
     last_kind: str = ""
+    last_at: float | None = None
+    """When the last event was, of any kind but `logged` [s since 1970]."""
     latest: dict[str, JSON] = field(default_factory=dict)
     heard_at: float = 0.0
     """When the log was last seen to grow, by the monotonic clock: clocks of machines jump [s]."""
@@ -141,8 +144,8 @@ class RunIndex:
                 self._look(run, root, name, stamp)
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
+            self.removed[gone] = self.version + 1  # first: pages that follow look at any time
             self.version += 1
-            self.removed[gone] = self.version
         return self.version != before
 
     def look_at_live(self) -> bool:
@@ -213,8 +216,8 @@ class RunIndex:
             }  # fmt: skip
             row.values = {"name": row.name}
         if row.document != before:
+            row.version = self.version + 1
             self.version += 1
-            row.version = self.version
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and describe it anew."""
@@ -285,7 +288,7 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
         size, identity = status.st_size, (status.st_dev, status.st_ino)
         if row.log != identity or size < row.offset or size - row.offset > 4 * _TAIL_BYTES:
             row.log, row.curve, row.split_s, row.last, row.latest = identity, [], {}, {}, {}
-            row.last_kind = ""
+            row.last_kind, row.last_at = "", None
             start = max(0, size - _TAIL_BYTES)
             for offset in _sampled_offsets(size):
                 _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
@@ -335,7 +338,7 @@ def _take(row: Row, line: bytes) -> None:
         for name, value in list(numbers(fields["metrics"]).items())[:50]:
             row.latest[f"{split}/{short(name, 60).removeprefix(split + '/')}"] = value
     if isinstance(kind, str) and kind != "logged":
-        row.last_kind = kind[:20]
+        row.last_kind, row.last_at = kind[:20], as_number(event.get("at"))
 
 
 # ------------------------------------------------------------------------------------------------------------- the row
@@ -351,6 +354,7 @@ class _Records:
     spec: JobSpec | None = None
     expected: dict[str, JSON] = field(default_factory=dict)
     price: float | None = None
+    launch: Launch | None = None
     values: dict[str, Value] = field(default_factory=dict)
 
 
@@ -380,7 +384,16 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     price = (launch or {}).get("price_per_h") or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
-    return _Records(stamp, document, run, spec, forecast_of(decision), price, values)
+    return _Records(stamp, document, run, spec, forecast_of(decision), price, _launch(root, name), values)
+
+
+def _launch(root: Path, name: str) -> Launch | None:
+    """The record of a run elsewhere; None for a run here, or if it cannot be read."""
+    try:
+        content = read_below(root, f"{name}/launch.json", 2**20)
+        return loads(content, Launch) if content else None
+    except (StokerError, ValueError, RecursionError):
+        return None
 
 
 def _not_fetched(name: str, launch: dict[str, Any]) -> Run:
@@ -430,7 +443,7 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
         "eta_s": eta if run.status == "unfinished" else None,
         "at": _finite(as_number(last.get("at"))),
         "price_per_h": price,
-        "cost_usd": wall_s / 3600 * price if price else None,
+        "cost_usd": _cost(row, known, wall_s),
         "waiting": row.split_s.get("data", 0.0) / whole_s if whole_s else None,
         "device": short(expected.get("device") or "", 80),
         "failure": short(run.failure or "", 600),
@@ -438,6 +451,19 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
         "metrics": {short(k, 60): _finite(v) for k, v in list(metrics.items())[:40]},
     }
     return document, known.values
+
+
+def _cost(row: Row, known: _Records, wall_s: float) -> float | None:
+    """What a run has cost [USD]: of training here; elsewhere as `--max-cost` counts, with starts and lost work."""
+    trained, launch = (wall_s / 3600 * known.price if known.price else None), known.launch
+    if launch is None or not launch.price_per_h:
+        return trained
+    last: list[Event] = []
+    if row.last_at is not None and not launch.continued_here_at:
+        last.append(Event(kind="stopped" if row.last_kind in ("stopped", "finished") else "progress", at=row.last_at))
+    spent = spent_of(launch, last)
+    is_known = launch.spent is not None and not launch.is_going_on
+    return _finite(spent if is_known else max(spent or 0.0, trained or 0.0))
 
 
 def _has_nan(row: Row) -> bool:

@@ -202,12 +202,16 @@ class Ui:
             before = self._documents.get(row.id)
             if before is not None and before is not row.document:
                 for alert in alerts_of(before, row.document, self.options.budget_usd):
-                    self._alerts = [*self._alerts[-99:], (self.index.version, alert)]
+                    self._alerts = [*self._alerts[-99:], (self._newest_alert() + 1, alert)]
                     for address in self.options.webhooks:
                         threading.Thread(target=send, args=(alert, address), daemon=True).start()
             self._documents[row.id] = row.document
         for gone in self._documents.keys() - self.index.rows.keys():
             del self._documents[gone]
+
+    def _newest_alert(self) -> int:
+        """The number of the newest alert; 0 if there was none."""
+        return self._alerts[-1][0] if self._alerts else 0
 
     async def _rescan(self) -> None:
         async with self._index_lock:
@@ -406,10 +410,11 @@ class Ui:
 
     async def _send_rows(self, queue: _Queue, only: Row | None, version: int) -> None:
         """Put rows that changed since `version` into the queue; all of them once, where that is not known (-1)."""
-        alerted = self.index.version
+        alerted = self._newest_alert()
         while True:
+            at = self.index.version  # before the rows: a scan in a thread may change some until they are sent
             rows, removed = self.index.changed_since(version)
-            document: dict[str, JSON] = {"epoch": self.epoch, "version": self.index.version, "removed": removed}
+            document: dict[str, JSON] = {"epoch": self.epoch, "version": at, "removed": removed}
             if only is None:
                 document["rows"] = [row.document for row in rows]
             else:
@@ -417,13 +422,13 @@ class Ui:
                 document["removed"] = [name for name in removed if name == only.id]
             if document["rows"] or document["removed"] or version < 0:
                 await queue.put(_event("rows", document))
-            version = self.index.version
-            for at, alert in self._alerts:
-                if at > alerted:
+            version = at
+            for number, alert in self._alerts:
+                if number > alerted:
                     await queue.put(_event("alert", alert.document()))
-            alerted = version
+                    alerted = number
             async with self._rows_news:
-                while self.index.version == version:
+                while (self.index.version, self._newest_alert()) == (version, alerted):
                     await self._rows_news.wait()
 
     async def _send_log(self, queue: _Queue, row: Row, log: str, offset: int) -> None:

@@ -163,10 +163,12 @@ def _gained(before: Series, after: Series, name: str, model: str, version: str) 
 
 
 def _buckets(gained: Gained) -> dict[float, float]:
+    """Cumulative counts by the buckets' bounds, without refusals, which take no time and would hide slow answers."""
     counts: dict[float, float] = {}
     for (part, labels), value in gained.items():
-        if part == "_bucket":
-            bound = float(dict(labels).get("le", "inf").replace("+Inf", "inf"))
+        known = dict(labels)
+        if part == "_bucket" and known.get("outcome", "ok") == "ok":
+            bound = float(known.get("le", "inf").replace("+Inf", "inf"))
             counts[bound] = counts.get(bound, 0.0) + value
     return counts
 
