@@ -72,7 +72,7 @@ def repainting() -> dict[str, str]:
 @functools.cache
 def resource(name: str) -> Markup:
     """The text of a style sheet or script of this package, which stands in a page as it is."""
-    return Markup(resources.files("stoker.reporting").joinpath(name).read_text(encoding="utf-8"))  # noqa: S704 - ours
+    return Markup(resources.files("stoker.reporting").joinpath("static", name).read_text(encoding="utf-8"))  # noqa: S704 - ours
 
 
 @functools.cache

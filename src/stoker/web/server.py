@@ -586,7 +586,7 @@ def _colours() -> str:
 
 
 async def _static(request: Request) -> Response:
-    """Files of the page: this package's, and the style sheets that it shares with reports."""
+    """Files of the page: this package's, and the scripts and style sheets that it shares with reports."""
     name = str(request.path_params["name"])
     content = _static_files().get(name)
     if content is None:
@@ -600,13 +600,12 @@ async def _static(request: Request) -> Response:
 def _static_files() -> dict[str, str]:
     """All files that may be asked for, by name: nothing else is read for a request."""
     if not _FILES:
-        ours, reports = resources.files("stoker.web").joinpath("static"), resources.files("stoker.reporting")
-        for folder, prefix in ((ours, ""), (ours.joinpath("vendor"), "vendor/")):
-            for file in folder.iterdir():
-                if file.is_file() and Path(file.name).suffix in _KINDS:
-                    _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
-        for sheet in ("page.css", "data_page.css"):
-            _FILES[sheet] = reports.joinpath(sheet).read_text(encoding="utf-8")
+        for package in ("stoker.reporting", "stoker.web"):
+            folder = resources.files(package).joinpath("static")
+            for inner, prefix in ((folder, ""), (folder.joinpath("vendor"), "vendor/")):
+                for file in inner.iterdir() if inner.is_dir() else ():
+                    if file.is_file() and Path(file.name).suffix in _KINDS:
+                        _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
         _FILES["colours.css"] = _colours()
     return _FILES
 

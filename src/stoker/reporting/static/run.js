@@ -1,11 +1,16 @@
-/* One run, live: what is known at a glance, charts, what happened by the clock, and the sections of its report. */
+/* One run: what is known at a glance, charts, what happened by the clock, and the sections of its report.
 
-import { get, getText, post } from "./api.js";
-import { follow, go, href, known, link, notify } from "./app.js";
+   The same on the live page and in a report. Where it all comes from is the source's matter:
+   state(), series(query), confusion()   promises of the documents that reporting/run_documents.py makes
+   picture(file)                         the address of a picture that the run logged
+   row()                                 the newest row of the run, if rows come; else that of its state
+   page                                  what only a page of a run that changes has, null for a report: sections() (its
+                                         text, which stands in a report already), links(row, what may be done),
+                                         gone(state), and follow(place, handlers) */
+
 import { Axis, joined, LineChart, COLOURS } from "./chart.js";
-import { empty, fromServer, h, replace, section, svg, tile } from "./dom.js";
+import { h, pill, replace, section, svg, tile } from "./dom.js";
 import * as format from "./format.js";
-import { metricOf, pill } from "./runs.js";
 
 const PX = 700;
 const SPAN_COLOURS = { planning: "amber", training: "ember", evaluation: "teal" };
@@ -15,11 +20,11 @@ const axisLabel = { samples: format.shortCount, wall_s: (value) => format.second
 
 /* The columns of one run over one axis: all of it for the width of a chart, and more of what is zoomed into. */
 class Series {
-  constructor(id, over) { this.id = id; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
+  constructor(source, over) { this.source = source; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
 
   async load(scalars) {
     this.scalars = scalars;
-    this.base = await get("series", { run: this.id, over: this.over, px: PX, scalar: scalars });
+    this.base = await this.source.series({ over: this.over, px: PX, scalar: scalars });
     this.detail = null;
     return this.base;
   }
@@ -28,7 +33,7 @@ class Series {
     if (!range) { this.detail = null; return true; }
     const [a, b] = range, width = b - a, mine = ++this.asked;
     if (this.detail && this.detail.from <= a && this.detail.to >= b && this.detail.to - this.detail.from < 8 * width) return false;
-    const found = await get("series", { run: this.id, over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
+    const found = await this.source.series({ over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
     if (mine !== this.asked) return false;
     this.detail = { ...found, from: a - width, to: b + width };
     return true;
@@ -58,13 +63,14 @@ class Series {
   }
 }
 
-export const open = async (main, id) => {
-  let state = await get("run", { run: id });
+export const open = async (main, source) => {
+  const { page } = source;
+  let state = await source.state();
   let offset = state.offset, log = state.log, over = "samples", isClosed = false;
   const axis = new Axis((range) => { clearTimeout(zooming); zooming = setTimeout(async () => { if (await series.zoom(range)) draw(); }, 60); pictures(); });
-  let zooming = null, series = new Series(id, over), evaluations = {}, drawing = null;
+  let zooming = null, series = new Series(source, over), evaluations = {}, drawing = null;
   const charts = new Map();
-  const row = () => known.rows.get(id) ?? state.row;
+  const row = () => source.row() ?? state.row;
   const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
   const learning = h("div", { class: "figures live" }), running = h("div", { class: "figures live" }), own = h("div", { class: "figures live" });
   const ownSection = section("Logged", own), media = h("div"), timeline = h("div"), sections = h("div", { class: "sections", "aria-busy": "true" });
@@ -158,16 +164,12 @@ export const open = async (main, id) => {
   };
 
   /* ----------------------------------------------------------------------------------------------------- the head */
-  const act = (what) => async () => {
-    try { notify((await post(`do/${what}`, { run: id })).said); } catch (error) { notify(`${error.message} ${error.remedy ?? ""}`, "failed"); }
-  };
   const showHead = () => {
-    const now = row(), found = metricOf(now), isLive = ["running", "planning", "stalled"].includes(now.state);
+    if (!page) return;
+    const now = row(), found = format.metricOf(now);
     document.title = `${now.name} · Stoker`;
     replace(head,
-      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.study && link(href("study", now.study), `of ${now.study}`), now.tags.map((tag) => h("span", { class: "tag" }, tag)),
-        h("span", { class: "actions" }, link(href("plan", id), "Plan"), link(`/compare?run=${encodeURIComponent(id)}`, "Compare with"),
-          known.info.control && [isLive && now.state !== "planning" && h("button", { class: "danger", onclick: act("stop") }, "Stop"), !isLive && now.status === "unfinished" && h("button", { onclick: act("resume") }, "Resume"), !isLive && now.status === "failed" && h("button", { onclick: act("resume") }, "Resume"), h("button", { class: "plain", onclick: act("fork") }, "Fork")])),
+      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.tags.map((tag) => h("span", { class: "tag" }, tag)), page.links(now)),
       now.note && h("p", { class: "note" }, now.note),
       h("div", { class: "hero" },
         h("div", { class: "result" }, h("p", { class: "label" }, found ? found[0].replace("/", " ") : "done"), h("p", { class: "big" }, found ? format.metric(...found) : format.percent(now.total_samples ? now.samples / now.total_samples : 0)),
@@ -239,7 +241,7 @@ export const open = async (main, id) => {
       const position = shownAt ?? at;
       label.textContent = `at ${format.count(position)} samples, ${positions.indexOf(position) + 1} of ${positions.length}`;
       slider.setAttribute("aria-valuetext", `${format.count(position)} samples`);
-      replace(grid, state.images.filter((one) => one[1] === position).map(([name, , file]) => h("figure", { class: "sample" }, h("img", { src: `/api/picture?${new URLSearchParams({ run: id, file })}`, alt: `${name} at ${format.count(position)} samples`, loading: "lazy" }), h("b", {}, name))));
+      replace(grid, state.images.filter((one) => one[1] === position).map(([name, , file]) => h("figure", { class: "sample" }, h("img", { src: source.picture(file), alt: `${name} at ${format.count(position)} samples`, loading: "lazy" }), h("b", {}, name))));
       replace(words, state.texts.filter((one) => one[1] === position).map(([name, , text]) => h("figure", {}, h("figcaption", {}, h("b", {}, name)), h("pre", {}, text))));
     };
     draw_();
@@ -248,7 +250,7 @@ export const open = async (main, id) => {
 
   const showConfusion = async () => {
     if (row().status !== "finished") return;
-    const matrices = await get("confusion", { run: id });
+    const matrices = await source.confusion();
     replace(confusion, matrices.map(({ split, counts, classes }) => {
       const names = counts.map((_, index) => classes[index] ?? String(index)), totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
       return section(`Confusion, ${split}`, h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), names.map((name) => h("th", { scope: "col" }, name)))),
@@ -256,10 +258,10 @@ export const open = async (main, id) => {
     }));
   };
   const showSections = async () => {
+    if (!page) return;
     try {
-      const text = await getText("sections", { run: id });
+      const content = await page.sections();
       if (isClosed) return;
-      const content = fromServer(text);
       for (const part of content.querySelectorAll(".scroll")) { part.tabIndex = 0; part.setAttribute("role", "region"); part.setAttribute("aria-label", part.closest("section")?.querySelector("h2")?.textContent ?? "table"); }
       const isOpen = [...sections.querySelectorAll("details")].map((one) => one.open);
       sections.replaceChildren(content);
@@ -272,7 +274,7 @@ export const open = async (main, id) => {
   };
   let sectionsAt = 0, again = null, sectionsDue = null;
   const refetch = () => { clearTimeout(again); again = setTimeout(async () => {
-    state = await get("run", { run: id }).catch(() => state);
+    state = await source.state().catch(() => state);
     if (isClosed) return;
     offset = state.offset; log = state.log;
     showHead(); showTimeline(); showEvents(); pictures();
@@ -327,26 +329,27 @@ export const open = async (main, id) => {
   const chooseAxis = async (name) => {
     over = name;
     axis.range = null;
-    series = new Series(id, over);
+    series = new Series(source, over);
     replace(axisChoice, h("span", { class: "note" }, "over"), AXES.filter(([one]) => one !== "cost" || row().price_per_h).map(([one, text]) => h("button", { class: "chip", "aria-pressed": String(one === over), onclick: () => chooseAxis(one) }, text)),
       h("span", { class: "note hint" }, "drag: zoom · shift-drag: pan · double click: all · keys: arrows + − 0"));
     await loadSeries();
   };
-  if (state.row.problem && state.row.status === "unreadable") {
-    replace(main, empty(state.row.name, state.row.problem, link("/", "All runs")));
-    follow({ rows: () => go(href("run", id)) });
-    return {};
-  }
-  main.className = "wide";
-  replace(main, head, notice, plan, section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
+  if (state.row.problem && state.row.status === "unreadable") return page.gone(state.row);
+  const parts = [section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion];
+  if (page) {
+    main.className = "wide";
+    replace(main, head, notice, plan, parts, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
+  } else replace(main, parts);
   ownSection.append(media);
   showHead(); showTimeline(); showEvents(); pictures();
   await chooseAxis("samples");
-  follow({ rows: ({ removed }) => {
-    if (removed.includes(id)) { replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))); return; }
-    showHead();
-  } }, { id, place: () => ({ from: offset, log }), handlers: { event: take, refetch: (found) => { log = found.log; refetch(); } } });
+  page?.follow(() => ({ from: offset, log }), {
+    row: showHead,
+    removed: () => replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))),
+    event: take,
+    refetch: (found) => { log = found.log; refetch(); },
+  });
   showSections().then(showConfusion).catch(() => {});
-  const ticking = setInterval(() => { if (row().state === "running") showTiles(); }, 1000);
+  const ticking = setInterval(() => { if (page && row().state === "running") showTiles(); }, 1000);
   return { close: () => { isClosed = true; clearInterval(ticking); clearTimeout(again); clearTimeout(sectionsDue); for (const made of charts.values()) made.destroy(); main.className = ""; } };
 };
