@@ -10,7 +10,8 @@ from bench.web.planted import as_log, long_log
 from stoker.records import Event
 from stoker.records.progress import read_event
 from stoker.reporting import history, summary
-from stoker.web.run_log import COLUMNS, RunLog, downsampled
+from stoker.reporting.folded_log import COLUMNS, downsampled
+from stoker.web.run_log import RunLog
 from tests.reporting import story
 
 SAMPLES, LOSS = COLUMNS.index("samples"), COLUMNS.index("loss")
