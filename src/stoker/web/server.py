@@ -37,7 +37,7 @@ from stoker.errors import BadRun, StokerError
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
 from stoker.reporting.folded_log import Kept
-from stoker.reporting.pages import COLOURS
+from stoker.reporting.pages import colour_sheet
 from stoker.reporting.run_documents import confusion_document, event_document, short
 from stoker.store.foreign_files import open_below
 from stoker.store.run_query import selected_ids
@@ -573,20 +573,11 @@ _SHELL = (
     "<title>Stoker</title>\n"
     + "".join(
         f'<link rel="stylesheet" href="/static/{name}.css">\n'
-        for name in ("colours", "page", "data_page", "vendor/uPlot", "ui")
+        for name in ("colours", "page", "data_page", "vendor/uPlot", "run", "ui")
     )
     + '<link rel="icon" href="/static/icon.svg">\n'
     + f"</head>\n<body>\n<script>{LOADER}</script>\n</body>\n</html>\n"
 )
-
-
-def _colours() -> str:
-    """The style sheet of the colours that pages and reports share; a page may be set to one of both themes."""
-    light, dark = ("".join(f"--{name}:{pair[number]};" for name, pair in COLOURS.items()) for number in (0, 1))
-    return (
-        f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-        f":root[data-theme=dark]{{{dark}}}\n"
-    )
 
 
 async def _static(request: Request) -> Response:
@@ -610,7 +601,7 @@ def _static_files() -> dict[str, str]:
                 for file in inner.iterdir() if inner.is_dir() else ():
                     if file.is_file() and Path(file.name).suffix in _KINDS:
                         _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
-        _FILES["colours.css"] = _colours()
+        _FILES["colours.css"] = colour_sheet()
     return _FILES
 
 

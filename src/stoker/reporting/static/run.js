@@ -15,8 +15,13 @@ import * as format from "./format.js";
 const PX = 700;
 const SPAN_COLOURS = { planning: "amber", training: "ember", evaluation: "teal" };
 const MARK_COLOURS = { resumed: "ember", started: "grey", settled: "good", replanned: "violet", recovered: "amber", warned: "amber", stopped: "bad", skipped: "bad", finished: "good" };
+const MARK_LABELS = { resumed: "resumed", replanned: "another plan", settled: "settled" };
 const AXES = [["samples", "samples"], ["wall_s", "time"], ["cost", "money"]];
 const axisLabel = { samples: format.shortCount, wall_s: (value) => format.seconds(Math.round(value)), cost: format.money };
+
+/* On paper what is folded is open. */
+window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("details:not([open])")) { details.open = true; details.classList.add("folded"); } });
+window.addEventListener("afterprint", () => { for (const details of document.querySelectorAll("details.folded")) { details.open = false; details.classList.remove("folded"); } });
 
 /* The columns of one run over one axis: all of it for the width of a chart, and more of what is zoomed into. */
 class Series {
@@ -58,6 +63,10 @@ class Series {
         if (name === "x") continue;
         values.push(name === "waiting" ? (whole ? (split.data ?? 0) / whole : null) : typeof event[name] === "number" ? event[name] : null);
       }
+      for (const [group, rate] of (event.lrs ?? []).entries()) {
+        const line = (part.rates[group] ??= { x: [], y: [] });
+        line.x.push(x); line.y.push(rate);
+      }
     }
     return this.base.progress.x.length > 5 * PX;
   }
@@ -72,7 +81,8 @@ export const open = async (main, source) => {
   const charts = new Map();
   const row = () => source.row() ?? state.row;
   const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
-  const learning = h("div", { class: "figures live" }), running = h("div", { class: "figures live" }), own = h("div", { class: "figures live" });
+  const grid = () => h("div", { class: "figures live" }), learning = grid(), running = grid(), own = grid(), axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
+  const learningSection = section("Learning", axisChoice, learning), runningSection = section("Running", running);
   const ownSection = section("Logged", own), media = h("div"), timeline = h("div"), sections = h("div", { class: "sections", "aria-busy": "true" });
   const confusion = h("div"), events = h("ol", { class: "timeline" });
 
@@ -81,7 +91,7 @@ export const open = async (main, source) => {
     const found = [];
     if (over === "samples") {
       for (const event of state.events) {
-        if (event.samples && ["resumed", "replanned", "settled"].includes(event.kind)) found.push({ x: event.samples, colour: MARK_COLOURS[event.kind] });
+        if (event.samples && ["resumed", "replanned", "settled"].includes(event.kind)) found.push({ x: event.samples, colour: MARK_COLOURS[event.kind], label: MARK_LABELS[event.kind] });
       }
       if (row().state === "running") found.push({ x: row().total_samples, colour: "amber" });
     } else if (over === "wall_s" && forecast().total_s && row().status !== "finished") {
@@ -91,7 +101,7 @@ export const open = async (main, source) => {
   };
   const chart = (key, host, options) => {
     if (!charts.has(key)) {
-      const made = new LineChart({ axis, marks, series: [], ...options });
+      const made = new LineChart({ axis, marks, hasLegend: true, series: [], ...options });
       charts.set(key, made);
       host.append(made.element);
     }
@@ -100,6 +110,16 @@ export const open = async (main, source) => {
   const last = (values) => { for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index]; return null; };
   const extremes = (values) => { let low = Infinity, high = -Infinity; for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); } return [low, high]; };
 
+  /* A ring round the best evaluation, which is told by its position in samples. */
+  const bestOf = (measure, points, write) => {
+    const value = state.best?.metrics[measure];
+    if (value === undefined || measure === "loss") return [];
+    for (const [name, along] of Object.entries(points)) {
+      const index = name.split(" ").slice(1).join(" ") === measure ? (state.evaluations[name] ?? []).findIndex(([x, y]) => x === state.best.samples && y === value) : -1;
+      if (index >= 0 && along[index]) return [{ x: along[index][0], y: value, label: `best ${write(value)}` }];
+    }
+    return [];
+  };
   const draw = () => {
     drawing = null;
     if (isClosed || !series.shown) return;
@@ -121,12 +141,15 @@ export const open = async (main, source) => {
     };
     const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 24);
     for (const measure of measures) {
-      const found = lines(measure);
+      const found = lines(measure).filter(([, , y]) => y.some((value) => value !== null));
       if (!found.length) continue;
       const isFraction = format.isFraction(measure) && found.every(([, , y]) => y.every((one) => one === null || (one >= 0 && one <= 1)));
       const made = chart(`metric ${measure}`, learning, { title: measure === "loss" ? "Loss" : measure.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()), y: isFraction ? (value) => format.percent(value, 1) : format.number, isFraction, mayBeLogarithmic: measure === "loss" });
       made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
-      made.caption = found.map(([label, , y]) => `${label} ${isFraction ? format.percent(last(y) ?? NaN, 2) : format.number(last(y))}`).join(" · ");
+      const write = (value) => (isFraction ? format.percent(value, 2) : format.number(value));
+      made.rings = bestOf(measure, points, write);
+      made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}, lowest ${write(extremes(y)[0])}`)),
+        ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`)].join(" · ");
     }
     const one = (key, host, title, name, options, words) => {
       if (!progress[name]?.some((value) => value !== null)) return;
@@ -136,13 +159,20 @@ export const open = async (main, source) => {
       made.caption = words(all[name]);
     };
     const rate = forecast().samples_per_s, memory = forecast().peak_bytes;
-    one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: rate && rate[2] < 4 * rate[1] ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
-      (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}` : ""}`);
-    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: memory && memory[2] < 4 * memory[1] ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
+    const isNarrow = (estimate) => estimate && estimate[2] < 4 * estimate[1];  // a wide band would flatten the curve
+    one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: isNarrow(rate) ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
+      (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}${isNarrow(rate) ? "" : ", too wide to draw"}` : ""}`);
+    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: isNarrow(memory) ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
       (values) => `highest ${format.bytes(extremes(values)[1])}${memory ? `; forecast ${format.bytes(memory[0])}` : ""}`);
     one("waiting", running, "Waiting for data", "waiting", { y: (value) => format.percent(value, 1), isFromZero: true, isFraction: true, colour: "violet" }, (values) => `last ${format.percent(last(values), 1)} of the training time`);
     one("lr", running, "Learning rate", "lr", { isFromZero: true, colour: "teal" }, (values) => `highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
-    one("norm", running, "Gradient norm", "grad_norm", { isFromZero: true, colour: "violet" }, (values) => `before clipping; highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
+    const groups = series.shown.rates.filter((group) => group.x.length);
+    if (groups.length) {
+      const made = chart("groups", running, { title: "Learning rates by group", isFromZero: true });
+      made.set(joined(groups.map((group) => [group.x, group.y])), groups.map((_, index) => ({ label: `group ${index}`, colour: COLOURS[index % COLOURS.length] })));
+      made.caption = format.plural(groups.length, "group of parameters", "groups of parameters");
+    }
+    one("norm", running, "Gradient norm", "grad_norm", { isFromZero: true, colour: "violet" }, (values) => `before clipping, of one update each; highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
     for (const [index, name] of state.scalars.slice(0, 60).entries()) {
       const found = scalars[name];
       if (!found) continue;
@@ -150,6 +180,8 @@ export const open = async (main, source) => {
       made.set([found.x, found.y], [{ label: name, colour: COLOURS[index % COLOURS.length] }]);
       made.caption = `last ${format.number(last(found.y))}`;
     }
+    learningSection.hidden = !learning.children.length;
+    runningSection.hidden = !running.children.length;
     ownSection.hidden = !state.scalars.length && !state.images.length && !state.texts.length;
     for (const made of charts.values()) made.axis.draw();
     main.dataset.drawn = String(all.x.length);
@@ -249,12 +281,11 @@ export const open = async (main, source) => {
   };
 
   const showConfusion = async () => {
-    if (row().status !== "finished") return;
     const matrices = await source.confusion();
-    replace(confusion, matrices.map(({ split, counts, classes }) => {
-      const names = counts.map((_, index) => classes[index] ?? String(index)), totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
-      return section(`Confusion, ${split}`, h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), names.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, counts.map((line, index) => h("tr", {}, h("th", { scope: "row" }, names[index]), line.map((cell, column) => h("td", { style: { "--share": (cell / totals[index]).toFixed(3) }, class: `${cell / totals[index] > 0.5 ? "strong" : ""}`, title: `${cell} of ${names[index]} taken for ${names[column]}` }, cell ? format.count(cell) : ""))))))));
+    replace(confusion, matrices.map(({ split, counts, classes, words }) => {
+      const totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
+      return section(`Confusion, ${split}`, h("p", { class: "note" }, words), h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), classes.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, counts.map((line, index) => h("tr", {}, h("th", { scope: "row" }, classes[index]), line.map((cell, column) => h("td", { style: { "--share": (cell / totals[index]).toFixed(3) }, class: `${cell / totals[index] > 0.5 ? "strong" : ""}`, title: `${cell} of ${classes[index]} taken for ${classes[column]} (${format.percent(cell / totals[index], 1)})` }, cell ? format.count(cell) : ""))))))));
     }));
   };
   const showSections = async () => {
@@ -325,7 +356,6 @@ export const open = async (main, source) => {
   };
 
   /* ------------------------------------------------------------------------------------------------------- the page */
-  const axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
   const chooseAxis = async (name) => {
     over = name;
     axis.range = null;
@@ -335,7 +365,7 @@ export const open = async (main, source) => {
     await loadSeries();
   };
   if (state.row.problem && state.row.status === "unreadable") return page.gone(state.row);
-  const parts = [section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion];
+  const parts = [learningSection, runningSection, ownSection, timeline, confusion];
   if (page) {
     main.className = "wide";
     replace(main, head, notice, plan, parts, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));

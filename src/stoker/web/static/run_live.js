@@ -17,7 +17,7 @@ export const open = (main, id) => {
   return openRun(main, {
     state: () => get("run", { run: id }),
     series: (query) => get("series", { run: id, ...query }),
-    confusion: () => get("confusion", { run: id }),
+    confusion: async () => (known.rows.get(id)?.status === "finished" ? get("confusion", { run: id }) : []),
     picture: (file) => `/api/picture?${new URLSearchParams({ run: id, file })}`,
     row: () => known.rows.get(id),
     page: {
