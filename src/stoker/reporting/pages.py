@@ -118,23 +118,26 @@ def render(template: str, **values: object) -> str:
     return _environment().get_template(f"{template}.html.j2").render(values)
 
 
-def render_with_scripts(template: str, scripts: Sequence[Markup], data: str, **values: object) -> str:
+def render_with_scripts(
+    template: str, scripts: Sequence[Markup], data: str, *, more_policy: str = "", **values: object
+) -> str:
     """A page with scripts and the JSON text that they read, under a policy that lets nothing else run or be loaded.
 
-    A content security policy in the page names the SHA-256 of each script. Source: W3C, Content Security Policy
-    Level 3, section 6.7.3, "Does element match source list for type and source?".
+    `more_policy` is what the page forbids itself beyond that. The policy names the SHA-256 of each script. Source: W3C,
+    Content Security Policy Level 3, section 6.7.3, "Does element match source list for type and source?".
     """
-    return render(template, policy=_policy(tuple(scripts)), scripts=scripts, data=script_json(data), **values)
+    policy = _policy(tuple(scripts), more_policy)
+    return render(template, policy=policy, scripts=scripts, data=script_json(data), **values)
 
 
 @functools.cache
-def _policy(scripts: tuple[Markup, ...]) -> str:
+def _policy(scripts: tuple[Markup, ...], more: str) -> str:
     """What a page may do: run these scripts and no other, draw with styles in it, show images in it."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; form-action 'none'{more}"
     )
 
 

@@ -40,6 +40,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
         "run",
         scripts,
         pages.compact_json(_documents(report, log) | {"confusion": confusion}) if is_drawn else "",
+        more_policy="; require-trusted-types-for 'script'; trusted-types stoker",
         title=report.run.name,
         **headline(report),
         **run_sections(report, examples, profile_folder="profile"),
