@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jinja2
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import Estimate
-from stoker.reporting.pages import COLOURS, PHASE_COLOURS, render, repainting, script_json
+from stoker.reporting.pages import COLOURS, PHASE_COLOURS, bundled, compact_json, render, repainting, script_json
 from stoker.reporting.run_page import render_html
 from stoker.reporting.run_sections import strip_positions
 from stoker.reporting.summary import PHASES
@@ -38,6 +39,28 @@ def test_json_in_a_script_cannot_end_it(text: str) -> None:
     made = script_json(json.dumps({"text": text}, ensure_ascii=False))
     assert "<" not in made
     assert json.loads(made) == {"text": text}
+
+
+def test_bundled_modules_find_what_they_import() -> None:
+    """Each stands after those that it imports, and no syntax of modules is left, which an inline script may not have."""
+    script = bundled("format.js", "dom.js", "vendor/uPlot.js", "chart.js")
+    found: set[str] = set()
+    for line in script.splitlines():
+        if made := re.match(r'modules\["(.+)"\] = ', line):
+            found.add(made[1])
+        elif asked := re.match(r'const (.+) = modules\["(.+)"\];', line):
+            assert asked[2] in found, line
+        assert not line.startswith(("import ", "export ")), line
+    assert found == {"format.js", "dom.js", "vendor/uPlot.js", "chart.js"}
+    assert "return uPlot;" in script
+    assert re.search(r"return \{ COLOURS, colour, repaint, Axis, LineChart, joined \};", script)
+
+
+def test_numbers_in_a_page_have_six_figures() -> None:
+    """Charts show no more; what is not finite is null, since JSON has no word for it."""
+    assert compact_json({"a": [0.123456789, 270_000.0, math.nan, -math.inf, "nan", 10**20, True]}) == (
+        '{"a":[0.123457,270000,null,null,"nan",100000000000000000000,true]}'
+    )
 
 
 def test_a_fact_without_content_is_left_out() -> None:

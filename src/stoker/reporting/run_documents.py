@@ -50,6 +50,7 @@ def event_document(kept: Kept) -> dict[str, JSON]:
         document |= {
             "split": short(fields.get("split", "valid"), 80),
             "took_s": history.finite(event, "took_s"),
+            "is_best": fields.get("best") is True,
             "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
         }
     if event.kind == "logged" and isinstance(fields.get("scalars"), Mapping):

@@ -113,7 +113,7 @@ export const open = async (main, source) => {
   /* A ring round the best evaluation, which is told by its position in samples. */
   const bestOf = (measure, points, write) => {
     const value = state.best?.metrics[measure];
-    if (value === undefined || measure === "loss") return [];
+    if (typeof value !== "number" || measure === "loss") return [];
     for (const [name, along] of Object.entries(points)) {
       const index = name.split(" ").slice(1).join(" ") === measure ? (state.evaluations[name] ?? []).findIndex(([x, y]) => x === state.best.samples && y === value) : -1;
       if (index >= 0 && along[index]) return [{ x: along[index][0], y: value, label: `best ${write(value)}` }];
@@ -334,6 +334,7 @@ export const open = async (main, source) => {
         points.push([event.samples, value]);
         if (over !== "samples") { const x = series.base.progress.x; (evaluations[`${event.split} ${name}`] ??= []).push([x[x.length - 1] ?? 0, value]); }
       }
+      if (event.is_best) state.best = { samples: event.samples, metrics: event.metrics };
       state.spans.push([event.at - (event.took_s ?? 0), event.at, "evaluation"]);
       soon();
     } else if (event.kind === "logged") {
