@@ -42,7 +42,7 @@ def test_json_in_a_script_cannot_end_it(text: str) -> None:
 
 
 def test_bundled_modules_find_what_they_import() -> None:
-    """Each stands after those that it imports, and no syntax of modules is left, which an inline script may not have."""
+    """Each stands after those that it imports, and no syntax of modules is left: an inline script may not have it."""
     script = bundled("format.js", "dom.js", "vendor/uPlot.js", "chart.js")
     found: set[str] = set()
     for line in script.splitlines():
