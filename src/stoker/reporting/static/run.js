@@ -124,11 +124,11 @@ export const open = async (main, source) => {
     drawing = null;
     if (isClosed || !series.shown) return;
     const { progress, scalars } = series.shown, all = series.base.progress;
-    const end = all.x.length ? all.x[all.x.length - 1] : 0;
+    const points = over === "samples" ? state.evaluations : evaluations;
+    const end = Math.max(all.x[all.x.length - 1] ?? 0, ...Object.values(points).map((values) => values[values.length - 1]?.[0] ?? 0));
     const expected = over === "samples" && row().status === "unfinished" ? row().total_samples : over === "wall_s" && row().status === "unfinished" ? forecast().total_s?.[2] ?? 0 : 0;
     axis.whole = [all.x.length && over !== "samples" ? Math.min(0, all.x[0]) : 0, Math.max(end, Math.min(expected, end * 3), 1e-9)];
     axis.label = axisLabel[over]; axis.name = over;
-    const points = over === "samples" ? state.evaluations : evaluations;
     const columns = (names) => names.map(([, x, y]) => [x, y]);
     const lines = (measure) => {
       const found = [];
@@ -139,7 +139,7 @@ export const open = async (main, source) => {
       }
       return found;
     };
-    const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 24);
+    const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 100);
     for (const measure of measures) {
       const found = lines(measure).filter(([, , y]) => y.some((value) => value !== null));
       if (!found.length) continue;
