@@ -21,7 +21,6 @@ const print = (isPrinting) => {
   else dataset.theme = themeBefore;
   paper = isPrinting ? PAPER : null;
   repaint();
-  if (isPrinting) for (const chart of charts) if (chart.hasContent) chart.build();
 };
 window.addEventListener("beforeprint", () => print(true));
 window.addEventListener("afterprint", () => print(false));
@@ -170,7 +169,12 @@ export class LineChart {
     this.hasNew = false;
   }
 
-  rebuild() { this.plot?.destroy(); this.plot = null; this.axis.draw(); }
+  rebuild() {
+    this.plot?.destroy();
+    this.plot = null;
+    if (!paper) this.axis.draw();
+    else if (this.hasContent) this.build();  // at once: on the screen or not, and before the frame that is printed
+  }
 
   resize() {
     if (this.plot && this.host.clientWidth && !paper) this.plot.setSize(this.size);
