@@ -52,7 +52,11 @@ def _documents(report: Report, log: FoldedLog) -> dict[str, JSON]:
     run, decision = report.run, report.decision
     chosen: JSON = None
     if decision is not None:
-        chosen = {"candidates": [to_json(decision.chosen)], "is_settled": decision.is_settled}
+        chosen = {
+            "candidates": [to_json(decision.chosen)],
+            "device": decision.device,
+            "is_settled": decision.is_settled,
+        }
     price_per_h = price_of(chosen)
     if report.launch is not None and report.launch.price_per_h:
         price_per_h = report.launch.price_per_h
