@@ -128,6 +128,7 @@ def test_the_data_are_what_the_live_page_is_sent() -> None:
     assert len(found["series"]["wall_s"]["progress"]["loss"]) == len(progress["loss"])
     assert "cost" not in found["series"], "no price is known"
     state = found["state"]
+    assert [one["at"] for one in state["events"] if one["kind"] == "planned"] == [story.START_S + 6.4]
     assert [one["samples"] for one in state["events"] if one["kind"] == "resumed"] == [135_648]
     assert state["best"]["samples"] == 270_000
     assert [270_000, state["best"]["metrics"]["accuracy"]] in state["evaluations"]["valid accuracy"]

@@ -57,10 +57,12 @@ def test_bundled_modules_find_what_they_import() -> None:
 
 
 def test_numbers_in_a_page_have_six_figures() -> None:
-    """Charts show no more; what is not finite is null, since JSON has no word for it."""
-    assert compact_json({"a": [0.123456789, 270_000.0, math.nan, -math.inf, "nan", 10**20, True]}) == (
-        '{"a":[0.123457,270000,null,null,"nan",100000000000000000000,true]}'
+    """Charts show no more; what is not finite is null, since JSON has no word for it; others are as they are."""
+    numbers = [0.123456789, 270_000.0, math.nan, -math.inf, "nan", 10**20, True, 1_767_225_600.25]
+    assert compact_json({"a": numbers}, figures=6) == (
+        '{"a":[0.123457,270000,null,null,"nan",100000000000000000000,true,1767230000.0]}'
     )
+    assert json.loads(compact_json(numbers))[-1] == 1_767_225_600.25
 
 
 def test_a_fact_without_content_is_left_out() -> None:

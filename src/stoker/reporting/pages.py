@@ -170,19 +170,19 @@ def bundled(*names: str) -> Markup:
     return Markup("\n".join(parts))  # noqa: S704 - ours
 
 
-def compact_json(value: JSON) -> str:
-    """JSON text for a page: numbers with six figures, those that are not finite as null."""
-    return json.dumps(_rounded(value), separators=(",", ":"))
+def compact_json(value: JSON, figures: int = 17) -> str:
+    """JSON text for a page: numbers with so many figures at most, those that are not finite as null."""
 
+    def rounded(value: JSON) -> JSON:
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return None
+            return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{figures}g}")
+        if isinstance(value, list | tuple):
+            return [rounded(one) for one in value]
+        return {name: rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
 
-def _rounded(value: JSON) -> JSON:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return {name: _rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return json.dumps(rounded(value), separators=(",", ":"))
 
 
 def script_json(text: str) -> Markup:

@@ -39,7 +39,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
     return pages.render_with_scripts(
         "run",
         scripts,
-        pages.compact_json(_documents(report, log) | {"confusion": confusion}) if is_drawn else "",
+        _documents(report, log, confusion) if is_drawn else "",
         more_policy="; require-trusted-types-for 'script'; trusted-types stoker",
         title=report.run.name,
         **headline(report),
@@ -47,8 +47,8 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
     )
 
 
-def _documents(report: Report, log: FoldedLog) -> dict[str, JSON]:
-    """What the page would be sent of the run: its state, and its series over each axis."""
+def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
+    """What the page would be sent of the run as JSON: its state, its series over each axis, confusion."""
     run, decision = report.run, report.decision
     chosen: JSON = None
     if decision is not None:
@@ -74,7 +74,8 @@ def _documents(report: Report, log: FoldedLog) -> dict[str, JSON]:
         )
         for over in ("samples", "wall_s", *(["cost"] if price_per_h else []))
     }  # fmt: skip
-    return {"state": state, "series": series}
+    exact = pages.compact_json({"state": state, "confusion": confusion})  # times since 1970 have many figures
+    return f'{exact[:-1]},"series":{pages.compact_json(series, figures=6)}}}'
 
 
 def _newest(texts: list[JSON]) -> list[JSON]:

@@ -148,7 +148,7 @@ export const open = async (main, source) => {
       made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
       const write = (value) => (isFraction ? format.percent(value, 2) : format.number(value));
       made.rings = bestOf(measure, points, write);
-      made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}, lowest ${write(extremes(y)[0])}`)),
+      made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}${last(y) > extremes(y)[0] ? `, lowest ${write(extremes(y)[0])}` : ""}`)),
         ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`)].join(" · ");
     }
     const one = (key, host, title, name, options, words) => {
@@ -277,6 +277,7 @@ export const open = async (main, source) => {
       replace(words, state.texts.filter((one) => one[1] === position).map(([name, , text]) => h("figure", {}, h("figcaption", {}, h("b", {}, name)), h("pre", {}, text))));
     };
     draw_();
+    slider.hidden = positions.length < 2;
     replace(media, h("div", { class: "slide" }, slider, label), grid, words);
   };
 
