@@ -165,7 +165,7 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     examples = [ExampleSet(split="test", num_samples=3, confusion=((2, 0), (1, 0)), classes=("cat", "dog"))]
     report = story.report(story.killed_and_resumed())
     page = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme)
-    titles = [*("Loss", "Accuracy", "Throughput", "Memory", "Learning rate")]
+    titles = ["Loss", "Accuracy", "Throughput", "Memory", "Waiting for data", "Learning rate"]
     assert page.locator("#charts figcaption b").all_text_contents() == titles
     accuracy = page.locator("#charts figure", has_text="Accuracy")
     assert "best 93.26 % at 270,000 samples" in accuracy.locator(".plot").get_attribute("aria-label")
@@ -192,7 +192,7 @@ def test_a_report_is_read_by_keyboard_and_printed_light(browser: Any, tmp_path: 
     until(page, "document.querySelector('.plot.live').chart.axis.name === 'wall_s'")
     drawn = "[...document.querySelectorAll('.plot.live')].filter(one => one.querySelector('canvas')).length"
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate(drawn) == page.locator(".plot.live").count() == 5
+    assert page.evaluate(drawn) == page.locator(".plot.live").count() == 6
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(250, 248, 245)"
     assert page.locator("details:not([open])").count() == 0
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
