@@ -42,7 +42,7 @@ def render_with_figures(template: str, charts: Sequence[Chart], **values: object
     """A page with its figures' data and what draws them: about 5 MB of plotly.js (MIT licence), if it has figures."""
     figures = ",".join(f"{dumps(chart.key)}:{chart.figure}" for chart in charts)
     data = f'{{"figures":{{{figures}}},"dark":{dumps(pages.repainting(), indent=None)}}}'
-    return pages.render_with_scripts(template, _programs() if charts else (), data, **values)
+    return pages.render_with_scripts(template, _programs() if charts else (), data, values)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -119,9 +119,9 @@ def render(template: str, **values: object) -> str:
 
 
 def render_with_scripts(
-    template: str, scripts: Sequence[Markup], data: str, *, more_policy: str = "", **values: object
+    template: str, scripts: Sequence[Markup], data: str, values: Mapping[str, object], *, more_policy: str = ""
 ) -> str:
-    """A page with scripts and the JSON text that they read, under a policy that lets nothing else run or be loaded.
+    """A page of `values`, scripts and the JSON text that they read, whose policy lets nothing else run or be loaded.
 
     `more_policy` is what the page forbids itself beyond that. The policy names the SHA-256 of each script. Source: W3C,
     Content Security Policy Level 3, section 6.7.3, "Does element match source list for type and source?".

@@ -35,15 +35,13 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
     log.take(report.events)
     confusion = confusion_document(examples)
     is_drawn = bool(log.progress.length or log.evaluations or log.scalars or log.texts or confusion)
-    scripts = (pages.bundled(*_MODULES),) if is_drawn else ()
+    values = {"title": report.run.name, **headline(report), **run_sections(report, examples, profile_folder="profile")}
     return pages.render_with_scripts(
         "run",
-        scripts,
+        (pages.bundled(*_MODULES),) if is_drawn else (),
         _documents(report, log, confusion) if is_drawn else "",
+        values,
         more_policy="; require-trusted-types-for 'script'; trusted-types stoker",
-        title=report.run.name,
-        **headline(report),
-        **run_sections(report, examples, profile_folder="profile"),
     )
 
 
