@@ -14,6 +14,7 @@ import pytest
 
 from stoker.records import Event, Report, dumps, from_json, to_json
 from stoker.records.progress import read_event
+from stoker.records.run import Example, ExampleSet
 from stoker.reporting.run_page import render_html
 from tests.reporting import story
 
@@ -111,8 +112,14 @@ def test_a_report_is_small(whole: str) -> None:
     scalars = {f"value {n}": [[x * 1.1, x / 7] for x in range(1000)] for n in range(200)}
     texts = [{"name": "text", "samples": at, "text": "x" * 10_000} for at in range(50)]
     events.append(Event(kind="logged", at=0.0, fields={"samples": 9, "scalars": scalars, "images": [], "texts": texts}))
-    page = render_html(story.report(events))
+    picture = base64.b64encode(bytes(3000)).decode()  # as a PNG of 32 x 32 pixels in colours takes
+    shown = (Example(index=1, target="cat", output="dog (91 %)", loss=3.25, picture=picture),) * 24
+    square = tuple(tuple(range(64)) for _ in range(64))
+    examples = [ExampleSet(split=split, num_samples=9, worst=shown[:12], first=shown[12:], confusion=square)
+                for split in ("valid", "test")]  # fmt: skip
+    plain, page = render_html(story.report(events)), render_html(story.report(events), examples)
     assert len(page.encode()) < 1_000_000
+    assert len(page.encode()) - len(plain.encode()) < 48 * 1.1 * len(picture) + 2 * 15_000
     found = documents(page)
     assert 1000 < len(found["series"]["samples"]["progress"]["x"]) <= 1400
     assert [text[1] for text in found["state"]["texts"]] == list(range(40, 50)), "the newest"
