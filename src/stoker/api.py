@@ -112,7 +112,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.reporting.event_text import exact_setting as exact_setting
     from stoker.reporting.event_text import format_settings as format_settings
     from stoker.reporting.launch_text import spent_words as spent_words
-    from stoker.reporting.run_page import render_side_by_side as render_side_by_side
+    from stoker.reporting.side_by_side import render_side_by_side as render_side_by_side
     from stoker.reporting.summary import summary_lines as summary_lines
     from stoker.serving.access_log import LineWriter as LineWriter
     from stoker.serving.serve import require_libraries as require_libraries

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jinja2
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import Estimate
-from stoker.reporting.pages import COLOURS, PHASE_COLOURS, render, repainting, script_json
+from stoker.reporting.pages import COLOURS, PHASE_COLOURS, bundled, compact_json, render, repainting, script_json
 from stoker.reporting.run_page import render_html
 from stoker.reporting.run_sections import strip_positions
 from stoker.reporting.summary import PHASES
@@ -20,7 +21,7 @@ EVIL = "\"'><script>alert(1)</script>"
 
 def test_text_and_attributes_are_escaped() -> None:
     """Neither a tag nor a quote gets through, in whatever a template is given."""
-    made = render("side_by_side", title=EVIL, policy=EVIL, scripts=(), names=[EVIL], outcomes=[(EVIL,) * 5],
+    made = render("side_by_side", title=EVIL, policy=EVIL, scripts=(), data="", names=[EVIL], outcomes=[(EVIL,) * 5],
                   by_samples=[], by_time=[])  # fmt: skip
     assert made.count("&#34;&#39;&gt;&lt;script&gt;alert(1)&lt;/script&gt;") == 8
     assert "<script" not in made
@@ -38,6 +39,30 @@ def test_json_in_a_script_cannot_end_it(text: str) -> None:
     made = script_json(json.dumps({"text": text}, ensure_ascii=False))
     assert "<" not in made
     assert json.loads(made) == {"text": text}
+
+
+def test_bundled_modules_find_what_they_import() -> None:
+    """Each stands after those that it imports, and no syntax of modules is left: an inline script may not have it."""
+    script = bundled("format.js", "dom.js", "vendor/uPlot.js", "chart.js")
+    found: set[str] = set()
+    for line in script.splitlines():
+        if made := re.match(r'modules\["(.+)"\] = ', line):
+            found.add(made[1])
+        elif asked := re.match(r'const (.+) = modules\["(.+)"\];', line):
+            assert asked[2] in found, line
+        assert not line.startswith(("import ", "export ")), line
+    assert found == {"format.js", "dom.js", "vendor/uPlot.js", "chart.js"}
+    assert "return uPlot;" in script
+    assert re.search(r"return \{ COLOURS, colour, repaint, Axis, LineChart, joined \};", script)
+
+
+def test_numbers_in_a_page_have_six_figures() -> None:
+    """Charts show no more; what is not finite is null, since JSON has no word for it; others are as they are."""
+    numbers = [0.123456789, 270_000.0, math.nan, -math.inf, "nan", 10**20, True, 1_767_225_600.25]
+    assert compact_json({"a": numbers}, figures=6) == (
+        '{"a":[0.123457,270000,null,null,"nan",100000000000000000000,true,1767230000.0]}'
+    )
+    assert json.loads(compact_json(numbers))[-1] == 1_767_225_600.25
 
 
 def test_a_fact_without_content_is_left_out() -> None:

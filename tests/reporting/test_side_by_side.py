@@ -1,7 +1,10 @@
+import json
+import re
 from dataclasses import replace
 
 from stoker.records import Event, JobSpec, Report, Run
-from stoker.reporting.run_page import render_side_by_side
+from stoker.reporting.side_by_side import render_side_by_side
+from tests.reporting.test_html import Page
 
 SPEC = JobSpec(
     name="j", entry=None, entry_digest=None, parameters={}, settings={}, data_class="indexed", data_fingerprint="f",
@@ -37,6 +40,14 @@ def test_a_run_that_tells_of_no_time_is_not_drawn_over_time() -> None:
     page = render_side_by_side([a_report("one", [0.4, 0.2]), silent])
     assert "last: one 0.8, silent 0.75" in page.partition("Over training time")[0]
     assert "silent 0.75" not in page.partition("Over training time")[2].partition("<script")[0]
+
+
+def test_dark_is_a_repainting_of_every_colour() -> None:
+    """A colour in a figure that the page cannot repaint would be unreadable in the dark."""
+    data = json.loads(Page(render_side_by_side([a_report("one", [0.5, 0.25]), a_report("two", [0.4, 0.2])])).data)
+    used = set(re.findall(r'"(#[0-9a-f]{6})"', json.dumps(data["figures"])))
+    assert used
+    assert used <= set(data["dark"])
 
 
 def test_names_of_runs_are_text_and_not_markup() -> None:

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.web.planted import as_log, hostile, many, show, sign, write_run
+from stoker.records import Event, Report
+from stoker.records.run import ExampleSet
+from stoker.reporting.run_page import render_html
 from tests.optional import optional
 from tests.reporting import story
 
@@ -141,6 +144,81 @@ def test_no_page_has_a_serious_finding(browser: Any, shown: Server, path: str, t
     assert serious == []
     assert page.problems == []
     page.context.close()
+
+
+def report_of(browser: Any, path: Path, report: Report, examples: Sequence[ExampleSet] = (), **options: Any) -> Any:
+    """A report opened as a file; requests but for it, and errors of scripts, are in `page.problems`."""
+    path.write_text(render_html(report, examples), encoding="utf-8")
+    page = browser.new_context(**options).new_page()
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda asked: None if asked.url == path.as_uri() else page.problems.append(asked.url))
+    page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, tmp_path: Path, theme: str) -> None:
+    """Charts, confusion, and what happened by the clock, from one file that asks for nothing; checked by axe-core."""
+    axe = optional("axe_playwright_python.sync_playwright")
+    examples = [ExampleSet(split="test", num_samples=3, confusion=((2, 0), (1, 0)), classes=("cat", "dog"))]
+    report = story.report(story.killed_and_resumed())
+    page = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme)
+    titles = ["Loss", "Accuracy", "Throughput", "Memory", "Waiting for data", "Learning rate"]
+    assert page.locator("#charts figcaption b").all_text_contents() == titles
+    accuracy = page.locator("#charts figure", has_text="Accuracy")
+    assert "best 93.26 % at 270,000 samples" in accuracy.locator(".plot").get_attribute("aria-label")
+    accuracy.locator("canvas").wait_for()
+    assert page.get_by_text("most often dog taken for cat, 1 times").count() == 1
+    assert page.locator("svg.clock").count() == 1
+    assert page.problems == []
+    assert "trusted-types" in page.content()
+    checked = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme, bypass_csp=True)
+    found = axe.Axe().run(checked).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_a_report_is_read_by_keyboard_and_printed_light(browser: Any, tmp_path: Path) -> None:
+    """Charts are zoomed together; on paper every one is drawn in the light colours, whatever was on the screen."""
+    page = report_of(browser, tmp_path / "report.html", story.report(story.whole_run()), color_scheme="dark")
+    plot = page.locator(".plot.live").first
+    plot.locator("canvas").wait_for()
+    plot.focus()
+    page.keyboard.press("+")
+    low, high = plot.evaluate("element => element.chart.axis.shown")
+    assert high - low < 0.7 * 324_000
+    page.get_by_role("button", name="time").click()
+    until(page, "document.querySelector('.plot.live').chart.axis.name === 'wall_s'")
+    drawn = "[...document.querySelectorAll('.plot.live')].filter(one => one.querySelector('canvas')).length"
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(drawn) == page.locator(".plot.live").count() == 6
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(250, 248, 245)"
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 20, 23)"
+    assert page.pdf().startswith(b"%PDF")
+    assert page.problems == []
+
+
+def test_no_script_of_a_hostile_report_is_run(browser: Any, tmp_path: Path) -> None:
+    """Names, texts and labels that hold scripts are shown as what they are."""
+    evil = "</script><img src=x onerror=window.hacked=1><script>window.hacked=2</script>"
+    events = story.whole_run()
+    for event in events:
+        if event.kind == "evaluated":
+            event.fields.update(split=f"valid{evil[:40]}", metrics={evil: 0.5, "loss": 1.0, f"{evil}[0]": 1.0})
+    texts = [{"name": evil, "samples": 5, "text": evil}]
+    logged = {"samples": 5, "scalars": {evil: [[1, 2.0]]}, "images": [], "texts": texts}
+    for kind, fields in (("warned", {"message": evil}), ("logged", logged)):
+        events.append(Event(kind=kind, at=events[-1].at, fields=fields))
+    examples = [ExampleSet(split=evil, num_samples=3, confusion=((2, 0), (1, 0)), classes=(evil, "dog"))]
+    page = report_of(browser, tmp_path / "report.html", story.report(events, name=evil), examples)
+    page.locator(".plot.live canvas").first.wait_for()
+    page.get_by_text("<img src=x onerror").first.wait_for()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+    assert page.problems == []
 
 
 def test_the_token_leaves_the_address_and_others_stay_out(browser: Any, shown: Server) -> None:

@@ -10,7 +10,8 @@ from bench.web.planted import as_log, long_log
 from stoker.records import Event
 from stoker.records.progress import read_event
 from stoker.reporting import history, summary
-from stoker.web.run_log import COLUMNS, RunLog, downsampled
+from stoker.reporting.folded_log import COLUMNS, FoldedLog, downsampled
+from stoker.web.run_log import RunLog
 from tests.reporting import story
 
 SAMPLES, LOSS = COLUMNS.index("samples"), COLUMNS.index("loss")
@@ -54,6 +55,17 @@ def test_a_log_read_in_pieces_is_the_log_read_at_once(tmp_path: Path) -> None:
     assert np.array_equal(pieces.progress.rows, whole.progress.rows, equal_nan=True)
     assert pieces.evaluations == whole.evaluations
     assert pieces.offset == whole.offset == len(content)
+
+
+@pytest.mark.parametrize("events", [story.whole_run(), story.killed_and_resumed()], ids=["whole", "resumed"])
+def test_events_in_memory_fold_as_the_log_that_holds_them(tmp_path: Path, events: list[Event]) -> None:
+    """A report is made of the former, the live page of the latter."""
+    log, folded = log_of(tmp_path, as_log(events)), FoldedLog()
+    folded.take(events)
+    assert np.array_equal(folded.progress.rows, log.progress.rows, equal_nan=True)
+    assert (folded.evaluations, folded.best) == (log.evaluations, log.best)
+    assert folded.superseded_s == pytest.approx(log.superseded_s)
+    assert [kept.event for kept in folded.kept] == [kept.event for kept in log.kept]
 
 
 def test_condensed_progress_has_the_same_times_and_rates(tmp_path: Path) -> None:

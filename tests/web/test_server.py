@@ -13,12 +13,13 @@ import threading
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
 from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
 from stoker.records import Event, Launch, LaunchState, dumps
+from stoker.reporting.pages import compact_json
 from stoker.web import run_index, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
@@ -91,6 +92,31 @@ def test_the_sections_are_those_of_the_report(shown: Path) -> None:
     report = render_html(directory.read_report(), read_examples(directory))
     sections = ask(ui_of(shown), "/api/sections?run=fashion-resnet-resumed").body.decode()
     assert sections.strip() in report
+
+
+def test_a_report_holds_what_the_page_is_sent(shown: Path) -> None:
+    """One renderer: series over each axis, evaluations, spans and confusion of the report are the live page's own."""
+    from stoker.reporting.run_page import render_html
+    from stoker.store import RunDirectory
+    from stoker.training.evaluation_examples import read_examples
+    from tests.reporting.test_html import documents
+
+    directory = RunDirectory(shown / "fashion-resnet-resumed")
+    found = documents(render_html(directory.read_report(), read_examples(directory)))
+    ui = ui_of(shown)
+
+    def sent(what: str, **query: str) -> Any:
+        asked = ask(ui, f"/api/{what}?{urlencode({'run': directory.name, **query})}").json()
+        return json.loads(compact_json(asked, figures=6 if what == "series" else 17))
+
+    for over in ("samples", "wall_s"):
+        live = sent("series", over=over, px="700")
+        assert {name: live[name] for name in found["series"][over]} == found["series"][over]
+    live = sent("run")
+    assert {"evaluations", "best", "spans", "plans", "forecast"} < set(found["state"])
+    for name in ("evaluations", "best", "spans", "plans", "forecast", "superseded_s", "scalars"):
+        assert live[name] == found["state"][name], name
+    assert sent("confusion") == found["confusion"]
 
 
 def test_runs_are_chosen_as_on_the_command_line(shown: Path) -> None:

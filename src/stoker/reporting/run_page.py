@@ -1,84 +1,87 @@
-"""A run's report, and several runs side by side: each one HTML file that needs nothing else, no network, no file."""
+"""A run's report: the page of the run as `stoker ui` shows it, in one HTML file that needs nothing else.
+
+Text is HTML, made by the templates that the live page has too. What is drawn is drawn by the live page's own scripts,
+from the documents that the live page is sent, which stand in the file as JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from stoker.records import Report
+from stoker.records import Report, to_json
+from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
-from stoker.reporting import figures, history, wording
+from stoker.reporting import pages
+from stoker.reporting.folded_log import FoldedLog
+from stoker.reporting.run_documents import confusion_document, price_of, run_document, series_document
 from stoker.reporting.run_sections import headline, run_sections
-from stoker.units import format_seconds
+
+_MODULES = ("vendor/uPlot.js", "format.js", "dom.js", "chart.js", "run.js", "frozen.js")
+_PX = 700
+"""Pixels of a chart that series are made for, as by the live page: twice as many points at most."""
+_SCALARS_PX = 3000
+"""Pixels of all charts of logged scalars together."""
+_MOST_SCALARS = 60
+_MOST_TEXT = 100_000
+"""Characters of all texts that the run logged; the newest stay."""
 
 
 def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
-    """The report as a page of about 5 MB, nearly all of it plotly.js; a run without any chart needs no plotly.js.
+    """The report as a page of a quarter of a megabyte and more with pictures; a run without any chart has no scripts.
 
     `examples` are samples of held-out sets, and what the trained weights made of them.
     """
-    classes = next((one.classes for one in examples if one.classes), ())
-    drawn = [*figures.charts(report), *figures.habit_charts(report, classes)]
-    learning = [chart for chart in drawn if chart.key == "loss" or chart.key.startswith(("metric-", "class-"))]
-    confused = [chart for one in examples if (chart := figures.confusion_chart(one)) is not None]
-    return figures.render_with_figures(
+    log = FoldedLog()
+    log.take(report.events)
+    confusion = confusion_document(examples)
+    is_drawn = bool(log.progress.length or log.evaluations or log.scalars or log.texts or confusion)
+    values = {"title": report.run.name, **headline(report), **run_sections(report, examples, profile_folder="profile")}
+    return pages.render_with_scripts(
         "run",
-        [*drawn, *confused],
-        title=report.run.name,
-        learning=learning,
-        running=[chart for chart in drawn if chart not in learning],
-        confused=confused,
-        **headline(report),
-        **run_sections(report, examples, profile_folder="profile"),
+        (pages.bundled(*_MODULES),) if is_drawn else (),
+        _documents(report, log, confusion) if is_drawn else "",
+        values,
+        more_policy="; require-trusted-types-for 'script'; trusted-types stoker",
     )
 
 
-def render_side_by_side(reports: Sequence[Report]) -> str:
-    """An HTML page of about 5 MB, nearly all of it plotly.js, that needs nothing else."""
-    names = [one.run.name for one in reports]
-    drawn = [figures.curves(report) for report in reports]
-    # What was measured once, such as the test at the end, is in the table above.
-    measures = list(dict.fromkeys(name for one in drawn for name, points in one.items() if len(points) > 1))
-    by_samples = [_chart(measure, names, drawn, None) for measure in measures]
-    clocks = [_clock(one) for one in reports]
-    by_time = [_chart(measure, names, drawn, clocks) for measure in measures]
-    outcomes = [
-        (one.run.name, one.run.status, wording.format_samples(history.samples_done(one)),
-         format_seconds(one.run.wall_s), wording.format_metrics(one.run.metrics))
-        for one in reports
-    ]  # fmt: skip
-    return figures.render_with_figures(
-        "side_by_side", [*by_samples, *by_time], title="Runs side by side", names=names, outcomes=outcomes,
-        by_samples=by_samples, by_time=by_time,
-    )  # fmt: skip
+def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
+    """What the page would be sent of the run as JSON: its state, its series over each axis, confusion."""
+    run, decision = report.run, report.decision
+    chosen: JSON = None
+    if decision is not None:
+        chosen = {
+            "candidates": [to_json(decision.chosen)],
+            "device": decision.device,
+            "is_settled": decision.is_settled,
+        }
+    price_per_h = price_of(chosen)
+    if report.launch is not None and report.launch.price_per_h:
+        price_per_h = report.launch.price_per_h
+    row: dict[str, JSON] = {
+        "name": run.name, "status": run.status, "state": run.status, "samples": run.samples,
+        "total_samples": run.total_samples, "price_per_h": price_per_h,
+    }  # fmt: skip
+    state = run_document(row, log, chosen)
+    state |= {"images": [], "texts": _newest(state["texts"])}
+    scalars = state["scalars"][:_MOST_SCALARS]
+    series = {
+        over: series_document(
+            log, over=over, px=_PX, scalars=scalars, scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars))),
+            price_per_h=price_per_h,
+        )
+        for over in ("samples", "wall_s", *(["cost"] if price_per_h else []))
+    }  # fmt: skip
+    exact = pages.compact_json({"state": state, "confusion": confusion})  # times since 1970 have many figures
+    return f'{exact[:-1]},"series":{pages.compact_json(series, figures=6)}}}'
 
 
-def _clock(report: Report) -> tuple[list[float], list[float]]:
-    """Samples, and the seconds trained until then; rising."""
-    points = sorted(figures.series(history.of_kind(history.live_history(report.events), "progress"), "wall_s"))
-    return [samples for samples, _ in points], [seconds for _, seconds in points]
-
-
-def _chart(
-    measure: str,
-    names: Sequence[str],
-    drawn: Sequence[dict[str, list[figures.Point]]],
-    clocks: Sequence[tuple[list[float], list[float]]] | None,
-) -> figures.Chart:
-    """One measure of all runs that have it; with `clocks`, over seconds, interpolated between progress events."""
-    values = (y for of in drawn for _, y in of.get(measure, ()))
-    is_in_per_cent = wording.are_fractions(measure.rsplit(maxsplit=1)[-1], values)
-    x_title = "samples" if clocks is None else "training time [s]"
-    figure = figures.blank_figure(x_title, y_format=".0%" if is_in_per_cent else "")
-    lasts = []
-    for index, (name, of) in enumerate(zip(names, drawn, strict=True)):
-        points = of.get(measure, [])
-        if clocks is not None:  # a run without times has no place over time
-            points = [(float(np.interp(x, *clocks[index])), y) for x, y in points if clocks[index][0]]
-        if points:
-            colour = figures.COLOURS[index % len(figures.COLOURS)]
-            figure.add_trace(figures.line_trace(figures.thinned(points), name, colour, markers=measure != "train loss"))
-            lasts.append(f"{name} {points[-1][1]:.4g}")
-    key = f"{measure.replace(' ', '-')}-{'samples' if clocks is None else 'time'}"
-    return figures.as_chart(key, measure.capitalize(), f"last: {', '.join(lasts)}", figure)
+def _newest(texts: list[JSON]) -> list[JSON]:
+    """The last texts that have together as many characters as a report holds."""
+    kept, room = list[JSON](), _MOST_TEXT
+    for text in reversed(texts):
+        room -= len(text[2])
+        if room < 0:
+            break
+        kept.append(text)
+    return kept[::-1]

@@ -6,6 +6,7 @@ The report and the page of `stoker ui` show the same sections from the same temp
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile
         "phases": [BarSegment(s.label, PHASE_COLOURS.get(s.phase, "grey"), s.seconds, s.fraction)
                    for s in summary.time_split(report)],
         "settings": json.dumps(report.spec.settings, indent=2, ensure_ascii=False),
+        "by_class": _by_class(report, examples),
         **_samples(examples),
         **_bottleneck(report),
         "profile_folder": profile_folder,
@@ -111,6 +113,31 @@ def _threads(report: Report) -> str:
         counts = [f"{count} for {100 * share:.1f} %" for count, (_, share) in zip(counts, ranked, strict=True)]
         counts[0] += " of the samples"
     return ", ".join(counts)
+
+
+def _by_class(report: Report, sets: Sequence[ExampleSet]) -> list[tuple[str, str, list[tuple[str, str, float]]]]:
+    """Of each metric that has a value for every class the last ones: title, words, and (class, value, length) of bars.
+
+    Classes go by their names where each has its own, else by their numbers.
+    """
+    evaluations = history.of_kind(history.live_history(report.events), "evaluated")
+    values: dict[str, dict[str, float]] = {}
+    for name, value in history.evaluation_metrics(evaluations[-1]).items() if evaluations else ():
+        if wording.is_of_class(name) and math.isfinite(value):
+            base, _, of_class = name.partition("[")
+            values.setdefault(base, {})[of_class.rstrip("]")] = value
+    classes = next((one.classes for one in sets if one.classes), ())
+    found = []
+    for base, numbered in values.items():
+        is_named = len(set(classes)) == len(numbered) and set(numbered) == set(map(str, range(len(numbered))))
+        of = {classes[int(number)] if is_named else number: value for number, value in numbered.items()}
+        lowest, longest = min(of, key=of.__getitem__), max(map(abs, of.values())) or 1.0
+        whole = 1.0 if wording.are_fractions(base, of.values()) else longest
+        split = history.text(evaluations[-1], "split", "valid")
+        words = f"{split}, at the end; lowest {of[lowest]:.4g} for class {lowest}"
+        bars = [(name, wording.format_metric(base, y), max(0.0, y / whole)) for name, y in of.items()]
+        found.append((f"{base.replace('_', ' ').capitalize()} by class", words, bars))
+    return found
 
 
 def _samples(sets: Sequence[ExampleSet]) -> Values:

@@ -276,7 +276,7 @@ def report(where: str | Path) -> Path:
 
 def write_report(directory: RunDirectory, report: records.Report) -> None:
     """Write `report` as the page of the run in `directory`."""
-    from stoker.reporting.run_page import render_html  # noqa: PLC0415 - Plotly: the first update would wait for it
+    from stoker.reporting.run_page import render_html  # noqa: PLC0415 - Jinja: the first update would wait for it
 
     write_atomic(directory.report_path, render_html(report, read_examples(directory)), what="the report")
 

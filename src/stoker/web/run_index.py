@@ -27,6 +27,7 @@ from stoker.records import Event, JobSpec, Launch, Run, loads
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
 from stoker.reporting.history import as_number, numbers
+from stoker.reporting.run_documents import forecast_of, price_of, short
 from stoker.reporting.wording import headline_metric
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
@@ -44,7 +45,6 @@ _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
 """A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
-_LONGEST_NAME = 160
 
 State = str
 """queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
@@ -102,12 +102,6 @@ def read_json(root: Path, name: str, most_bytes: int = MOST_RECORD_BYTES) -> dic
     except (StokerError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def short(text: object, most: int = _LONGEST_NAME) -> str:
-    """Text of a record, printable and bounded: it may hold anything."""
-    shown = printable(str(text)[: most + 1])
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 class RunIndex:
@@ -478,36 +472,6 @@ def _count(value: JSON) -> int:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _inner(document: JSON, *path: str | int) -> JSON:
-    """A value inside of JSON from elsewhere; None where the path does not lead to one."""
-    for key in path:
-        try:
-            document = document[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return document
-
-
-def forecast_of(decision: dict[str, JSON]) -> dict[str, JSON]:
-    """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
-    forecast = _inner(decision, "candidates", 0, "forecast")
-    found: dict[str, JSON] = {
-        "device": _inner(decision, "device"),
-        "is_settled": _inner(decision, "is_settled") is not False,
-    }
-    for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
-        ends = [as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
-        if None not in ends:
-            found[name] = ends
-    return found
-
-
-def price_of(decision: dict[str, JSON]) -> float | None:
-    """What an hour of the chosen plan's devices costs [USD]; None where that is not known."""
-    price = as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
-    return price if price is not None and 0 < price < 1e9 else None
 
 
 def launch_of(root: Path, name: str) -> dict[str, JSON] | None:

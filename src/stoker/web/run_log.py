@@ -1,175 +1,51 @@
-"""A run's log of events, folded as it grows: columns of progress, evaluations, what was logged, and what happened.
+"""A run's log of events as a file that grows, read by a page.
 
 `RunLog.read` takes in what was appended since the last call: a long run costs no more to watch than a short one.
-A `resumed` event drops what lies beyond its position, as `reporting.history.live_history` does. Progress is kept twice:
-as columns for charts, and in at most `2 * _MOST_SEGMENTS` events that stand for their neighbours with the same sums, so
-that a report made of them shows the same times and rates.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-from stoker.records import Event
-from stoker.records.codec import JSON
 from stoker.records.progress import MOST, read_event
-from stoker.reporting.history import as_number
-from stoker.reporting.summary import NOT_TRAINING
+from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, row_of
 from stoker.store.foreign_files import open_below
 
 EVENTS = "events.jsonl"
-COLUMNS = (
-    "samples",
-    "updates",
-    "at",
-    "wall_s",
-    "loss",
-    "lr",
-    "grad_norm",
-    "samples_per_s",
-    "resident_bytes",
-    "data_s",
-    "split_s",
-)
-"""Of progress: `data_s` is the time waited for data, `split_s` all of the time that the event stands for."""
-_SAMPLES, _RATE = COLUMNS.index("samples"), COLUMNS.index("samples_per_s")
-
+_SAMPLES = COLUMNS.index("samples")
 _CHUNK_BYTES = 4 * 2**20
 _LONGEST_LINE = 8 * 2**20
 """Bytes of a line; longer ones are passed over: no event of ours has a tenth of it."""
-_MOST_SEGMENTS = 256
-_FIRST_KEPT, _LAST_KEPT = 400, 2000
-_MOST_NAMES, _MOST_MEDIA = 200, 2000
-
-Points = list[tuple[float, float]]
-"""(samples, value) pairs in order."""
 
 
-class Table:
-    """Rows of floats that grow at the end: positions ascend, and rows beyond a position can be dropped."""
-
-    def __init__(self, width: int) -> None:
-        self._rows = np.empty((256, width))
-        self.length = 0
-
-    @property
-    def rows(self) -> np.ndarray:
-        """All rows [n, width]."""
-        return self._rows[: self.length]
-
-    def extend(self, rows: np.ndarray) -> None:
-        """Add rows."""
-        needed = self.length + len(rows)
-        if needed > len(self._rows):
-            grown = np.empty((max(needed, 2 * len(self._rows)), self._rows.shape[1]))
-            grown[: self.length] = self.rows
-            self._rows = grown
-        self._rows[self.length : needed] = rows
-        self.length = needed
-
-    def drop_beyond(self, position: float) -> np.ndarray:
-        """Remove the rows whose first column is above `position`; a copy of them."""
-        kept = int(np.searchsorted(self.rows[:, 0], position, side="right"))
-        dropped: np.ndarray = self.rows[kept:].copy()
-        self.length = kept
-        return dropped
-
-
-@dataclass
-class _Segment:
-    """Several progress events in a row: the last one's fields, and sums over all of them."""
-
-    event: dict[str, JSON]
-    at: float
-    count: int = 1
-    split_s: dict[str, float] = field(default_factory=dict)
-    samples: float = 0.0
-    busy_s: float = 0.0
-
-    def absorb(self, later: _Segment) -> None:
-        """Stand for `later` too."""
-        self.event, self.at, self.count = later.event, later.at, self.count + later.count
-        for phase, seconds in later.split_s.items():
-            self.split_s[phase] = self.split_s.get(phase, 0.0) + seconds
-        self.samples += later.samples
-        self.busy_s += later.busy_s
-
-    def as_event(self) -> Event:
-        """One progress event with the sums: its rate is the mean over the time trained."""
-        rate = self.samples / self.busy_s if self.busy_s else 0.0
-        known = {name: value for name, value in self.event.items() if not isinstance(value, dict | list)}
-        return Event(
-            kind="progress", at=self.at, fields={**known, "split_s": dict(self.split_s), "samples_per_s": rate}
-        )
-
-
-@dataclass(frozen=True)
-class Kept:
-    """An event that is no progress, and the offset [bytes] after its line."""
-
-    offset: int
-    event: Event
-
-
-@dataclass(frozen=True)
-class Medium:
-    """A picture or a text that the run logged: its name, position [samples], and file or content."""
-
-    name: str
-    samples: float
-    at: float
-    content: str
-
-
-class RunLog:
+class RunLog(FoldedLog):
     """The log of one run.
 
     Attributes:
         offset: the byte after the last whole line that was taken in.
         size: bytes of the file when it was last looked at; what is between is still to be read.
         identity: device and inode of the file; another one means that the log was replaced, and is read anew.
-        evaluations: by (split, metric) its points.
-        scalars: by name the points of `stoker.log`.
-        superseded_s: training time of what was done again after a resume [s].
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self._root, self._name = root, f"{name}/{EVENTS}"
         self.identity: tuple[int, int] | None = None
-        self._clear()
+        self._forget()
 
-    def _clear(self) -> None:
-        self.offset = self.size = self.num_damaged = self.num_checkpoints = 0
-        self.progress = Table(len(COLUMNS))
-        self.evaluations: dict[tuple[str, str], Points] = {}
-        self.scalars: dict[str, Table] = {}
-        self.images: list[Medium] = []
-        self.texts: list[Medium] = []
-        self.superseded_s = 0.0
-        self._first: list[Kept] = []
-        self._last: deque[Kept] = deque(maxlen=_LAST_KEPT)
-        self._history: list[_Segment | Kept] = []
-        self._per_segment = 1
-        self._num_segments = 0
+    def _forget(self) -> None:
+        super().__init__()
+        self.offset = self.size = self.num_damaged = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether all that was in the file has been read."""
         return self.offset >= self.size
-
-    @property
-    def kept(self) -> list[Kept]:
-        """The events that are no progress, in order; of very many the middle ones are left out."""
-        return [*self._first, *self._last]
 
     def read(self, most_bytes: int = 2**62) -> bool:
         """Take in at most about `most_bytes` of what is new; whether the log was replaced since the last call.
@@ -183,13 +59,13 @@ class RunLog:
         except (FileNotFoundError, NotADirectoryError):
             if self.identity is not None:
                 self.identity, was_replaced = None, True
-                self._clear()
+                self._forget()
             return was_replaced
         try:
             status = os.fstat(descriptor)
             if self.identity != (status.st_dev, status.st_ino) or status.st_size < self.offset:
                 was_replaced = self.identity is not None
-                self._clear()
+                self._forget()
             self.identity, self.size = (status.st_dev, status.st_ino), status.st_size
             for content, num_bytes in _whole_lines(descriptor, self.offset, min(self.size, self.offset + most_bytes)):
                 self._take(content)
@@ -205,15 +81,14 @@ class RunLog:
     def _take(self, content: bytes) -> None:
         """Whole lines, which follow those before."""
         rows: list[list[float]] = []
-        latest = self.progress.rows[-1, _SAMPLES] if self.progress.length else -math.inf
-        offset = self.offset
+        latest, offset = self._latest, self.offset
         for line in content.split(b"\n")[:-1]:
             offset += len(line) + 1
             try:
                 document = orjson.loads(line)
                 kind, fields = document["kind"], document["fields"]
                 if kind == "progress":
-                    row = _row(document["at"], fields)
+                    row = row_of(document["at"], fields)
                     if not 0 <= row[_SAMPLES] <= MOST:
                         raise ValueError("a progress has a position")
                 else:
@@ -227,11 +102,11 @@ class RunLog:
                     self._go_back(row[_SAMPLES])
                 rows.append(row)
                 latest = row[_SAMPLES]
-                self._append_segment(document["at"], fields, row)
+                self._take_progress(document["at"], fields, row)
                 continue
             self._flush(rows)
             self._take_other(Kept(offset, event))
-            latest = self.progress.rows[-1, _SAMPLES] if self.progress.length else -math.inf
+            latest = self._latest
         self._flush(rows)
 
     def take_progress(self, lines: Iterable[bytes]) -> None:
@@ -241,163 +116,13 @@ class RunLog:
             with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
                 document = orjson.loads(line)
                 if document["kind"] == "progress":
-                    rows.append(_row(document["at"], document["fields"]))
+                    rows.append(row_of(document["at"], document["fields"]))
         self._flush(sorted(row for row in rows if 0 <= row[_SAMPLES] <= MOST))
 
     def _flush(self, rows: list[list[float]]) -> None:
         if rows:
             self.progress.extend(np.array(rows))
             rows.clear()
-
-    def _append_segment(self, at: float, fields: dict[str, JSON], row: list[float]) -> None:
-        """Take a progress event into the last segment, or begin another; called for every line of a long log."""
-        last = self._history[-1] if self._history else None
-        if not isinstance(last, _Segment) or last.count >= self._per_segment:
-            last = _Segment(fields, at, count=0)
-            self._history.append(last)
-            self._num_segments += 1
-        last.event, last.at = fields, at
-        last.count += 1
-        split = fields.get("split_s")
-        if isinstance(split, dict) and len(split) < 32:
-            total, busy_s = last.split_s, 0.0
-            for phase, seconds in split.items():
-                if isinstance(seconds, float | int):
-                    total[phase] = total.get(phase, 0.0) + seconds
-                    if phase not in NOT_TRAINING:
-                        busy_s += seconds
-            last.busy_s += busy_s
-            rate = row[_RATE]
-            if math.isfinite(rate):
-                last.samples += rate * busy_s
-        if self._num_segments > 2 * _MOST_SEGMENTS:
-            self._condense()
-
-    def _condense(self) -> None:
-        """Let each two neighbouring segments be one."""
-        self._per_segment *= 2
-        merged: list[_Segment | Kept] = []
-        for item in self._history:
-            last = merged[-1] if merged else None
-            if (
-                isinstance(item, _Segment)
-                and isinstance(last, _Segment)
-                and (last.count + item.count <= self._per_segment)
-            ):
-                last.absorb(item)
-            else:
-                merged.append(item)
-        self._history = merged
-        self._num_segments = sum(isinstance(item, _Segment) for item in merged)
-        if self._num_segments > 2 * _MOST_SEGMENTS:  # so many events between them that few have neighbours
-            self._num_segments = 0
-
-    def _take_other(self, kept: Kept) -> None:
-        event = kept.event
-        position = as_number(event.fields.get("samples"))
-        if event.kind == "resumed" and position is not None:
-            self._go_back(position)
-        elif event.kind == "evaluated" and position is not None:
-            self._take_evaluation(event, position)
-        elif event.kind == "logged":
-            self._take_logged(event)
-            return
-        elif event.kind == "checkpointed":
-            self.num_checkpoints += 1
-        if len(self._first) < _FIRST_KEPT:
-            self._first.append(kept)
-        else:
-            self._last.append(kept)
-        self._history.append(kept)
-        if len(self._history) > 4 * (_FIRST_KEPT + _LAST_KEPT):  # far more evaluations than a report shows
-            del self._history[_FIRST_KEPT : _FIRST_KEPT + _LAST_KEPT]
-
-    def _go_back(self, position: float) -> None:
-        """Drop what lies beyond a position [samples], as a run does that goes on from there."""
-        split_s = COLUMNS.index("split_s")
-        self.superseded_s += float(np.nansum(self.progress.drop_beyond(position)[:, split_s]))
-        for points in self.evaluations.values():
-            while points and points[-1][0] > position:
-                points.pop()
-        for table in self.scalars.values():
-            table.drop_beyond(position)
-        self.images = [one for one in self.images if one.samples <= position]
-        self.texts = [one for one in self.texts if one.samples <= position]
-
-    def _take_evaluation(self, event: Event, position: float) -> None:
-        split, metrics = str(event.fields.get("split", "valid"))[:80], event.fields.get("metrics")
-        for name, value in metrics.items() if isinstance(metrics, dict) else ():
-            number, bare = as_number(value), str(name).removeprefix(f"{split}/")[:80]
-            key = (split, bare)
-            if (
-                number is None
-                or bare.endswith("]")
-                or (key not in self.evaluations and len(self.evaluations) >= _MOST_NAMES)
-            ):
-                continue
-            points = self.evaluations.setdefault(key, [])
-            if points and points[-1][0] == position:
-                points.pop()
-            points.append((position, number))
-
-    def _take_logged(self, event: Event) -> None:
-        scalars = event.fields.get("scalars")
-        for name, points in scalars.items() if isinstance(scalars, dict) else ():
-            label = str(name)[:80]
-            if label not in self.scalars and len(self.scalars) >= _MOST_NAMES:
-                continue
-            pairs = (
-                [
-                    (x, y)
-                    for pair in points
-                    if isinstance(pair, list) and len(pair) == 2
-                    if (x := as_number(pair[0])) is not None
-                    and (y := as_number(pair[1])) is not None
-                    and math.isfinite(x)
-                ]
-                if isinstance(points, list)
-                else []
-            )
-            table = self.scalars.setdefault(label, Table(2))
-            if pairs:
-                table.drop_beyond(np.nextafter(min(pairs)[0], -math.inf))
-                table.extend(np.array(sorted(pairs, key=lambda pair: pair[0])))
-        for kind, known in (("images", self.images), ("texts", self.texts)):
-            entries = event.fields.get(kind)
-            for entry in entries if isinstance(entries, list) else ():
-                with suppress(TypeError, KeyError, ValueError):
-                    content = str(entry["file" if kind == "images" else "text"])[:20_000]
-                    known.append(Medium(str(entry["name"])[:80], float(entry["samples"]), event.at, content))
-            del known[:-_MOST_MEDIA]
-
-    def events(self) -> tuple[Event, ...]:
-        """Events for a report, in order: progress in condensed form, `logged` left out."""
-        return tuple(item.as_event() if isinstance(item, _Segment) else item.event for item in self._history)
-
-
-_NUMBERS = ("loss", "lr", "grad_norm", "samples_per_s", "resident_bytes")
-
-
-def _row(at: float, fields: Mapping[str, JSON]) -> list[float]:
-    """A row of `COLUMNS`; NaN for what is missing or no number."""
-    split = fields.get("split_s")
-    data_s = split_s = 0.0
-    if isinstance(split, dict):
-        for phase, seconds in split.items():
-            if isinstance(seconds, float | int):
-                split_s += seconds
-                if phase == "data":
-                    data_s = seconds
-    row = [_number(fields.get("samples")), _number(fields.get("updates")), _number(at), _number(fields.get("wall_s"))]
-    row += [_number(fields.get(name)) for name in _NUMBERS]
-    return [*row, data_s, split_s]
-
-
-def _number(value: JSON) -> float:
-    if type(value) is float:
-        return value
-    found = as_number(value)
-    return math.nan if found is None else found
 
 
 def _whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -420,37 +145,3 @@ def _whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes,
             rest, is_first = b"", False
         else:
             rest += piece
-
-
-Column = list[float | None]
-"""Numbers for JSON; None where there is none."""
-
-
-def downsampled(
-    x: np.ndarray, columns: Mapping[str, np.ndarray], start: float, end: float, px: int
-) -> dict[str, Column]:
-    """The columns between two values of `x`, at most two points for each of `px` pixel columns: the least and the most.
-
-    All columns share the positions under "x": the first and the last of each pixel column. NaN are None. One point to
-    each side of the stretch is included, so that lines reach its edges.
-    """
-    first = max(0, int(np.searchsorted(x, start, side="left")) - 1)
-    last = min(len(x), int(np.searchsorted(x, end, side="right")) + 1)
-    x = x[first:last]
-    if len(x) <= 2 * px:
-        return {"x": x.tolist(), **{name: _listed(values[first:last]) for name, values in columns.items()}}
-    edges = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], px + 1)[:-1], side="left"))
-    ends = np.append(edges[1:], len(x)) - 1
-    positions = np.column_stack([x[edges], x[ends]]).ravel()
-    found: dict[str, Column] = {"x": positions.tolist()}
-    for name, values in columns.items():
-        part = values[first:last]
-        low, high = np.fmin.reduceat(part, edges), np.fmax.reduceat(part, edges)
-        rises = part[edges] <= part[ends]
-        found[name] = _listed(np.column_stack([np.where(rises, low, high), np.where(rises, high, low)]).ravel())
-    return found
-
-
-def _listed(values: np.ndarray) -> Column:
-    """Numbers for JSON; None for those that are not finite."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]

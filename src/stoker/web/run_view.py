@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from stoker.errors import BadRun, StokerError
 from stoker.records import (
@@ -26,190 +23,50 @@ from stoker.records import (
     RankTimes,
     Report,
     Run,
-    from_json,
     loads,
 )
 from stoker.records.codec import JSON, Record
 from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.run import ExampleSet, ExampleSets, leaves
-from stoker.reporting import history
-from stoker.reporting.event_text import describe_event
+from stoker.reporting import run_documents
+from stoker.reporting.folded_log import COLUMNS, Table
+from stoker.reporting.run_documents import short
 from stoker.reporting.run_sections import render_sections
 from stoker.store.foreign_files import open_below, read_below
-from stoker.web.run_index import Row, forecast_of, price_of, read_json, short
-from stoker.web.run_log import COLUMNS, EVENTS, Kept, RunLog, Table, downsampled
+from stoker.web.run_index import Row, read_json
+from stoker.web.run_log import EVENTS, RunLog
 
 R = TypeVar("R", bound=Record)
 
 _MOST_BYTES = 64 * 2**20
-_MOST_EVENTS = 300
-_MOST_TEXT = 400
 _PREVIEW_LINES = 1500
 _MOST_HTML = 4_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def event_document(kept: Kept) -> dict[str, JSON]:
-    """An event as a line of a page's log, with the fields that charts take."""
-    event, fields = kept.event, kept.event.fields
-    document: dict[str, JSON] = {
-        "kind": event.kind,
-        "at": event.at,
-        "offset": kept.offset,
-        "samples": history.number(event, "samples"),
-        "text": short(describe_event(event), _MOST_TEXT),
-    }
-    if event.kind == "evaluated":
-        metrics = {
-            short(name, 80): value
-            for name, value in list(history.evaluation_metrics(event).items())[:200]
-            if not name.endswith("]")
-        }
-        document |= {
-            "split": short(fields.get("split", "valid"), 80),
-            "took_s": history.finite(event, "took_s"),
-            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
-        }
-    if event.kind == "logged" and isinstance(fields.get("scalars"), Mapping):
-        document["scalars"] = {
-            short(name, 80): points[:2000]
-            for name, points in list(fields["scalars"].items())[:200]
-            if isinstance(points, list)
-        }
-        document["has_media"] = bool(fields.get("images") or fields.get("texts"))
-    return document
-
-
 def run_document(row: Row, log: RunLog) -> dict[str, JSON]:
     """What a run's page begins with; the stream goes on from `offset`."""
     decision = read_json(row.root, f"{row.name}/plan.json")
-    evaluations = {
-        f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
-        for (split, name), points in log.evaluations.items()
-    }
-    kept = [one for one in log.kept if one.event.kind != "checkpointed"]
-    shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
+    read = {**_read_so_far(log), "num_damaged": log.num_damaged}
+    return run_documents.run_document(row.document, log, decision) | read
+
+
+def series_document(row: Row, log: RunLog, *, preview: Table | None, **asked: Any) -> dict[str, JSON]:
+    """The run's series, as `run_documents.series_document` is asked for them, and how much of the log they are of."""
+    price = row.document.get("price_per_h")
+    found = run_documents.series_document(log, price_per_h=price, preview=preview, **asked)
+    read = _read_so_far(log)
+    return found | read | {"is_whole": read["is_whole"] and preview is None}
+
+
+def _read_so_far(log: RunLog) -> dict[str, JSON]:
+    """How much of a log was read, and which file it is."""
     return {
-        "row": row.document,
-        "log": _identity(log),
+        "log": "" if log.identity is None else f"{log.identity[0]}.{log.identity[1]}",
         "offset": log.offset,
         "is_whole": log.is_whole,
         "read_share": log.offset / log.size if log.size else 1.0,
-        "num_damaged": log.num_damaged,
-        "forecast": forecast_of(decision),
-        "price_per_h": price_of(decision),
-        "plans": _plans(log),
-        "events": [event_document(one) for one in shown],
-        "num_events": len(kept),
-        "num_checkpoints": log.num_checkpoints,
-        "superseded_s": log.superseded_s,
-        "spans": _spans(log),
-        "evaluations": evaluations,
-        "scalars": sorted(log.scalars),
-        "images": [[one.name, one.samples, one.content] for one in log.images],
-        "texts": [[one.name, one.samples, one.content] for one in log.texts],
     }
-
-
-def _identity(log: RunLog) -> str:
-    return "" if log.identity is None else f"{log.identity[0]}.{log.identity[1]}"
-
-
-def _plans(log: RunLog) -> list[dict[str, JSON]]:
-    """The plans that were settled on or changed to: from which sample, in words."""
-    found: list[dict[str, JSON]] = []
-    for kept in log.kept:
-        event = kept.event
-        plan = event.fields.get("new" if event.kind == "replanned" else "plan")
-        if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
-            with suppress(ValueError, TypeError):
-                words = from_json(plan, Plan).in_words()
-                found.append(
-                    {
-                        "samples": history.number(event, "samples") or 0.0,
-                        "plan": short(words, 300),
-                        "kind": event.kind,
-                        "why": short(event.fields.get("why") or "", 300),
-                    }
-                )
-    return found[-60:]
-
-
-def _spans(log: RunLog) -> list[list[JSON]]:
-    """By the clock what the run's processes did: (began [s since 1970], ended, what)."""
-    spans: list[list[JSON]] = []
-    began: float | None = None
-    for kept in log.kept:
-        event = kept.event
-        if event.kind == "planned":
-            spans.append([event.at - min(86_400.0, history.finite(event, "took_s") or 0.0), event.at, "planning"])
-        elif event.kind == "started":
-            began = event.at
-        elif event.kind in ("stopped", "finished") and began is not None:
-            spans.append([began, max(began, event.at), "training"])
-            began = None
-        elif event.kind == "evaluated":
-            took_s = history.finite(event, "took_s") or 0.0
-            spans.append([event.at - took_s, event.at, "evaluation"])
-    if began is not None:
-        at = COLUMNS.index("at")
-        last = float(log.progress.rows[-1, at]) if log.progress.length else began
-        spans.append([began, max(began, last), "training"])
-    return spans[-500:]
-
-
-def series_document(
-    log: RunLog,
-    *,
-    over: str,
-    start: float | None,
-    end: float | None,
-    px: int,
-    scalars: Sequence[str],
-    price_per_h: float | None = None,
-    preview: Table | None = None,
-) -> dict[str, JSON]:
-    """Columns of progress and logged scalars between two positions of the axis `over`, for `px` pixels.
-
-    `over` is samples, wall_s, updates, or cost (of the price). Unknown names are an error of the page, not of a user.
-    """
-    rows = (log.progress if preview is None else preview).rows
-    x = _axis(rows, over, price_per_h)
-    named = {name: rows[:, index] for index, name in enumerate(COLUMNS) if name not in ("updates", "at", "samples")}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        named["waiting"] = np.where(rows[:, -1] > 0, rows[:, -2] / rows[:, -1], np.nan)
-    del named["data_s"], named["split_s"], named["wall_s"]
-    named = {name: values for name, values in named.items() if np.isfinite(values).any()}
-    low, high = (-math.inf if start is None else start), (math.inf if end is None else end)
-    document: dict[str, JSON] = {
-        "offset": log.offset,
-        "log": _identity(log),
-        "is_whole": log.is_whole and preview is None,
-        "read_share": log.offset / log.size if log.size else 1.0,
-        "num_points": log.progress.length,
-        "progress": downsampled(x, named, low, high, px),
-        "scalars": {},
-    }
-    samples = rows[:, 0]
-    for name in scalars:
-        if (table := log.scalars.get(name)) is not None and table.length:
-            at = table.rows[:, 0] if over == "samples" or not len(samples) else np.interp(table.rows[:, 0], samples, x)
-            document["scalars"][name] = downsampled(at, {"y": table.rows[:, 1]}, low, high, px)
-    if over != "samples" and len(samples):
-        document["evaluations"] = {
-            f"{split} {name}": [[float(np.interp(at, samples, x)), y if math.isfinite(y) else None] for at, y in points]
-            for (split, name), points in log.evaluations.items()
-        }
-    return document
-
-
-def _axis(rows: np.ndarray, over: str, price_per_h: float | None) -> np.ndarray:
-    name = "wall_s" if over == "cost" else over
-    if name not in ("samples", "wall_s", "updates"):
-        raise BadRun(f"there is no axis {short(over, 40)!r}")
-    x = np.nan_to_num(rows[:, COLUMNS.index(name)], nan=0.0)
-    ascending: np.ndarray = np.maximum.accumulate(x) if len(x) else x
-    return ascending * ((price_per_h or 0.0) / 3600) if over == "cost" else ascending
 
 
 def preview_of(row: Row) -> Table:
@@ -320,19 +177,6 @@ def _is_drawn(example: object) -> bool:
             except ValueError:
                 return False
     return True
-
-
-def confusion_document(row: Row) -> list[dict[str, JSON]]:
-    """Confusion matrices of the splits that have one: classes, and a row of counts for each class of the targets."""
-    return [
-        {
-            "split": short(one.split, 40),
-            "counts": [list(line[:64]) for line in one.confusion[:64]],
-            "classes": [short(name, 40) for name in one.classes[:64]],
-        }
-        for one in examples_of(row)
-        if one.confusion is not None
-    ]
 
 
 def picture_of(row: Row, log: RunLog, file: str) -> bytes:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import threading
 import time
@@ -35,14 +36,16 @@ from starlette.routing import Route
 from stoker.errors import BadRun, StokerError
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
-from stoker.reporting.pages import COLOURS
+from stoker.reporting.folded_log import Kept
+from stoker.reporting.pages import colour_sheet
+from stoker.reporting.run_documents import confusion_document, event_document, short
 from stoker.store.foreign_files import open_below
 from stoker.store.run_query import selected_ids
 from stoker.web import control, other_views, run_view
 from stoker.web.access import LOADER, Access, content_policy
 from stoker.web.alerts import Alert, alerts_of, send
-from stoker.web.run_index import Row, RunIndex, short
-from stoker.web.run_log import EVENTS, Kept, RunLog
+from stoker.web.run_index import Row, RunIndex
+from stoker.web.run_log import EVENTS, RunLog
 from stoker.web.services import Service, ask_all
 
 _LIVE_S, _SCAN_S, _IDLE_SCAN_S = 1.0, 5.0, 15.0
@@ -327,21 +330,21 @@ class Ui:
             except ValueError:
                 raise BadRun(f"{name} is no number") from None
 
+        start, end = number("from"), number("to")
         px = int(min(4000, max(50, number("px") or 1000)))
         return await asyncio.to_thread(
             run_view.series_document,
+            row,
             log,
+            preview=preview,
             over=query.get("over", "samples"),
-            start=number("from"),
-            end=number("to"),
+            between=(-math.inf if start is None else start, math.inf if end is None else end),
             px=px,
             scalars=query.getlist("scalar")[:200],
-            price_per_h=row.document.get("price_per_h"),
-            preview=preview,
         )
 
     async def _confusion(self, row: Row, _: Request) -> Any:
-        return await asyncio.to_thread(run_view.confusion_document, row)
+        return await asyncio.to_thread(lambda: confusion_document(run_view.examples_of(row)))
 
     async def _sections(self, request: Request) -> Response:
         row = self._row(request)
@@ -520,6 +523,7 @@ _OF_PROGRESS = (
     "epoch",
     "loss",
     "lr",
+    "lrs",
     "grad_norm",
     "samples_per_s",
     "eta_s",
@@ -542,7 +546,7 @@ def _line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
                 "offset": offset,
                 **{name: fields[name] for name in _OF_PROGRESS if name in fields},
             }
-        return run_view.event_document(Kept(offset, read_event(line)))
+        return event_document(Kept(offset, read_event(line)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -574,24 +578,15 @@ _SHELL = (
     "<title>Stoker</title>\n"
     + "".join(
         f'<link rel="stylesheet" href="/static/{name}.css">\n'
-        for name in ("colours", "page", "data_page", "vendor/uPlot", "ui")
+        for name in ("colours", "page", "data_page", "vendor/uPlot", "run", "ui")
     )
     + '<link rel="icon" href="/static/icon.svg">\n'
     + f"</head>\n<body>\n<script>{LOADER}</script>\n</body>\n</html>\n"
 )
 
 
-def _colours() -> str:
-    """The style sheet of the colours that pages and reports share; a page may be set to one of both themes."""
-    light, dark = ("".join(f"--{name}:{pair[number]};" for name, pair in COLOURS.items()) for number in (0, 1))
-    return (
-        f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-        f":root[data-theme=dark]{{{dark}}}\n"
-    )
-
-
 async def _static(request: Request) -> Response:
-    """Files of the page: this package's, and the style sheets that it shares with reports."""
+    """Files of the page: this package's, and the scripts and style sheets that it shares with reports."""
     name = str(request.path_params["name"])
     content = _static_files().get(name)
     if content is None:
@@ -605,14 +600,13 @@ async def _static(request: Request) -> Response:
 def _static_files() -> dict[str, str]:
     """All files that may be asked for, by name: nothing else is read for a request."""
     if not _FILES:
-        ours, reports = resources.files("stoker.web").joinpath("static"), resources.files("stoker.reporting")
-        for folder, prefix in ((ours, ""), (ours.joinpath("vendor"), "vendor/")):
-            for file in folder.iterdir():
-                if file.is_file() and Path(file.name).suffix in _KINDS:
-                    _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
-        for sheet in ("page.css", "data_page.css"):
-            _FILES[sheet] = reports.joinpath(sheet).read_text(encoding="utf-8")
-        _FILES["colours.css"] = _colours()
+        for package in ("stoker.reporting", "stoker.web"):
+            folder = resources.files(package).joinpath("static")
+            for inner, prefix in ((folder, ""), (folder.joinpath("vendor"), "vendor/")):
+                for file in inner.iterdir() if inner.is_dir() else ():
+                    if file.is_file() and Path(file.name).suffix in _KINDS:
+                        _FILES[prefix + file.name] = file.read_text(encoding="utf-8")
+        _FILES["colours.css"] = colour_sheet()
     return _FILES
 
 

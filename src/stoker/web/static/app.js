@@ -14,7 +14,7 @@ const PAGES = [
   ["/places", "Places", () => import("./places.js")],
   ["/data", "Data", () => import("./data_checks.js")],
 ];
-const INNER = [["/run/", "/", () => import("./run.js")], ["/study/", "/studies", () => import("./studies.js")],
+const INNER = [["/run/", "/", () => import("./run_live.js")], ["/study/", "/studies", () => import("./studies.js")],
   ["/plan/", "/plans", () => import("./plans.js")], ["/data/", "/data", () => import("./data_checks.js")]];
 
 /* Pages of what no stream tells of: asked for again whenever they are opened. */

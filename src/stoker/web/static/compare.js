@@ -3,9 +3,8 @@
 import { get } from "./api.js";
 import { follow, go, href, known, link } from "./app.js";
 import { Axis, COLOURS, joined, LineChart } from "./chart.js";
-import { empty, h, replace, section, table } from "./dom.js";
+import { empty, h, pill, replace, section, table } from "./dom.js";
 import * as format from "./format.js";
-import { metricOf, pill } from "./runs.js";
 
 const AXES = [["samples", "samples"], ["wall_s", "time"], ["cost", "money"]];
 const LABELS = { samples: format.shortCount, wall_s: (value) => format.seconds(Math.round(value)), cost: format.money };
@@ -71,7 +70,7 @@ export const open = async (main, _, query) => {
     const head = ["run", "state", "metric", "samples", "time", "cost", "throughput", ""];
     replace(outcomes, table(head, rows().map((row) => [
       h("span", { class: "key" }, h("i", { class: "swatch", style: { background: `var(--${colourOf(row.id)})` } }), link(href("run", row.id), row.name)), pill(row),
-      metricOf(row) ? `${metricOf(row)[0]} ${format.metric(...metricOf(row))}` : "", format.count(row.samples), format.seconds(row.wall_s), format.money(row.cost_usd), format.rate(row.samples_per_s),
+      format.metricOf(row) ? `${format.metricOf(row)[0]} ${format.metric(...format.metricOf(row))}` : "", format.count(row.samples), format.seconds(row.wall_s), format.money(row.cost_usd), format.rate(row.samples_per_s),
       h("button", { class: "plain", "aria-label": `Leave out ${row.name}`, onclick: () => go(`/compare?${ids.filter((id) => id !== row.id).map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "×"),
     ])));
   };

@@ -2,9 +2,9 @@
 
 import { get } from "./api.js";
 import { follow, href, known, link } from "./app.js";
-import { h, replace, section, table } from "./dom.js";
+import { h, pill, replace, section, table } from "./dom.js";
 import * as format from "./format.js";
-import { pill, progress } from "./runs.js";
+import { progress } from "./runs.js";
 
 export const open = async (main) => {
   document.title = "Places · Stoker";

@@ -2,13 +2,11 @@
 
 import { get, post, Refused } from "./api.js";
 import { follow, go, href, known, link, loadRuns, notify } from "./app.js";
-import { empty, h, replace, sparkline } from "./dom.js";
+import { empty, h, pill, replace, sparkline } from "./dom.js";
 import * as format from "./format.js";
 
 const STATES = ["running", "stalled", "planning", "queued", "stopped", "failed", "finished"];
 const LIVE = ["running", "planning", "stalled"];
-
-export const pill = (row) => h("span", { class: `state ${row.state}`, title: row.launch ? `${row.launch.place}: ${row.launch.why}` : row.failure || row.problem || "" }, row.state);
 
 const eta = (row) => {
   if (!row.eta_s) return "";
@@ -28,14 +26,13 @@ export const progress = (row) => {
     h("i", { class: `${row.state}`, style: { width: `${(100 * share).toFixed(1)}%` } }), h("span", {}, format.percent(share)));
 };
 
-export const metricOf = (row) => (row.metric && row.metric[1] !== null ? row.metric : row.loss !== null && row.loss !== undefined ? ["train loss", row.loss] : null);
 
 const COLUMNS = [
   { key: "state", title: "state", width: "96px", of: (row) => STATES.indexOf(row.state), cell: pill },
   { key: "name", title: "run", width: "minmax(170px, 2.4fr)", of: (row) => row.name, cell: (row) => h("div", { class: "who" }, link(href("run", row.id), row.name, { title: row.name }),
     h("span", { class: "note" }, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
   { key: "curve", title: "loss", width: "128px", cell: (row) => sparkline(row.curve ?? [], { isLive: LIVE.includes(row.state) }) },
-  { key: "metric", title: "metric", width: "minmax(110px, 1fr)", isNumber: true, of: (row) => metricOf(row)?.[1] ?? null, cell: (row) => { const found = metricOf(row); return found ? h("div", { class: "who" }, h("b", {}, format.metric(...found)), h("span", { class: "note" }, found[0])) : row.problem ? h("span", { class: "note bad", title: row.problem }, row.problem) : ""; } },
+  { key: "metric", title: "metric", width: "minmax(110px, 1fr)", isNumber: true, of: (row) => format.metricOf(row)?.[1] ?? null, cell: (row) => { const found = format.metricOf(row); return found ? h("div", { class: "who" }, h("b", {}, format.metric(...found)), h("span", { class: "note" }, found[0])) : row.problem ? h("span", { class: "note bad", title: row.problem }, row.problem) : ""; } },
   { key: "progress", title: "done", width: "112px", of: (row) => (row.total_samples ? row.samples / row.total_samples : 0), cell: progress },
   { key: "eta", title: "time to go", width: "minmax(120px, 1.1fr)", of: (row) => row.eta_s?.[0] ?? null, cell: eta },
   { key: "wall", title: "time", width: "92px", isNumber: true, of: (row) => row.wall_s, cell: (row) => format.seconds(row.wall_s) },

@@ -2,9 +2,8 @@
 
 import { get } from "./api.js";
 import { follow, href, known, link } from "./app.js";
-import { empty, h, replace, section, svg, table, tile } from "./dom.js";
+import { empty, h, pill, replace, section, svg, table, tile } from "./dom.js";
 import * as format from "./format.js";
-import { pill } from "./runs.js";
 
 const value = (one) => (typeof one === "number" ? format.number(one) : String(one ?? ""));
 

@@ -57,6 +57,9 @@ export const metric = (name, value) => {
   return isFraction(name) && value >= 0 && value <= 1 ? percent(value, 2) : number(value);
 };
 
+/* The metric that a row is known by: [name, value]; null before there is any. */
+export const metricOf = (row) => (row.metric && row.metric[1] !== null ? row.metric : row.loss !== null && row.loss !== undefined ? ["train loss", row.loss] : null);
+
 /* `1 h 5 min ± 4 min`, or `1 h 5 min (50 min to 2 h)` where the sides differ much. */
 export const interval = (value, low, high, form = seconds) => {
   const below = value - low, above = high - value;

@@ -1,25 +1,35 @@
-/* One run, live: what is known at a glance, charts, what happened by the clock, and the sections of its report. */
+/* One run: what is known at a glance, charts, what happened by the clock, and the sections of its report.
 
-import { get, getText, post } from "./api.js";
-import { follow, go, href, known, link, notify } from "./app.js";
+   The same on the live page and in a report. Where it all comes from is the source's matter:
+   state(), series(query), confusion()   promises of the documents that reporting/run_documents.py makes
+   picture(file)                         the address of a picture that the run logged
+   row()                                 the newest row of the run, if rows come; else that of its state
+   page                                  what only a page of a run that changes has, null for a report: sections() (its
+                                         text, which stands in a report already), links(row, what may be done),
+                                         gone(state), and follow(place, handlers) */
+
 import { Axis, joined, LineChart, COLOURS } from "./chart.js";
-import { empty, fromServer, h, replace, section, svg, tile } from "./dom.js";
+import { h, pill, replace, section, svg, tile } from "./dom.js";
 import * as format from "./format.js";
-import { metricOf, pill } from "./runs.js";
 
 const PX = 700;
 const SPAN_COLOURS = { planning: "amber", training: "ember", evaluation: "teal" };
 const MARK_COLOURS = { resumed: "ember", started: "grey", settled: "good", replanned: "violet", recovered: "amber", warned: "amber", stopped: "bad", skipped: "bad", finished: "good" };
+const MARK_LABELS = { resumed: "resumed", replanned: "another plan", settled: "settled" };
 const AXES = [["samples", "samples"], ["wall_s", "time"], ["cost", "money"]];
 const axisLabel = { samples: format.shortCount, wall_s: (value) => format.seconds(Math.round(value)), cost: format.money };
 
+/* On paper what is folded is open. */
+window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("details:not([open])")) { details.open = true; details.classList.add("folded"); } });
+window.addEventListener("afterprint", () => { for (const details of document.querySelectorAll("details.folded")) { details.open = false; details.classList.remove("folded"); } });
+
 /* The columns of one run over one axis: all of it for the width of a chart, and more of what is zoomed into. */
 class Series {
-  constructor(id, over) { this.id = id; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
+  constructor(source, over) { this.source = source; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
 
   async load(scalars) {
     this.scalars = scalars;
-    this.base = await get("series", { run: this.id, over: this.over, px: PX, scalar: scalars });
+    this.base = await this.source.series({ over: this.over, px: PX, scalar: scalars });
     this.detail = null;
     return this.base;
   }
@@ -28,7 +38,7 @@ class Series {
     if (!range) { this.detail = null; return true; }
     const [a, b] = range, width = b - a, mine = ++this.asked;
     if (this.detail && this.detail.from <= a && this.detail.to >= b && this.detail.to - this.detail.from < 8 * width) return false;
-    const found = await get("series", { run: this.id, over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
+    const found = await this.source.series({ over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
     if (mine !== this.asked) return false;
     this.detail = { ...found, from: a - width, to: b + width };
     return true;
@@ -53,20 +63,26 @@ class Series {
         if (name === "x") continue;
         values.push(name === "waiting" ? (whole ? (split.data ?? 0) / whole : null) : typeof event[name] === "number" ? event[name] : null);
       }
+      for (const [group, rate] of (event.lrs ?? []).entries()) {
+        const line = (part.rates[group] ??= { x: [], y: [] });
+        line.x.push(x); line.y.push(rate);
+      }
     }
     return this.base.progress.x.length > 5 * PX;
   }
 }
 
-export const open = async (main, id) => {
-  let state = await get("run", { run: id });
+export const open = async (main, source) => {
+  const { page } = source;
+  let state = await source.state();
   let offset = state.offset, log = state.log, over = "samples", isClosed = false;
   const axis = new Axis((range) => { clearTimeout(zooming); zooming = setTimeout(async () => { if (await series.zoom(range)) draw(); }, 60); pictures(); });
-  let zooming = null, series = new Series(id, over), evaluations = {}, drawing = null;
+  let zooming = null, series = new Series(source, over), evaluations = {}, drawing = null;
   const charts = new Map();
-  const row = () => known.rows.get(id) ?? state.row;
+  const row = () => source.row() ?? state.row;
   const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
-  const learning = h("div", { class: "figures live" }), running = h("div", { class: "figures live" }), own = h("div", { class: "figures live" });
+  const grid = () => h("div", { class: "figures live" }), learning = grid(), running = grid(), own = grid(), axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
+  const learningSection = section("Learning", axisChoice, learning), runningSection = section("Running", running);
   const ownSection = section("Logged", own), media = h("div"), timeline = h("div"), sections = h("div", { class: "sections", "aria-busy": "true" });
   const confusion = h("div"), events = h("ol", { class: "timeline" });
 
@@ -75,7 +91,7 @@ export const open = async (main, id) => {
     const found = [];
     if (over === "samples") {
       for (const event of state.events) {
-        if (event.samples && ["resumed", "replanned", "settled"].includes(event.kind)) found.push({ x: event.samples, colour: MARK_COLOURS[event.kind] });
+        if (event.samples && ["resumed", "replanned", "settled"].includes(event.kind)) found.push({ x: event.samples, colour: MARK_COLOURS[event.kind], label: MARK_LABELS[event.kind] });
       }
       if (row().state === "running") found.push({ x: row().total_samples, colour: "amber" });
     } else if (over === "wall_s" && forecast().total_s && row().status !== "finished") {
@@ -85,7 +101,7 @@ export const open = async (main, id) => {
   };
   const chart = (key, host, options) => {
     if (!charts.has(key)) {
-      const made = new LineChart({ axis, marks, series: [], ...options });
+      const made = new LineChart({ axis, marks, hasLegend: true, series: [], ...options });
       charts.set(key, made);
       host.append(made.element);
     }
@@ -94,15 +110,25 @@ export const open = async (main, id) => {
   const last = (values) => { for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index]; return null; };
   const extremes = (values) => { let low = Infinity, high = -Infinity; for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); } return [low, high]; };
 
+  /* A ring round the best evaluation, which is told by its position in samples. */
+  const bestOf = (measure, points, write) => {
+    const value = state.best?.metrics[measure];
+    if (typeof value !== "number" || measure === "loss") return [];
+    for (const [name, along] of Object.entries(points)) {
+      const index = name.split(" ").slice(1).join(" ") === measure ? (state.evaluations[name] ?? []).findIndex(([x, y]) => x === state.best.samples && y === value) : -1;
+      if (index >= 0 && along[index]) return [{ x: along[index][0], y: value, label: `best ${write(value)}` }];
+    }
+    return [];
+  };
   const draw = () => {
     drawing = null;
     if (isClosed || !series.shown) return;
     const { progress, scalars } = series.shown, all = series.base.progress;
-    const end = all.x.length ? all.x[all.x.length - 1] : 0;
+    const points = over === "samples" ? state.evaluations : evaluations;
+    const end = Math.max(all.x[all.x.length - 1] ?? 0, ...Object.values(points).map((values) => values[values.length - 1]?.[0] ?? 0));
     const expected = over === "samples" && row().status === "unfinished" ? row().total_samples : over === "wall_s" && row().status === "unfinished" ? forecast().total_s?.[2] ?? 0 : 0;
     axis.whole = [all.x.length && over !== "samples" ? Math.min(0, all.x[0]) : 0, Math.max(end, Math.min(expected, end * 3), 1e-9)];
     axis.label = axisLabel[over]; axis.name = over;
-    const points = over === "samples" ? state.evaluations : evaluations;
     const columns = (names) => names.map(([, x, y]) => [x, y]);
     const lines = (measure) => {
       const found = [];
@@ -113,14 +139,17 @@ export const open = async (main, id) => {
       }
       return found;
     };
-    const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 24);
+    const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 100);
     for (const measure of measures) {
-      const found = lines(measure);
+      const found = lines(measure).filter(([, , y]) => y.some((value) => value !== null));
       if (!found.length) continue;
       const isFraction = format.isFraction(measure) && found.every(([, , y]) => y.every((one) => one === null || (one >= 0 && one <= 1)));
       const made = chart(`metric ${measure}`, learning, { title: measure === "loss" ? "Loss" : measure.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()), y: isFraction ? (value) => format.percent(value, 1) : format.number, isFraction, mayBeLogarithmic: measure === "loss" });
       made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
-      made.caption = found.map(([label, , y]) => `${label} ${isFraction ? format.percent(last(y) ?? NaN, 2) : format.number(last(y))}`).join(" · ");
+      const write = (value) => (isFraction ? format.percent(value, 2) : format.number(value));
+      made.rings = bestOf(measure, points, write);
+      made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}${last(y) > extremes(y)[0] ? `, lowest ${write(extremes(y)[0])}` : ""}`)),
+        ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`)].join(" · ");
     }
     const one = (key, host, title, name, options, words) => {
       if (!progress[name]?.some((value) => value !== null)) return;
@@ -130,13 +159,20 @@ export const open = async (main, id) => {
       made.caption = words(all[name]);
     };
     const rate = forecast().samples_per_s, memory = forecast().peak_bytes;
-    one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: rate && rate[2] < 4 * rate[1] ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
-      (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}` : ""}`);
-    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: memory && memory[2] < 4 * memory[1] ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
+    const isNarrow = (estimate) => estimate && estimate[2] < 4 * estimate[1];  // a wide band would flatten the curve
+    one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: isNarrow(rate) ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
+      (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}${isNarrow(rate) ? "" : ", too wide to draw"}` : ""}`);
+    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: isNarrow(memory) ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
       (values) => `highest ${format.bytes(extremes(values)[1])}${memory ? `; forecast ${format.bytes(memory[0])}` : ""}`);
     one("waiting", running, "Waiting for data", "waiting", { y: (value) => format.percent(value, 1), isFromZero: true, isFraction: true, colour: "violet" }, (values) => `last ${format.percent(last(values), 1)} of the training time`);
     one("lr", running, "Learning rate", "lr", { isFromZero: true, colour: "teal" }, (values) => `highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
-    one("norm", running, "Gradient norm", "grad_norm", { isFromZero: true, colour: "violet" }, (values) => `before clipping; highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
+    const groups = series.shown.rates.filter((group) => group.x.length);
+    if (groups.length) {
+      const made = chart("groups", running, { title: "Learning rates by group", isFromZero: true });
+      made.set(joined(groups.map((group) => [group.x, group.y])), groups.map((_, index) => ({ label: `group ${index}`, colour: COLOURS[index % COLOURS.length] })));
+      made.caption = format.plural(groups.length, "group of parameters", "groups of parameters");
+    }
+    one("norm", running, "Gradient norm", "grad_norm", { isFromZero: true, colour: "violet" }, (values) => `before clipping, of one update each; highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
     for (const [index, name] of state.scalars.slice(0, 60).entries()) {
       const found = scalars[name];
       if (!found) continue;
@@ -144,6 +180,8 @@ export const open = async (main, id) => {
       made.set([found.x, found.y], [{ label: name, colour: COLOURS[index % COLOURS.length] }]);
       made.caption = `last ${format.number(last(found.y))}`;
     }
+    learningSection.hidden = !learning.children.length;
+    runningSection.hidden = !running.children.length;
     ownSection.hidden = !state.scalars.length && !state.images.length && !state.texts.length;
     for (const made of charts.values()) made.axis.draw();
     main.dataset.drawn = String(all.x.length);
@@ -158,16 +196,12 @@ export const open = async (main, id) => {
   };
 
   /* ----------------------------------------------------------------------------------------------------- the head */
-  const act = (what) => async () => {
-    try { notify((await post(`do/${what}`, { run: id })).said); } catch (error) { notify(`${error.message} ${error.remedy ?? ""}`, "failed"); }
-  };
   const showHead = () => {
-    const now = row(), found = metricOf(now), isLive = ["running", "planning", "stalled"].includes(now.state);
+    if (!page) return;
+    const now = row(), found = format.metricOf(now);
     document.title = `${now.name} · Stoker`;
     replace(head,
-      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.study && link(href("study", now.study), `of ${now.study}`), now.tags.map((tag) => h("span", { class: "tag" }, tag)),
-        h("span", { class: "actions" }, link(href("plan", id), "Plan"), link(`/compare?run=${encodeURIComponent(id)}`, "Compare with"),
-          known.info.control && [isLive && now.state !== "planning" && h("button", { class: "danger", onclick: act("stop") }, "Stop"), !isLive && now.status === "unfinished" && h("button", { onclick: act("resume") }, "Resume"), !isLive && now.status === "failed" && h("button", { onclick: act("resume") }, "Resume"), h("button", { class: "plain", onclick: act("fork") }, "Fork")])),
+      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.tags.map((tag) => h("span", { class: "tag" }, tag)), page.links(now)),
       now.note && h("p", { class: "note" }, now.note),
       h("div", { class: "hero" },
         h("div", { class: "result" }, h("p", { class: "label" }, found ? found[0].replace("/", " ") : "done"), h("p", { class: "big" }, found ? format.metric(...found) : format.percent(now.total_samples ? now.samples / now.total_samples : 0)),
@@ -239,27 +273,27 @@ export const open = async (main, id) => {
       const position = shownAt ?? at;
       label.textContent = `at ${format.count(position)} samples, ${positions.indexOf(position) + 1} of ${positions.length}`;
       slider.setAttribute("aria-valuetext", `${format.count(position)} samples`);
-      replace(grid, state.images.filter((one) => one[1] === position).map(([name, , file]) => h("figure", { class: "sample" }, h("img", { src: `/api/picture?${new URLSearchParams({ run: id, file })}`, alt: `${name} at ${format.count(position)} samples`, loading: "lazy" }), h("b", {}, name))));
+      replace(grid, state.images.filter((one) => one[1] === position).map(([name, , file]) => h("figure", { class: "sample" }, h("img", { src: source.picture(file), alt: `${name} at ${format.count(position)} samples`, loading: "lazy" }), h("b", {}, name))));
       replace(words, state.texts.filter((one) => one[1] === position).map(([name, , text]) => h("figure", {}, h("figcaption", {}, h("b", {}, name)), h("pre", {}, text))));
     };
     draw_();
+    slider.hidden = positions.length < 2;
     replace(media, h("div", { class: "slide" }, slider, label), grid, words);
   };
 
   const showConfusion = async () => {
-    if (row().status !== "finished") return;
-    const matrices = await get("confusion", { run: id });
-    replace(confusion, matrices.map(({ split, counts, classes }) => {
-      const names = counts.map((_, index) => classes[index] ?? String(index)), totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
-      return section(`Confusion, ${split}`, h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), names.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, counts.map((line, index) => h("tr", {}, h("th", { scope: "row" }, names[index]), line.map((cell, column) => h("td", { style: { "--share": (cell / totals[index]).toFixed(3) }, class: `${cell / totals[index] > 0.5 ? "strong" : ""}`, title: `${cell} of ${names[index]} taken for ${names[column]}` }, cell ? format.count(cell) : ""))))))));
+    const matrices = await source.confusion();
+    replace(confusion, matrices.map(({ split, counts, classes, words }) => {
+      const totals = counts.map((line) => line.reduce((sum, one) => sum + one, 0) || 1);
+      return section(`Confusion, ${split}`, h("p", { class: "note" }, words), h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": `Confusion, ${split}` }, h("table", { class: "confusion" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "wanted ↓ found →"), classes.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, counts.map((line, index) => h("tr", {}, h("th", { scope: "row" }, classes[index]), line.map((cell, column) => h("td", { style: { "--share": (cell / totals[index]).toFixed(3) }, class: `${cell / totals[index] > 0.5 ? "strong" : ""}`, title: `${cell} of ${classes[index]} taken for ${classes[column]} (${format.percent(cell / totals[index], 1)})` }, cell ? format.count(cell) : ""))))))));
     }));
   };
   const showSections = async () => {
+    if (!page) return;
     try {
-      const text = await getText("sections", { run: id });
+      const content = await page.sections();
       if (isClosed) return;
-      const content = fromServer(text);
       for (const part of content.querySelectorAll(".scroll")) { part.tabIndex = 0; part.setAttribute("role", "region"); part.setAttribute("aria-label", part.closest("section")?.querySelector("h2")?.textContent ?? "table"); }
       const isOpen = [...sections.querySelectorAll("details")].map((one) => one.open);
       sections.replaceChildren(content);
@@ -272,7 +306,7 @@ export const open = async (main, id) => {
   };
   let sectionsAt = 0, again = null, sectionsDue = null;
   const refetch = () => { clearTimeout(again); again = setTimeout(async () => {
-    state = await get("run", { run: id }).catch(() => state);
+    state = await source.state().catch(() => state);
     if (isClosed) return;
     offset = state.offset; log = state.log;
     showHead(); showTimeline(); showEvents(); pictures();
@@ -301,6 +335,7 @@ export const open = async (main, id) => {
         points.push([event.samples, value]);
         if (over !== "samples") { const x = series.base.progress.x; (evaluations[`${event.split} ${name}`] ??= []).push([x[x.length - 1] ?? 0, value]); }
       }
+      if (event.is_best) state.best = { samples: event.samples, metrics: event.metrics };
       state.spans.push([event.at - (event.took_s ?? 0), event.at, "evaluation"]);
       soon();
     } else if (event.kind === "logged") {
@@ -323,30 +358,30 @@ export const open = async (main, id) => {
   };
 
   /* ------------------------------------------------------------------------------------------------------- the page */
-  const axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
   const chooseAxis = async (name) => {
     over = name;
     axis.range = null;
-    series = new Series(id, over);
+    series = new Series(source, over);
     replace(axisChoice, h("span", { class: "note" }, "over"), AXES.filter(([one]) => one !== "cost" || row().price_per_h).map(([one, text]) => h("button", { class: "chip", "aria-pressed": String(one === over), onclick: () => chooseAxis(one) }, text)),
       h("span", { class: "note hint" }, "drag: zoom · shift-drag: pan · double click: all · keys: arrows + − 0"));
     await loadSeries();
   };
-  if (state.row.problem && state.row.status === "unreadable") {
-    replace(main, empty(state.row.name, state.row.problem, link("/", "All runs")));
-    follow({ rows: () => go(href("run", id)) });
-    return {};
-  }
-  main.className = "wide";
-  replace(main, head, notice, plan, section("Learning", axisChoice, learning), section("Running", running), ownSection, timeline, confusion, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
+  if (state.row.problem && state.row.status === "unreadable") return page.gone(state.row);
+  const parts = [learningSection, runningSection, ownSection, timeline, confusion];
+  if (page) {
+    main.className = "wide";
+    replace(main, head, notice, plan, parts, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
+  } else replace(main, parts);
   ownSection.append(media);
   showHead(); showTimeline(); showEvents(); pictures();
   await chooseAxis("samples");
-  follow({ rows: ({ removed }) => {
-    if (removed.includes(id)) { replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))); return; }
-    showHead();
-  } }, { id, place: () => ({ from: offset, log }), handlers: { event: take, refetch: (found) => { log = found.log; refetch(); } } });
+  page?.follow(() => ({ from: offset, log }), {
+    row: showHead,
+    removed: () => replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))),
+    event: take,
+    refetch: (found) => { log = found.log; refetch(); },
+  });
   showSections().then(showConfusion).catch(() => {});
-  const ticking = setInterval(() => { if (row().state === "running") showTiles(); }, 1000);
+  const ticking = setInterval(() => { if (page && row().state === "running") showTiles(); }, 1000);
   return { close: () => { isClosed = true; clearInterval(ticking); clearTimeout(again); clearTimeout(sectionsDue); for (const made of charts.values()) made.destroy(); main.className = ""; } };
 };

@@ -1,7 +1,7 @@
 "use strict";
 /* Draws the figures, repaints them when the browser turns dark or light, and prints them light. */
 (() => {
-  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const data = JSON.parse(document.getElementById("data").textContent);
   const darkness = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { displayModeBar: false, displaylogo: false };
 

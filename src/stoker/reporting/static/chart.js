@@ -1,7 +1,7 @@
 /* Line charts over one shared axis: drag to zoom, shift-drag or arrow keys to pan, wheel or + and - to zoom, 0 for all. */
 
 import uPlot from "./vendor/uPlot.js";
-import { h } from "./dom.js";
+import { h, replace } from "./dom.js";
 import * as format from "./format.js";
 
 export const COLOURS = ["blue", "ember", "teal", "violet", "amber", "good", "bad", "grey"];
@@ -10,6 +10,20 @@ let styles = null;
 export const colour = (name) => (styles ??= getComputedStyle(document.documentElement)).getPropertyValue(`--${name}`).trim();
 const charts = new Set();
 export const repaint = () => { styles = null; for (const chart of charts) chart.rebuild(); };
+
+/* On paper charts are light, fit one of two columns, and have twice the pixels; style sheets halve them again. */
+const PAPER = { width: 300, height: 180, scale: 2 };
+let paper = null, themeBefore;
+const print = (isPrinting) => {
+  const { dataset } = document.documentElement;
+  if (isPrinting) [themeBefore, dataset.theme] = [dataset.theme, "light"];
+  else if (themeBefore === undefined) delete dataset.theme;
+  else dataset.theme = themeBefore;
+  paper = isPrinting ? PAPER : null;
+  repaint();
+};
+window.addEventListener("beforeprint", () => print(true));
+window.addEventListener("afterprint", () => print(false));
 
 const onScreen = new IntersectionObserver((changes) => {
   for (const { target, isIntersecting } of changes) target.chart.show(isIntersecting);
@@ -56,16 +70,17 @@ export class Axis {
   }
 }
 
-/* options: title, words, axis, y (format of a value), series [{label, colour, width, points, dash, fill}], isFromZero,
-   bands [{low, high, value, label}] across, marks() [{x, colour, label, isBand, to}] upright. */
+/* options: title, words, axis, y (format of a value), series [{label, colour, width, points, dash}], isFromZero,
+   bands [{low, high, value}] across, marks() [{x, colour, label, to}] upright, rings [{x, y, label}], hasLegend. */
 export class LineChart {
   constructor(options) {
-    Object.assign(this, { y: format.number, bands: [], marks: () => [], ...options });
+    Object.assign(this, { y: format.number, bands: [], rings: [], marks: () => [], ...options });
     this.data = [[]];
     this.readout = h("span", {}, this.words ?? "");
     this.host = h("div", { class: "plot live", tabIndex: 0, role: "img", "aria-label": `${this.title}: ${this.words ?? ""}` });
     this.host.chart = this;
-    this.element = h("figure", {}, h("figcaption", {}, h("b", {}, this.title), this.readout), this.host);
+    this.legend = this.hasLegend && h("p", { class: "legend" });
+    this.element = h("figure", {}, h("figcaption", {}, h("b", {}, this.title), this.readout), this.legend, this.host);
     this.host.addEventListener("keydown", (event) => this.key(event));
     this.host.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.axis.charts.add(this);
@@ -92,6 +107,10 @@ export class LineChart {
     this.data = data;
     this.series = series;
     this.hasNew = true;
+    if (isOther && this.legend) {
+      this.legend.hidden = series.length < 2;
+      replace(this.legend, series.map((one) => h("span", {}, h("i", { class: "swatch", style: { background: `var(--${one.colour})` } }), one.label)));
+    }
     if (isOther || this.isLogarithmic() !== this.wasLogarithmic) this.rebuild();
     this.axis.draw();
   }
@@ -103,8 +122,16 @@ export class LineChart {
     return low > 0 && high > 6 * low;
   }
 
+  get hasContent() { return this.data[0].length || this.bands.length; }
+
+  get scale() { return paper?.scale ?? 1; }
+
+  get size() {
+    return paper ? { width: paper.width * paper.scale, height: paper.height * paper.scale } : { width: Math.max(80, this.host.clientWidth), height: Math.max(80, this.host.clientHeight) };
+  }
+
   build() {
-    const line = colour("line"), grid = colour("grid"), muted = colour("muted"), font = "12px system-ui, sans-serif";
+    const line = colour("line"), grid = colour("grid"), muted = colour("muted"), { scale } = this, font = `${12 * scale}px system-ui, sans-serif`;
     const isLog = (this.wasLogarithmic = this.isLogarithmic());
     const limits = (u, low, high) => {
       if (isLog) return [low * 0.92, high * 1.08];
@@ -114,19 +141,18 @@ export class LineChart {
       return [this.isFromZero ? Math.min(0, low) : low - pad, high + pad];
     };
     this.plot = new uPlot({
-      width: Math.max(80, this.host.clientWidth), height: Math.max(80, this.host.clientHeight),
-      padding: [8, 12, 0, 0], legend: { show: false }, select: { show: true },
+      ...this.size, padding: [8 * scale, 12 * scale, 0, 0], legend: { show: false }, select: { show: true },
       cursor: { sync: { key: this.axis.key ?? "run" }, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 } },
       scales: { x: { time: false, auto: false, range: () => this.axis.shown }, y: { distr: isLog ? 3 : 1, range: limits } },
       axes: [
-        { stroke: muted, font, size: 30, ticks: { stroke: line, size: 4 }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label), space: 64 },
-        { stroke: muted, font, size: (u, values) => 16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length)), ticks: { show: false }, grid: { stroke: grid, width: 1 },
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
+        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label), space: 64 * scale },
+        { stroke: muted, font, size: (u, values) => scale * (16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length))), ticks: { show: false }, grid: { stroke: grid, width: scale },
+          values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34 * scale, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
           filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },
       ],
       series: [{}, ...this.series.map((one) => ({
-        label: one.label, stroke: colour(one.colour), width: one.width ?? 1.6, spanGaps: true, dash: one.dash,
-        points: { show: one.points ? (u, index, a, b) => b - a < 300 : false, size: 6, fill: colour("surface") },
+        label: one.label, stroke: colour(one.colour), width: (one.width ?? 1.6) * scale, spanGaps: true, dash: one.dash,
+        points: { show: one.points ? (u, index, a, b) => b - a < 300 : (u, index) => u.data[index].length === 1, size: 6 * scale, fill: colour("surface") },
       }))],
       hooks: {
         drawClear: [(u) => this.drawBands(u)],
@@ -143,16 +169,22 @@ export class LineChart {
     this.hasNew = false;
   }
 
-  rebuild() { this.plot?.destroy(); this.plot = null; this.axis.draw(); }
+  rebuild() {
+    this.plot?.destroy();
+    this.plot = null;
+    if (!paper) this.axis.draw();
+    else if (this.hasContent) this.build();  // at once: on the screen or not, and before the frame that is printed
+  }
 
   resize() {
-    if (this.plot && this.host.clientWidth) this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
+    if (this.plot && this.host.clientWidth && !paper) this.plot.setSize(this.size);
   }
 
   draw() {
+    if (paper) return;
     if (!this.isVisible || !this.host.isConnected) { this.isStale = true; return; }
     this.isStale = false;
-    if (!this.plot) return this.data[0].length || this.bands.length ? this.build() : undefined;
+    if (!this.plot) return this.hasContent ? this.build() : undefined;
     const [min, max] = this.axis.shown;
     this.plot.batch(() => {
       if (this.hasNew) this.plot.setData(this.data, false);
@@ -170,7 +202,7 @@ export class LineChart {
       ctx.globalAlpha = 0.16; ctx.fillStyle = colour("amber"); ctx.fillRect(left, y1, width, Math.max(1, y2 - y1));
       if (band.value !== undefined) {
         const y = u.valToPos(band.value, "y", true);
-        ctx.globalAlpha = 0.9; ctx.strokeStyle = colour("amber"); ctx.setLineDash([6, 5]); ctx.lineWidth = devicePixelRatio;
+        ctx.globalAlpha = 0.9; ctx.strokeStyle = colour("amber"); ctx.setLineDash([6, 5]); ctx.lineWidth = devicePixelRatio * this.scale;
         ctx.beginPath(); ctx.moveTo(left, y); ctx.lineTo(left + width, y); ctx.stroke();
       }
     }
@@ -181,6 +213,9 @@ export class LineChart {
     const { ctx } = u, { left, top, width, height } = u.bbox;
     ctx.save();
     ctx.beginPath(); ctx.rect(left, top, width, height); ctx.clip();
+    const pixel = devicePixelRatio * this.scale;
+    let labelled = -Infinity;
+    ctx.font = `${11 * pixel}px system-ui, sans-serif`;
     for (const mark of this.marks()) {
       const x = u.valToPos(mark.x, "x", true);
       if (mark.to !== undefined) {
@@ -189,8 +224,23 @@ export class LineChart {
         continue;
       }
       if (x < left || x > left + width) continue;
-      ctx.globalAlpha = 0.85; ctx.strokeStyle = colour(mark.colour); ctx.lineWidth = devicePixelRatio; ctx.setLineDash(mark.dash ?? [2 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.globalAlpha = 0.85; ctx.strokeStyle = colour(mark.colour); ctx.lineWidth = pixel; ctx.setLineDash(mark.dash ?? [2 * pixel, 3 * pixel]);
       ctx.beginPath(); ctx.moveTo(x, top); ctx.lineTo(x, top + height); ctx.stroke();
+      const room = mark.label ? ctx.measureText(mark.label).width + 8 * pixel : Infinity;
+      if (x > labelled && x + room < left + width) {
+        ctx.globalAlpha = 1; ctx.fillStyle = colour("muted"); ctx.textAlign = "left"; ctx.fillText(mark.label, x + 4 * pixel, top + 11 * pixel);
+        labelled = x + room;
+      }
+    }
+    ctx.restore();
+    ctx.save();
+    ctx.font = `${12 * pixel}px system-ui, sans-serif`;
+    for (const ring of this.rings) {
+      const x = u.valToPos(ring.x, "x", true), y = u.valToPos(ring.y, "y", true), isLate = x > left + 0.6 * width;
+      if (x < left || x > left + width) continue;
+      ctx.strokeStyle = ctx.fillStyle = colour("good"); ctx.lineWidth = 2.5 * pixel; ctx.setLineDash([]);
+      ctx.beginPath(); ctx.arc(x, y, 7 * pixel, 0, 2 * Math.PI); ctx.stroke();
+      ctx.textAlign = isLate ? "right" : "left"; ctx.fillText(ring.label, x, y + (y > top + 0.8 * height ? -14 : 24) * pixel);
     }
     ctx.restore();
   }

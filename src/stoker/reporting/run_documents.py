@@ -1,0 +1,265 @@
+"""What the page of a run is sent, live and in a report: its state, its series, its confusion matrices.
+
+Names and texts of records are bounded here; a page shows them as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from stoker.errors import BadRun
+from stoker.records import Plan, from_json
+from stoker.records.codec import JSON, printable
+from stoker.records.run import ExampleSet
+from stoker.reporting import history
+from stoker.reporting.event_text import describe_event
+from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, Table, downsampled
+
+_MOST_EVENTS = 300
+_MOST_TEXT = 400
+_LONGEST_NAME = 160
+_MOST_CLASSES = 64
+
+
+def short(text: object, most: int = _LONGEST_NAME) -> str:
+    """Text of a record, printable and bounded: it may hold anything."""
+    shown = printable(str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def event_document(kept: Kept) -> dict[str, JSON]:
+    """An event as a line of a page's log, with the fields that charts take."""
+    event, fields = kept.event, kept.event.fields
+    document: dict[str, JSON] = {
+        "kind": event.kind,
+        "at": event.at,
+        "offset": kept.offset,
+        "samples": history.number(event, "samples"),
+        "text": short(describe_event(event), _MOST_TEXT),
+    }
+    if event.kind == "evaluated":
+        metrics = {
+            short(name, 80): value
+            for name, value in list(history.evaluation_metrics(event).items())[:200]
+            if not name.endswith("]")
+        }
+        document |= {
+            "split": short(fields.get("split", "valid"), 80),
+            "took_s": history.finite(event, "took_s"),
+            "is_best": fields.get("best") is True,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
+        }
+    if event.kind == "logged" and isinstance(fields.get("scalars"), Mapping):
+        document["scalars"] = {
+            short(name, 80): points[:2000]
+            for name, points in list(fields["scalars"].items())[:200]
+            if isinstance(points, list)
+        }
+        document["has_media"] = bool(fields.get("images") or fields.get("texts"))
+    return document
+
+
+def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dict[str, JSON]:
+    """What a run's page begins with.
+
+    Args:
+        row: what is known of it at a glance: status, state, total_samples, price_per_h, and more on the live page.
+        log: its events.
+        decision: the stored Decision as JSON, or as much of it as `forecast_of` and `price_of` read.
+    """
+    evaluations = {
+        f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
+        for (split, name), points in log.evaluations.items()
+    }
+    kept = [one for one in log.kept if one.event.kind != "checkpointed"]
+    shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
+    return {
+        "row": row,
+        "forecast": forecast_of(decision),
+        "price_per_h": price_of(decision),
+        "plans": _plans(log),
+        "events": [event_document(one) for one in shown],
+        "num_events": len(kept),
+        "num_checkpoints": log.num_checkpoints,
+        "superseded_s": log.superseded_s,
+        "spans": _spans(log),
+        "evaluations": evaluations,
+        "best": _best(log),
+        "scalars": sorted(log.scalars),
+        "images": [[one.name, one.samples, one.content] for one in log.images],
+        "texts": [[one.name, one.samples, one.content] for one in log.texts],
+    }
+
+
+def _best(log: FoldedLog) -> JSON:
+    """The last evaluation that was the best so far: its position and metrics; None where none said so."""
+    if not log.best:
+        return None
+    samples, metrics = log.best[-1]
+    shown = list(metrics.items())[:200]
+    return {"samples": samples, "metrics": {short(name, 80): y for name, y in shown if math.isfinite(y)}}
+
+
+def _plans(log: FoldedLog) -> list[dict[str, JSON]]:
+    """The plans that were settled on or changed to: from which sample, in words."""
+    found: list[dict[str, JSON]] = []
+    for kept in log.kept:
+        event = kept.event
+        plan = event.fields.get("new" if event.kind == "replanned" else "plan")
+        if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
+            with suppress(ValueError, TypeError):
+                words = from_json(plan, Plan).in_words()
+                found.append(
+                    {
+                        "samples": history.number(event, "samples") or 0.0,
+                        "plan": short(words, 300),
+                        "kind": event.kind,
+                        "why": short(event.fields.get("why") or "", 300),
+                    }
+                )
+    return found[-60:]
+
+
+def _spans(log: FoldedLog) -> list[list[JSON]]:
+    """By the clock what the run's processes did: (began [s since 1970], ended, what)."""
+    spans: list[list[JSON]] = []
+    began: float | None = None
+    for kept in log.kept:
+        event = kept.event
+        if event.kind == "planned":
+            spans.append([event.at - min(86_400.0, history.finite(event, "took_s") or 0.0), event.at, "planning"])
+        elif event.kind == "started":
+            began = event.at
+        elif event.kind in ("stopped", "finished") and began is not None:
+            spans.append([began, max(began, event.at), "training"])
+            began = None
+        elif event.kind == "evaluated":
+            took_s = history.finite(event, "took_s") or 0.0
+            spans.append([event.at - took_s, event.at, "evaluation"])
+    if began is not None:
+        at = COLUMNS.index("at")
+        last = float(log.progress.rows[-1, at]) if log.progress.length else began
+        spans.append([began, max(began, last), "training"])
+    return spans[-500:]
+
+
+def series_document(
+    log: FoldedLog,
+    *,
+    over: str,
+    px: int,
+    scalars: Sequence[str],
+    scalar_px: int | None = None,
+    between: tuple[float, float] = (-math.inf, math.inf),
+    price_per_h: float | None = None,
+    preview: Table | None = None,
+) -> dict[str, JSON]:
+    """Columns of progress, rates by group and logged scalars between two positions of an axis, for `px` pixels.
+
+    Args:
+        log: the run's events.
+        over: the axis: samples, wall_s, updates, or cost (of the price). Another one is an error of the page.
+        px: pixels of the charts; at most two points for each.
+        scalars: names of logged scalars.
+        scalar_px: pixels of a scalar's chart; None for `px`.
+        between: first and last position.
+        price_per_h: of the device [USD].
+        preview: rows of progress to draw instead of the log's.
+    """
+    rows = (log.progress if preview is None else preview).rows
+    x = _axis(rows, over, price_per_h)
+    named = {name: rows[:, index] for index, name in enumerate(COLUMNS) if name not in ("updates", "at", "samples")}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        named["waiting"] = np.where(rows[:, -1] > 0, rows[:, -2] / rows[:, -1], np.nan)
+    del named["data_s"], named["split_s"], named["wall_s"]
+    named = {name: values for name, values in named.items() if np.isfinite(values).any()}
+    document: dict[str, JSON] = {
+        "num_points": log.progress.length,
+        "progress": downsampled(x, named, *between, px),
+        "scalars": {},
+    }
+    samples = rows[:, 0]
+
+    def points(table: Table, px: int) -> dict[str, JSON]:
+        at = table.rows[:, 0] if over == "samples" or not len(samples) else np.interp(table.rows[:, 0], samples, x)
+        return downsampled(at, {"y": table.rows[:, 1]}, *between, px)
+
+    document["rates"] = [points(table, px // 4) for table in log.rates]
+    for name in scalars:
+        if (table := log.scalars.get(name)) is not None and table.length:
+            document["scalars"][name] = points(table, scalar_px or px)
+    if over != "samples" and len(samples):
+        document["evaluations"] = {
+            f"{split} {name}": [[float(np.interp(at, samples, x)), y if math.isfinite(y) else None] for at, y in points]
+            for (split, name), points in log.evaluations.items()
+        }
+    return document
+
+
+def _axis(rows: np.ndarray, over: str, price_per_h: float | None) -> np.ndarray:
+    name = "wall_s" if over == "cost" else over
+    if name not in ("samples", "wall_s", "updates"):
+        raise BadRun(f"there is no axis {short(over, 40)!r}")
+    x = np.nan_to_num(rows[:, COLUMNS.index(name)], nan=0.0)
+    ascending: np.ndarray = np.maximum.accumulate(x) if len(x) else x
+    return ascending * ((price_per_h or 0.0) / 3600) if over == "cost" else ascending
+
+
+def confusion_document(examples: Sequence[ExampleSet]) -> list[dict[str, JSON]]:
+    """Confusion matrices of the splits that have one: a row of counts for each class of the targets, and its words.
+
+    Classes go by their numbers where not every one has a name of its own.
+    """
+    found: list[dict[str, JSON]] = []
+    for one in examples:
+        if one.confusion is not None:
+            counts = [list(line[:_MOST_CLASSES]) for line in one.confusion[:_MOST_CLASSES]]
+            is_named = len(one.classes) == len(one.confusion) == len(set(one.classes))
+            names = [short(one.classes[index] if is_named else index, 40) for index in range(len(counts))]
+            words = _most_confused(counts, names)
+            found.append({"split": short(one.split, 40), "counts": counts, "classes": names, "words": words})
+    return found
+
+
+def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """The pair of classes that is confused most often."""
+    pairs = [(cell, row, column) for row, cells in enumerate(counts) for column, cell in enumerate(cells)
+             if row != column and cell]  # fmt: skip
+    if not pairs:
+        return "no class is taken for another"
+    cell, row, column = max(pairs, key=lambda pair: (pair[0], -pair[1], -pair[2]))
+    return f"most often {names[row]} taken for {names[min(column, len(names) - 1)]}, {cell:,} times"
+
+
+def _inner(document: JSON, *path: str | int) -> JSON:
+    """A value inside of JSON from elsewhere; None where the path does not lead to one."""
+    for key in path:
+        try:
+            document = document[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return document
+
+
+def forecast_of(decision: JSON) -> dict[str, JSON]:
+    """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
+    forecast = _inner(decision, "candidates", 0, "forecast")
+    found: dict[str, JSON] = {
+        "device": _inner(decision, "device"),
+        "is_settled": _inner(decision, "is_settled") is not False,
+    }
+    for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
+        ends = [history.as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
+        if None not in ends:
+            found[name] = ends
+    return found
+
+
+def price_of(decision: JSON) -> float | None:
+    """What an hour of the chosen plan's devices costs [USD]; None where that is not known."""
+    price = history.as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
+    return price if price is not None and 0 < price < 1e9 else None
