@@ -141,8 +141,10 @@ async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time
         manifest = edge.service.manifest(asked.model_name, asked.model_version)
         read = partial(decode, asked, caller=entry.caller, time_left_s=time_left_s)
         # Typed contents and strings are read value by value; other raw contents are only viewed.
-        is_viewed = asked.raw_input_contents and all(given.datatype != "BYTES" for given in asked.inputs)
-        request = read() if is_viewed or entry.bytes_in <= SMALL_BYTES else await asyncio.to_thread(read)
+        is_quick = entry.bytes_in <= SMALL_BYTES or (
+            asked.raw_input_contents and all(given.datatype != "BYTES" for given in asked.inputs)
+        )
+        request = read() if is_quick else await asyncio.to_thread(read)
         return encode(classify(await edge.service.infer(request), request, manifest.labels))
 
 
