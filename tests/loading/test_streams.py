@@ -113,6 +113,16 @@ def test_what_can_be_sought_goes_on_from_its_state_and_reads_nothing_again(
         assert samples.given.source.reads <= size - within + epochs_to_come * size
 
 
+def test_a_state_counts_more_than_where_a_reader_is() -> None:
+    """The first sample may have been looked at before a run goes on in the same epoch."""
+    first, samples = samples_of(Stateful, 20), samples_of(Stateful, 20)
+    first.fetch(np.array([15]), 0)
+    samples.fetch(np.array([0]), 0)
+    samples.seek(first.state())
+    assert samples.fetch(np.array([16]), 0)[1].tolist() == [16]
+    assert samples.given.source.reads == 2
+
+
 @pytest.mark.parametrize(("epoch", "place"), [(1, 3), (0, 9), (2, 0)])
 def test_what_lies_before_the_state_is_read_from_the_beginning(epoch: int, place: int) -> None:
     """A state is of one epoch and of what follows it there; asked for anything else, the stream is read anew."""
