@@ -135,6 +135,8 @@ def test_the_data_are_what_the_live_page_is_sent() -> None:
     assert len(found["series"]["wall_s"]["progress"]["loss"]) == len(progress["loss"])
     assert "cost" not in found["series"], "no price is known"
     state = found["state"]
+    killed, resumed = [span for span in state["spans"] if span[2] == "training"]
+    assert story.START_S < killed[0] < killed[1] < resumed[0] - 3000, "an hour between them"
     assert [one["at"] for one in state["events"] if one["kind"] == "planned"] == [story.START_S + 6.4]
     assert [one["samples"] for one in state["events"] if one["kind"] == "resumed"] == [135_648]
     assert state["best"]["samples"] == 270_000

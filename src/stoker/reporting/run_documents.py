@@ -128,11 +128,14 @@ def _spans(log: FoldedLog) -> list[list[JSON]]:
     """By the clock what the run's processes did: (began [s since 1970], ended, what)."""
     spans: list[list[JSON]] = []
     began: float | None = None
+    heard_at = 0.0
     for kept in log.kept:
         event = kept.event
         if event.kind == "planned":
             spans.append([event.at - min(86_400.0, history.finite(event, "took_s") or 0.0), event.at, "planning"])
         elif event.kind == "started":
+            if began is not None:  # a process that was killed says nothing more
+                spans.append([began, max(began, heard_at), "training"])
             began = event.at
         elif event.kind in ("stopped", "finished") and began is not None:
             spans.append([began, max(began, event.at), "training"])
@@ -140,6 +143,7 @@ def _spans(log: FoldedLog) -> list[list[JSON]]:
         elif event.kind == "evaluated":
             took_s = history.finite(event, "took_s") or 0.0
             spans.append([event.at - took_s, event.at, "evaluation"])
+        heard_at = event.at
     if began is not None:
         at = COLUMNS.index("at")
         last = float(log.progress.rows[-1, at]) if log.progress.length else began
