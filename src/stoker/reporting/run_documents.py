@@ -74,7 +74,10 @@ def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dic
         decision: the stored Decision as JSON, or as much of it as `forecast_of` and `price_of` read.
     """
     kept = [one for one in log.kept if one.event.kind != "checkpointed"]
-    shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
+    shown = kept
+    if len(kept) > _MOST_EVENTS:  # of very many the first, the last, and what is marked in charts
+        marked = [one for one in kept[40 : 40 - _MOST_EVENTS] if one.event.kind != "evaluated"]
+        shown = [*kept[:40], *marked[-_MOST_EVENTS:], *kept[40 - _MOST_EVENTS :]]
     return {
         "row": row,
         "forecast": forecast_of(decision),

@@ -67,7 +67,8 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
         "total_samples": run.total_samples, "price_per_h": price_per_h,
     }  # fmt: skip
     state = run_document(row, log, chosen)
-    state |= {"images": [], "texts": _newest(state["texts"])}
+    marks = [one for one in state["events"] if one["kind"] != "evaluated"]  # all are told in the text
+    state |= {"events": marks, "images": [], "texts": _newest(state["texts"])}
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {
         over: series_document(
