@@ -106,17 +106,21 @@ def test_a_report_is_small(whole: str) -> None:
     """Well below a megabyte, also of a run of very many events and logged values; pictures come on top."""
     assert len(whole.encode()) < 400_000
     events = story.whole_run()
-    for number in range(20_000):
+    for number in range(5000):
         fields = {"samples": 3 * number + 0.5, "loss": 1 / (number + 1.1), "lr": 1 / (number + 3), "wall_s": number / 7}
         events.append(Event(kind="progress", at=story.START_S, fields=fields))
     scalars = {f"value {n}": [[x * 1.1, x / 7] for x in range(1000)] for n in range(200)}
-    texts = [{"name": "text", "samples": at, "text": "x" * 10_000} for at in range(50)]
+    texts = [{"name": "text", "samples": at, "text": "x" * 9_990} for at in range(50)]
     events.append(Event(kind="logged", at=0.0, fields={"samples": 9, "scalars": scalars, "images": [], "texts": texts}))
     picture = base64.b64encode(bytes(3000)).decode()  # as a PNG of 32 x 32 pixels in colours takes
     shown = (Example(index=1, target="cat", output="dog (91 %)", loss=3.25, picture=picture),) * 24
     square = tuple(tuple(range(64)) for _ in range(64))
     examples = [ExampleSet(split=split, num_samples=9, worst=shown[:12], first=shown[12:], confusion=square)
                 for split in ("valid", "test")]  # fmt: skip
+    for number in range(400):
+        metrics = {f"metric {n}": n / (number + 7) for n in range(30)}
+        fields = {"split": "valid", "samples": 40 * number + 1, "metrics": metrics}
+        events.append(Event(kind="evaluated", at=story.START_S + number, fields=fields))
     plain, page = render_html(story.report(events)), render_html(story.report(events), examples)
     assert len(page.encode()) < 1_000_000
     assert len(page.encode()) - len(plain.encode()) < 48 * 1.1 * len(picture) + 2 * 15_000
@@ -133,8 +137,10 @@ def test_the_data_are_what_the_live_page_is_sent() -> None:
     assert {"x", "loss", "lr", "samples_per_s", "resident_bytes"} <= set(progress)
     assert progress["x"] == sorted(set(progress["x"]))
     assert len(found["series"]["wall_s"]["progress"]["loss"]) == len(progress["loss"])
-    assert "cost" not in found["series"], "no price is known"
+    assert found["state"]["row"]["price_per_h"] is None
     state = found["state"]
+    killed, resumed = [span for span in state["spans"] if span[2] == "training"]
+    assert story.START_S < killed[0] < killed[1] < resumed[0] - 3000, "an hour between them"
     assert [one["at"] for one in state["events"] if one["kind"] == "planned"] == [story.START_S + 6.4]
     assert [one["samples"] for one in state["events"] if one["kind"] == "resumed"] == [135_648]
     assert state["best"]["samples"] == 270_000

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stoker.records import Event, Report
 from stoker.records.run import ExampleSet
-from stoker.reporting.figures import plot_report, thinned
-from stoker.reporting.folded_log import FoldedLog
+from stoker.reporting.figures import plot_report
+from stoker.reporting.folded_log import FoldedLog, thinned
 from stoker.reporting.run_page import render_html
 from tests.reporting import story
 from tests.reporting.test_html import documents

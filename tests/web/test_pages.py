@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench.web.planted import as_log, hostile, many, show, sign, write_run
-from stoker.records import Event, Report
+from stoker.records import Event, Price, Report
 from stoker.records.run import ExampleSet
 from stoker.reporting.run_page import render_html
 from tests.optional import optional
@@ -181,7 +182,13 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
 
 def test_a_report_is_read_by_keyboard_and_printed_light(browser: Any, tmp_path: Path) -> None:
     """Charts are zoomed together; on paper every one is drawn in the light colours, whatever was on the screen."""
-    page = report_of(browser, tmp_path / "report.html", story.report(story.whole_run()), color_scheme="dark")
+    price = Price(
+        device="h100", provider="x", usd_per_hour=3600.0, market="spot", source="a test", seen_on="2026-01-01"
+    )
+    (chosen, *others), report = story.decision().candidates, story.report(story.whole_run())
+    decision = dataclasses.replace(story.decision(), candidates=(dataclasses.replace(chosen, price=price), *others))
+    report = dataclasses.replace(report, decision=decision)
+    page = report_of(browser, tmp_path / "report.html", report, color_scheme="dark")
     plot = page.locator(".plot.live").first
     plot.locator("canvas").wait_for()
     plot.focus()
@@ -190,6 +197,10 @@ def test_a_report_is_read_by_keyboard_and_printed_light(browser: Any, tmp_path: 
     assert high - low < 0.7 * 324_000
     page.get_by_role("button", name="time").click()
     until(page, "document.querySelector('.plot.live').chart.axis.name === 'wall_s'")
+    seconds = plot.evaluate("element => element.chart.data[0].at(-1)")
+    page.get_by_role("button", name="money").click()
+    until(page, "document.querySelector('.plot.live').chart.axis.name === 'cost'")
+    assert plot.evaluate("element => element.chart.data[0].at(-1)") == pytest.approx(seconds), "a dollar a second"
     drawn = "[...document.querySelectorAll('.plot.live')].filter(one => one.querySelector('canvas')).length"
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(drawn) == page.locator(".plot.live").count() == 6

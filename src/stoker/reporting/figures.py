@@ -1,6 +1,6 @@
 """Plotly's figures of studies and of several runs, and a run's plot; drawn light, repainted when it is dark.
 
-A point is one event of the live history; more than `MOST_POINTS` of them are thinned, keeping each stretch's extremes.
+A point is one event of the live history; very many are thinned, keeping each stretch's extremes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from plotly.subplots import make_subplots
 
 from stoker.records import Event, Report, dumps
 from stoker.reporting import pages
+from stoker.reporting.folded_log import thinned
 from stoker.reporting.history import evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.pages import light
 from stoker.reporting.wording import is_of_class
-
-MOST_POINTS = 600
 
 Point = tuple[float, float]
 
@@ -49,19 +48,6 @@ def render_with_figures(template: str, charts: Sequence[Chart], **values: object
 def _programs() -> tuple[Markup, ...]:
     """The scripts that run in a page; the figures' data does not run."""
     return Markup(get_plotlyjs()), pages.resource("page.js")  # noqa: S704 - plotly's own
-
-
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` + 2 points: the ends, and the lowest and the highest of each run of points, in order of x."""
-    if len(points) <= most:
-        return list(points)
-    stretch = -(-len(points) // (most // 2))
-    kept: list[Point] = []
-    for start in range(0, len(points), stretch):
-        part = points[start : start + stretch]
-        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return [*([] if kept[0] == points[0] else [points[0]]), *kept, *([] if kept[-1] == points[-1] else [points[-1]])]
 
 
 def blank_figure(x_title: str, *, y_format: str = "", from_zero: bool = False) -> Any:
@@ -134,7 +120,7 @@ def plot_report(report: Report) -> Any:
     for row, group in enumerate(rows, start=1):
         for number, (name, points) in enumerate(group.items()):
             is_train = name == "train loss"
-            shown = thinned(points, MOST_POINTS)
+            shown = thinned(points)
             trace = line_trace(shown, name, COLOURS[number % len(COLOURS)], markers=not is_train)
             figure.add_trace(trace, row=row, col=1)
     figure.update_xaxes(title_text="samples", row=max(1, len(rows)), col=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -365,3 +365,16 @@ def downsampled(
 def _listed(values: np.ndarray) -> Column:
     """Numbers for JSON; None for those that are not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = 600) -> Points:
+    """At most `most` + 2 points: the ends, and the lowest and the highest of each run of points, in order of x."""
+    if len(points) <= most:
+        return list(points)
+    stretch = -(-len(points) // (most // 2))
+    kept: Points = []
+    for start in range(0, len(points), stretch):
+        part = points[start : start + stretch]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return [*([] if kept[0] == points[0] else [points[0]]), *kept, *([] if kept[-1] == points[-1] else [points[-1]])]

@@ -6,7 +6,7 @@ Names and texts of records are bounded here; a page shows them as text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -17,12 +17,14 @@ from stoker.records.codec import JSON, printable
 from stoker.records.run import ExampleSet
 from stoker.reporting import history
 from stoker.reporting.event_text import describe_event
-from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, Table, downsampled
+from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, Table, downsampled, thinned
 
 _MOST_EVENTS = 300
 _MOST_TEXT = 400
 _LONGEST_NAME = 160
 _MOST_CLASSES = 64
+_MOST_EVALUATIONS = 2000
+"""Points of all metrics together."""
 
 
 def short(text: object, most: int = _LONGEST_NAME) -> str:
@@ -71,12 +73,11 @@ def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dic
         log: its events.
         decision: the stored Decision as JSON, or as much of it as `forecast_of` and `price_of` read.
     """
-    evaluations = {
-        f"{split} {name}": [[x, y if math.isfinite(y) else None] for x, y in points]
-        for (split, name), points in log.evaluations.items()
-    }
     kept = [one for one in log.kept if one.event.kind != "checkpointed"]
-    shown = kept if len(kept) <= _MOST_EVENTS else [*kept[:40], *kept[40 - _MOST_EVENTS :]]
+    shown = kept
+    if len(kept) > _MOST_EVENTS:  # of very many the first, the last, and what is marked in charts
+        marked = [one for one in kept[40 : 40 - _MOST_EVENTS] if one.event.kind != "evaluated"]
+        shown = [*kept[:40], *marked[-_MOST_EVENTS:], *kept[40 - _MOST_EVENTS :]]
     return {
         "row": row,
         "forecast": forecast_of(decision),
@@ -87,11 +88,20 @@ def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dic
         "num_checkpoints": log.num_checkpoints,
         "superseded_s": log.superseded_s,
         "spans": _spans(log),
-        "evaluations": evaluations,
+        "evaluations": _evaluations(log),
         "best": _best(log),
         "scalars": sorted(log.scalars),
         "images": [[one.name, one.samples, one.content] for one in log.images],
         "texts": [[one.name, one.samples, one.content] for one in log.texts],
+    }
+
+
+def _evaluations(log: FoldedLog, place: Callable[[float], float] = float) -> dict[str, JSON]:
+    """The evaluations by split and metric, at the places of their positions; of very many points the extremes."""
+    most = max(20, _MOST_EVALUATIONS // max(1, len(log.evaluations)))
+    return {
+        f"{split} {name}": [[place(at), y if math.isfinite(y) else None] for at, y in thinned(points, most)]
+        for (split, name), points in log.evaluations.items()
     }
 
 
@@ -128,11 +138,14 @@ def _spans(log: FoldedLog) -> list[list[JSON]]:
     """By the clock what the run's processes did: (began [s since 1970], ended, what)."""
     spans: list[list[JSON]] = []
     began: float | None = None
+    heard_at = 0.0
     for kept in log.kept:
         event = kept.event
         if event.kind == "planned":
             spans.append([event.at - min(86_400.0, history.finite(event, "took_s") or 0.0), event.at, "planning"])
         elif event.kind == "started":
+            if began is not None:  # a process that was killed says nothing more
+                spans.append([began, max(began, heard_at), "training"])
             began = event.at
         elif event.kind in ("stopped", "finished") and began is not None:
             spans.append([began, max(began, event.at), "training"])
@@ -140,6 +153,7 @@ def _spans(log: FoldedLog) -> list[list[JSON]]:
         elif event.kind == "evaluated":
             took_s = history.finite(event, "took_s") or 0.0
             spans.append([event.at - took_s, event.at, "evaluation"])
+        heard_at = event.at
     if began is not None:
         at = COLUMNS.index("at")
         last = float(log.progress.rows[-1, at]) if log.progress.length else began
@@ -193,10 +207,7 @@ def series_document(
         if (table := log.scalars.get(name)) is not None and table.length:
             document["scalars"][name] = points(table, scalar_px or px)
     if over != "samples" and len(samples):
-        document["evaluations"] = {
-            f"{split} {name}": [[float(np.interp(at, samples, x)), y if math.isfinite(y) else None] for at, y in points]
-            for (split, name), points in log.evaluations.items()
-        }
+        document["evaluations"] = _evaluations(log, lambda at: float(np.interp(at, samples, x)))
     return document
 
 

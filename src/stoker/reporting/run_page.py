@@ -6,6 +6,7 @@ from the documents that the live page is sent, which stand in the file as JSON.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from stoker.records import Report, to_json
@@ -19,11 +20,11 @@ from stoker.reporting.run_sections import headline, run_sections
 _MODULES = ("vendor/uPlot.js", "format.js", "dom.js", "chart.js", "run.js", "frozen.js")
 _PX = 700
 """Pixels of a chart that series are made for, as by the live page: twice as many points at most."""
-_SCALARS_PX = 3000
+_SCALARS_PX = 2000
 """Pixels of all charts of logged scalars together."""
 _MOST_SCALARS = 60
 _MOST_TEXT = 100_000
-"""Characters of all texts that the run logged; the newest stay."""
+"""Characters of all texts that the run logged, as JSON; the newest stay."""
 
 
 def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
@@ -46,7 +47,10 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
 
 
 def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
-    """What the page would be sent of the run as JSON: its state, its series over each axis, confusion."""
+    """What the page would be sent of the run as JSON: its state, its series over samples and time, confusion.
+
+    Money is time by its price, which the page reckons itself.
+    """
     run, decision = report.run, report.decision
     chosen: JSON = None
     if decision is not None:
@@ -63,14 +67,14 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
         "total_samples": run.total_samples, "price_per_h": price_per_h,
     }  # fmt: skip
     state = run_document(row, log, chosen)
-    state |= {"images": [], "texts": _newest(state["texts"])}
+    marks = [one for one in state["events"] if one["kind"] != "evaluated"]  # all are told in the text
+    state |= {"events": marks, "images": [], "texts": _newest(state["texts"])}
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {
         over: series_document(
             log, over=over, px=_PX, scalars=scalars, scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars))),
-            price_per_h=price_per_h,
         )
-        for over in ("samples", "wall_s", *(["cost"] if price_per_h else []))
+        for over in ("samples", "wall_s")
     }  # fmt: skip
     exact = pages.compact_json({"state": state, "confusion": confusion})  # times since 1970 have many figures
     return f'{exact[:-1]},"series":{pages.compact_json(series, figures=6)}}}'
@@ -80,7 +84,7 @@ def _newest(texts: list[JSON]) -> list[JSON]:
     """The last texts that have together as many characters as a report holds."""
     kept, room = list[JSON](), _MOST_TEXT
     for text in reversed(texts):
-        room -= len(text[2])
+        room -= len(json.dumps(text[2]))
         if room < 0:
             break
         kept.append(text)

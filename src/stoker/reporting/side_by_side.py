@@ -8,6 +8,7 @@ import numpy as np
 
 from stoker.records import Report
 from stoker.reporting import figures, history, wording
+from stoker.reporting.folded_log import thinned
 from stoker.units import format_seconds
 
 
@@ -55,7 +56,7 @@ def _chart(
             points = [(float(np.interp(x, *clocks[index])), y) for x, y in points if clocks[index][0]]
         if points:
             colour = figures.COLOURS[index % len(figures.COLOURS)]
-            figure.add_trace(figures.line_trace(figures.thinned(points), name, colour, markers=measure != "train loss"))
+            figure.add_trace(figures.line_trace(thinned(points), name, colour, markers=measure != "train loss"))
             lasts.append(f"{name} {points[-1][1]:.4g}")
     key = f"{measure.replace(' ', '-')}-{'samples' if clocks is None else 'time'}"
     return figures.as_chart(key, measure.capitalize(), f"last: {', '.join(lasts)}", figure)

@@ -149,7 +149,7 @@ export const open = async (main, source) => {
       const write = (value) => (isFraction ? format.percent(value, 2) : format.number(value));
       made.rings = bestOf(measure, points, write);
       made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}${last(y) > extremes(y)[0] ? `, lowest ${write(extremes(y)[0])}` : ""}`)),
-        ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`)].join(" · ");
+        ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`), ...(made.isLogarithmic() ? ["logarithmic"] : [])].join(" · ");
     }
     const one = (key, host, title, name, options, words) => {
       if (!progress[name]?.some((value) => value !== null)) return;
