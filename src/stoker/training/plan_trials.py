@@ -375,7 +375,9 @@ class PlanTrials:
         measured = self._measurement(best, timed.times_s or [timed.update_s])
         ratio = search.timed[began].update_s / timed.update_s if began in search.timed else 1.0
         gained = f"{ratio:.2f}x as fast as the plan that it began under" if best != began else "the plan it began under"
-        why = f"{gained}; {len(search.timed) + len(search.left_out)} plans took turns, {search.num_updates} updates"
+        num_plans = len(search.timed) + len(search.left_out)
+        tried = "no other plan took a turn" if num_plans == 1 else f"{num_plans} plans took turns"
+        why = f"{gained}; {tried}, {search.num_updates} updates"
         decision = self._decided(measured, position)
         self._plans.settle(decision)  # first: a kill in between leaves a run that goes on choosing
         self._plans.switch(PlanSwitch(
