@@ -18,7 +18,7 @@ from tests.loading.test_bucketing import Words
 
 ORDERS = Path(__file__).parent / "jobs" / "orders.py"
 PLAN = Plan(device="cpu", micro_batch=17, optimizer_implementation="fused", loader="inline", checkpoint_every_s=0.03)
-EPOCHS = 8
+EPOCHS = 12
 BY_WORKER = Plan(
     device="cpu", micro_batch=6, optimizer_implementation="fused", loader="workers", num_workers=1,
     checkpoint_every_s=0.03,

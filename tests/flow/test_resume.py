@@ -80,7 +80,7 @@ def test_killed_while_planning_a_run_leaves_nothing() -> None:
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_the_same_command() -> None:
     """SIGTERM, then Ctrl-C: exit code 130 with its state at the last update; then the bits of a run never stopped."""
-    path = job_file("settings['evaluate_every'] = stoker.epochs(10)", name="long.py")
+    path = job_file(name="long.py")
     arguments: list[str | Path] = ["train", path, "--set", "epochs=150", "--plan", plan_file(), "--run-dir", "stopped"]
     begins = 0
     for number in (signal.SIGTERM, signal.SIGINT):
