@@ -81,11 +81,11 @@ def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
 def test_several_processes_end_their_slice_together() -> None:
     """They leave after the same update, with 75, and the same command goes on to the bits of a run that was not cut."""
     path, plan = job_file(LONG), plan_over(TWO)
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=400", "--on", "2xhere", "--plan", plan, "--json"]
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=250", "--on", "2xhere", "--plan", plan, "--json"]
     first = stoker_process(*arguments, "--run-dir", "two", "--slice", "2s")
     assert first.code == 75, first.err
     samples = first.of("stopped")[0]["samples"]
-    assert 0 < samples < 400 * 80
+    assert 0 < samples < 250 * 80
     last = stoker_process(*arguments, "--run-dir", "two")
     assert last.code == 0, last.err
     assert last.of("resumed")[0]["samples"] == samples
