@@ -48,13 +48,22 @@ class Job:
     is_stopped: bool = False
 
     def status(self) -> str:
-        """As Ray says it."""
+        """As Ray says it: a job has ended once all of its processes have, not only the shell."""
         if self.process is None:
             return "PENDING"
         code = self.process.poll()
-        if code is None:
+        if code is None or self._has_others():
             return "RUNNING"
         return "STOPPED" if self.is_stopped else "SUCCEEDED" if code == 0 else "FAILED"
+
+    def _has_others(self) -> bool:
+        """Whether processes of the job's session go on after its shell."""
+        assert self.process is not None
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 @dataclass
