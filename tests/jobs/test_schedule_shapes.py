@@ -111,6 +111,15 @@ def test_lines_between_points_and_the_last_one_stays() -> None:
     assert [round(line(at), 6) for at in (0.0, 0.2, 0.4, 0.6, 0.9)] == [1.0, 1.0, 0.75, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("between", ["line", "step"])
+def test_two_points_at_one_place_are_a_jump(between: str) -> None:
+    """Down as well as up, in the order of the points."""
+    drop = schedules.piecewise([(0, 1.0), (0.5, 1.0), (0.5, 0.1), (1, 0.1)], between=between)  # type: ignore[arg-type]
+    assert [drop(at) for at in (0.0, 0.25, 0.49, 0.5, 0.75, 1.0)] == pytest.approx([1.0] * 3 + [0.1] * 3)
+    rise = schedules.piecewise([(0, 0.1), (0.5, 0.1), (0.5, 1.0)], between=between)  # type: ignore[arg-type]
+    assert [rise(at) for at in (0.25, 0.5, 0.75)] == pytest.approx([0.1, 1.0, 1.0])
+
+
 def test_a_job_says_how_long_its_schedule_is_and_again_when_it_is_longer() -> None:
     """`dataclasses.replace` with another length moves the places with it; those within a warm-up as well."""
     import dataclasses

@@ -260,7 +260,7 @@ cyclic = Cycles
 
 @dataclass(frozen=True)
 class Piecewise(Timed):
-    """Factors at places; between two of them on a line, or as at the one before."""
+    """Factors at places; between two of them on a line, or as at the one before. Two at one place are a jump."""
 
     points: tuple[tuple[Place, float], ...]
     between: Literal["line", "step"]
@@ -274,7 +274,7 @@ class Piecewise(Timed):
 
     def __call__(self, progress: float) -> float:
         """Factor of the learning rate at `progress` [1]."""
-        known = sorted((self.share(place), factor) for place, factor in self.points)
+        known = sorted(((self.share(place), factor) for place, factor in self.points), key=lambda point: point[0])
         behind = [point for point in known if point[0] <= progress + _ROUNDING]
         ahead = known[len(behind) :]
         if not behind:

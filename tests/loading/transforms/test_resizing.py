@@ -37,6 +37,14 @@ def test_sides_grow_to_the_whole_image() -> None:
     assert all(side % 2 == 0 for side in sides[:15])
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.5, 0.75, 0.9, 1.0])
+def test_images_may_become_whole_at_once(delay: float) -> None:
+    """Small for a first part of the run and whole for the rest, without a time in which they grow."""
+    resizing = ProgressiveResizing(0.5, delay_fraction=delay, finetune_fraction=1 - delay)
+    sides = [resizing.side(32, step / 20) for step in range(20)]
+    assert sides == [16 if step / 20 < delay - 1e-9 else 32 for step in range(20)]
+
+
 def test_the_forecast_cost_is_the_mean_of_the_pixels() -> None:
     """The closed form against a sum over the run."""
     steps = 10_000

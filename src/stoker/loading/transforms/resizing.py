@@ -62,7 +62,9 @@ class ProgressiveResizing:
         """The factor of height and width when the share `progress` of the run's samples is done."""
         if progress >= 1 - self.finetune_fraction:
             return 1.0
-        growing = max(0.0, progress - self.delay_fraction) / (1 - self.delay_fraction - self.finetune_fraction)
+        if progress <= self.delay_fraction:
+            return self.initial_scale
+        growing = (progress - self.delay_fraction) / (1 - self.delay_fraction - self.finetune_fraction)
         return self.initial_scale + (1 - self.initial_scale) * growing
 
     def side(self, whole: int, progress: float) -> int:
