@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from stoker.devices import planned_devices
@@ -30,6 +33,16 @@ def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
     assert reason is not None
     assert "of each device" in reason
     assert "NVIDIA H100" in reason
+
+
+def test_planning_leaves_nothing_in_memory() -> None:
+    """What was planned over several devices is freed with its last user: a notebook may plan for days."""
+    planned = candidates("4xh100")
+    planned.ranked()
+    left = [weakref.ref(planned), weakref.ref(planned.forecasts(Layout(shards=4))), weakref.ref(planned.planner)]
+    del planned
+    gc.collect()
+    assert [one() for one in left] == [None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,18 @@ class Compiling(Known):
         return forecast_of(plan, pace_s=run_s / 270_000, total_s=run_s + (once_s or 0.0), compile_s=once_s)
 
 
+def test_where_only_compiled_plans_fit_they_are_proposed() -> None:
+    """Fused intermediates need no memory; that compiling does not pay back is no reason then."""
+
+    class Fused(Compiling):
+        def probability_it_fits(self, plan: Plan) -> float:
+            return float(plan.compile)
+
+    found = rank(profile(), GPU, Fused(1.1, 100.0), name="it", can_compile=True)
+    assert found
+    assert all(candidate.plan.compile for candidate in found)
+
+
 @pytest.mark.parametrize(
     ("ratio", "plain_s", "is_compiled"),
     [

@@ -161,6 +161,7 @@ class LayoutCandidates:
         self.planner, self.place = planner, place
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
+        self._parts: dict[Layout, ModelParts] = {}
         self._favourite: Plan | None = None
         self._is_apart = planner.prepared.job.sync is not None
 
@@ -177,11 +178,15 @@ class LayoutCandidates:
         """The job's facts, for such devices."""
         return self.planner.profile_at(self.place)
 
-    @functools.cache  # noqa: B019 - lives as long as one planning
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
-        model = self.planner.prepared.model
-        return divided_parts(model_parts(model), model, layout)
+        if layout not in self._parts:
+            self._parts[layout] = divided_parts(self._whole_parts, self.planner.prepared.model, layout)
+        return self._parts[layout]
+
+    @functools.cached_property
+    def _whole_parts(self) -> ModelParts:
+        return model_parts(self.planner.prepared.model)
 
     def forecasts(self, layout: Layout) -> LayoutForecasts:
         """Forecasts of plans under a layout."""

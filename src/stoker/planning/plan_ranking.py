@@ -106,7 +106,10 @@ def rank(
                 break
     if not candidates:
         raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
-    fastest = min((c for c in candidates if not c.plan.compile), key=_seconds_per_sample)
+    uncompiled = [c for c in candidates if not c.plan.compile]
+    if not uncompiled:  # only with fused intermediates does it fit, at whatever price
+        return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
+    fastest = min(uncompiled, key=_seconds_per_sample)
     if can_compile and not is_here:  # without trials, one forecast decides whether compiling pays
         compiled = dataclasses.replace(fastest.plan, compile=True)
         candidates.append(dataclasses.replace(fastest, plan=compiled, forecast=forecasts.forecast(compiled)))

@@ -118,7 +118,8 @@ class PlanTrials:
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
         self._num_compared, self._evaluate_s = 0, 0.0
-        self._is_probed, self._is_compiled_checked = plans.coupling.evidence != unprobed(prepared.job).evidence, False
+        self._is_probed = plans.coupling.evidence != unprobed(prepared.job).evidence
+        self._compared = set[Plan]()  # compiled plans whose gradient was compared
         self._turn: Turn | None = None
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
@@ -146,8 +147,8 @@ class PlanTrials:
             self._num_compared += 1
             if self._reduced:
                 self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
-        elif not self.is_waiting and self._step.plan.compile and not self._is_compiled_checked:
-            self._is_compiled_checked = True
+        elif not self.is_waiting and self._step.plan.compile and self._step.plan not in self._compared:
+            self._compared.add(self._step.plan)
             self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
         self._mark, self._is_updating = self._clock(), True
 
@@ -276,6 +277,7 @@ class PlanTrials:
         if (
             self._num_expansions > 1
             and _COMPILED_GAIN * left_s > _COMPILE_S
+            and not any(plan.compile for plan in self._lost)
             and compiler_missing(self._step.device) is None
         ):
             variants.append(dataclasses.replace(best, compile=True, captured=False))

@@ -145,6 +145,7 @@ class LayoutForecasts(TracedForecasts):
         self._spread: dict[Plan, tuple[LayoutUpdate, UpdateTime]] = {}
         self._whole_needs = Needs(traces)
         self._saved: dict[str, float] = {}
+        self._residents: dict[Plan, float] = {}
 
     def spread(self, plan: Plan) -> LayoutUpdate:
         """Parts of an update's time."""
@@ -394,13 +395,15 @@ class LayoutForecasts(TracedForecasts):
         """Size of a gathered parameter over that of its master."""
         return 0.5 if self._settings(plan).gathered_in == "bf16" else 1.0
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:
         """Memory of the process that needs the most [bytes], with the copy that its checkpoint is written from."""
+        if plan in self._residents:
+            return self._residents[plan]
         settings, passes = self._settings(plan), self._micro_batches(plan)
         copied = self.state(plan)
-        return max(
+        self._residents[plan] = max(
             self._held_bytes + copied.parameters + copied.optimizer + self._untraced_bytes(plan, rank)
             + needs.resident(settings, passes, plan.malloc)
             for rank, needs in self._ranks.items()
         )  # fmt: skip
+        return self._residents[plan]
