@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import stoker
+from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
 from stoker.stepping.step import Step
@@ -69,14 +70,17 @@ def job(model: Any = Net, **changes: Any) -> stoker.Job:
     return stoker.Job(**settings)
 
 
-def trained(to: stoker.Job, folder: str, *, stop_at: int | None = None, sink: Heard | None = None) -> stoker.Run:
+def trained(
+    to: stoker.Job, folder: str, *, stop_at: int | None = None, sink: Heard | None = None, **asked: Any
+) -> stoker.Run:
     """The run in `folder`, begun or continued; asked to stop in update `stop_at`."""
 
     def stop(update: Any) -> None:
         if update.updates == stop_at:
             signal.raise_signal(signal.SIGTERM)
 
-    return stoker.train(to, run_dir=folder, hooks=[stoker.on("updated", stop)], sink=Heard() if sink is None else sink)
+    heard = Heard() if sink is None else sink
+    return stoker.train(to, run_dir=folder, hooks=[stoker.on("updated", stop)], sink=heard, **asked)
 
 
 def given_schedule(to: stoker.Job, of: stoker.Run, folder: str) -> stoker.Run:
@@ -306,6 +310,17 @@ def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(chang
         settled.last, checkpoint_every_s=30
     )
     assert not heard.of("settled")
+
+
+@pytest.mark.parametrize("asked", [{"checkpoint_every": stoker.seconds(7)}, {"device_mtbf_h": 0.1}])
+def test_how_often_a_run_was_to_save_is_not_kept_with_its_plan(asked: dict[str, Any]) -> None:
+    """The next start tries nothing, and saves as often as without the setting."""
+    trained(job(), "first", **asked)
+    heard = Heard()
+    schedule = trained(job(), "second", sink=heard).directory.read_schedule()
+    assert schedule is not None
+    assert (schedule.switches, heard.of("settled")) == ((), [])
+    assert schedule.began.device_mtbf_h == mtbf_h("cpu")
 
 
 def test_plans_of_a_float64_model_stay_in_float64() -> None:

@@ -23,6 +23,7 @@ import torch
 from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
+from stoker.devices.hardware import mtbf_h
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
@@ -53,7 +54,7 @@ from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.stepping.torch_optimizers import needs_closure
-from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
 from stoker.units import format_seconds
@@ -394,8 +395,9 @@ class PlanTrials:
         )  # fmt: skip
         if self._safe.threads < self._place.device.cores:
             return  # a limit of this run, which is no reason for the next one
+        usual = saving_every(None, mtbf_h(self._place.device.kind), decision)  # what was asked for is this run's
         try:
-            keep_decision(self._prepared, self._place, decision, self._plans.coupling)
+            keep_decision(self._prepared, self._place, usual, self._plans.coupling)
         except RunFailed as problem:
             self._telemetry.emit("warned", message=f"the plan is not kept for the next start: {problem.message}")
 
