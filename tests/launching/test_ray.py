@@ -214,7 +214,7 @@ def posted(folder: Path, nodes: dict[str, Any], shape: str, **options: str) -> d
         target = LAUNCHER.parse(f"{head.word}{shape}")
         given = submission(head, folder, target=target, options={"root": str(folder / "root"), **options})
         body = head.jobs[LAUNCHER.start(given, lambda text: None)["job"]].body
-    return {name: body[f"entrypoint_{name}"] for name in ("num_cpus", "num_gpus") if f"entrypoint_{name}" in body}
+    return {name.removeprefix("entrypoint_"): asked for name, asked in body.items() if name.startswith("entrypoint_")}
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,24 @@ def test_a_job_asks_for_its_gpus_and_for_its_cpus(
 ) -> None:
     """One does not replace the other, and a cluster with GPUs behind a head without gives one unless a CPU is named."""
     nodes = nodes_with({}, {"GPU": 4.0, "accelerator_type:A100": 1.0})
-    assert posted(tmp_path, nodes, shape, **options) == asked
+    found = posted(tmp_path, nodes, shape, **options)
+    assert {name: number for name, number in found.items() if name.startswith("num_")} == asked
+
+
+@pytest.mark.parametrize(
+    ("shape", "models", "asked"),
+    [
+        ("/2xa100", ("A100-80G",), "A100-80G"),
+        ("/8xamd-instinct-mi300x-oam", ("AMD-Instinct-MI300X-OAM",), "AMD-Instinct-MI300X-OAM"),
+        ("/a100", ("A100-80G", "A100"), "A100"),
+    ],
+)
+def test_a_job_asks_for_a_gpu_by_the_name_that_a_node_has(
+    tmp_path: Path, shape: str, models: tuple[str, ...], asked: str
+) -> None:
+    """What the probe takes for the device is what Ray is asked for: it would wait for ever for another spelling."""
+    nodes = nodes_with({}, *({"GPU": 8.0, f"accelerator_type:{model}": 1.0} for model in models))
+    assert posted(tmp_path, nodes, shape)["resources"] == {f"accelerator_type:{asked}": 0.001}
 
 
 def test_a_cluster_without_gpus_gives_a_cpu_but_not_several_gpus(tmp_path: Path) -> None:

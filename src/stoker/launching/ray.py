@@ -246,19 +246,27 @@ def _models(node: Mapping[str, Any]) -> list[str]:
     return [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
 
 
+def _model_of(node: Mapping[str, Any], device: str) -> str:
+    """The node's model that a device means, as Ray spells it: `A100-80G` for `a100`; empty if it has none."""
+    return next((name for name in _models(node) if re.match(rf"{re.escape(device)}(-|$)", name.lower())), "")
+
+
 def _fits(node: Mapping[str, Any], target: LaunchTarget) -> bool:
     resources: dict[str, float] = node.get("resources_total", {})
     if target.device == "cpu" or (not target.device and target.devices_each == 1 and not resources.get("GPU")):
         return resources.get("CPU", 0) >= 1
-    models = [name.lower() for name in _models(node)]
-    is_other = target.device and not any(re.match(rf"{re.escape(target.device)}(-|$)", name) for name in models)
+    is_other = target.device and not _model_of(node, target.device)
     return not is_other and resources.get("GPU", 0) >= target.devices_each
 
 
 def _node_for(nodes: Iterable[Mapping[str, Any]], target: LaunchTarget) -> Mapping[str, Any]:
-    """The node whose resources a job asks for: of those that fit one with GPUs, if it may use them; empty if none."""
-    fitting = [node for node in nodes if _fits(node, target)]
-    return max(fitting, key=lambda node: target.device != "cpu" and "GPU" in node["resources_total"], default={})
+    """The node whose resources a job asks for, empty if none fits: first the very model, then any GPU, then a CPU."""
+
+    def rank(node: Mapping[str, Any]) -> tuple[bool, bool]:
+        is_named = _model_of(node, target.device).lower() == target.device
+        return is_named, target.device != "cpu" and "GPU" in node["resources_total"]
+
+    return max((node for node in nodes if _fits(node, target)), key=rank, default={})
 
 
 def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
@@ -294,7 +302,8 @@ def _job(submission: Submission, node: Mapping[str, Any], number: int, submitted
     if target.device or target.devices_each > 1 or node.get("resources_total", {}).get("GPU"):
         job["entrypoint_num_gpus"] = target.devices_each
     if target.device:
-        job["entrypoint_resources"] = {f"accelerator_type:{target.device.upper()}": 0.001}
+        model = _model_of(node, target.device) or target.device.upper()
+        job["entrypoint_resources"] = {f"accelerator_type:{model}": 0.001}
     return job
 
 
