@@ -199,7 +199,7 @@ def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
 
 def nodes_with(*resources: dict[str, float]) -> dict[str, Any]:
     """The nodes' answer with these resources, each beside two CPUs."""
-    nodes = copy.deepcopy(NODES)
+    nodes: dict[str, Any] = copy.deepcopy(NODES)
     (first,) = nodes["data"]["result"]["result"]
     nodes["data"]["result"]["result"] = [
         first | {"node_ip": f"192.0.2.{i}", "resources_total": {"CPU": 2.0, **more}}
