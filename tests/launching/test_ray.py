@@ -197,6 +197,69 @@ def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
         assert (offer.starts_in_s, offer.price_per_h) == (None, None)  # both unknown: no limit of cost is kept by that
 
 
+def nodes_with(*resources: dict[str, float]) -> dict[str, Any]:
+    """The nodes' answer with these resources, each beside two CPUs."""
+    nodes: dict[str, Any] = copy.deepcopy(NODES)
+    (first,) = nodes["data"]["result"]["result"]
+    nodes["data"]["result"]["result"] = [
+        first | {"node_ip": f"192.0.2.{i}", "resources_total": {"CPU": 2.0, **more}}
+        for i, more in enumerate(resources, 2)
+    ]
+    return nodes
+
+
+def posted(folder: Path, nodes: dict[str, Any], shape: str, **options: str) -> dict[str, Any]:
+    """The resources that a job asks for."""
+    with FakeRay(folder, nodes=nodes, holds=True) as head:
+        target = LAUNCHER.parse(f"{head.word}{shape}")
+        given = submission(head, folder, target=target, options={"root": str(folder / "root"), **options})
+        body = head.jobs[LAUNCHER.start(given, lambda text: None)["job"]].body
+    return {name.removeprefix("entrypoint_"): asked for name, asked in body.items() if name.startswith("entrypoint_")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "asked"),
+    [
+        ("/4", {"cpus": "8"}, {"num_cpus": 8.0, "num_gpus": 4}),
+        ("/2xa100", {"cpus": "8"}, {"num_cpus": 8.0, "num_gpus": 2}),
+        ("/1", {}, {"num_gpus": 1}),
+        ("", {}, {"num_gpus": 1}),
+        ("/2xcpu", {}, {"num_cpus": 2.0}),
+        ("/cpu", {"cpus": "2"}, {"num_cpus": 2.0}),
+    ],
+)
+def test_a_job_asks_for_its_gpus_and_for_its_cpus(
+    tmp_path: Path, shape: str, options: dict[str, str], asked: dict[str, float]
+) -> None:
+    """One does not replace the other, and a cluster with GPUs behind a head without gives one unless a CPU is named."""
+    nodes = nodes_with({}, {"GPU": 4.0, "accelerator_type:A100": 1.0})
+    found = posted(tmp_path, nodes, shape, **options)
+    assert {name: number for name, number in found.items() if name.startswith("num_")} == asked
+
+
+@pytest.mark.parametrize(
+    ("shape", "models", "asked"),
+    [
+        ("/2xa100", ("A100-80G",), "A100-80G"),
+        ("/8xamd-instinct-mi300x-oam", ("AMD-Instinct-MI300X-OAM",), "AMD-Instinct-MI300X-OAM"),
+        ("/a100", ("A100-80G", "A100"), "A100"),
+    ],
+)
+def test_a_job_asks_for_a_gpu_by_the_name_that_a_node_has(
+    tmp_path: Path, shape: str, models: tuple[str, ...], asked: str
+) -> None:
+    """What the probe takes for the device is what Ray is asked for: it would wait for ever for another spelling."""
+    nodes = nodes_with({}, *({"GPU": 8.0, f"accelerator_type:{model}": 1.0} for model in models))
+    assert posted(tmp_path, nodes, shape)["resources"] == {f"accelerator_type:{asked}": 0.001}
+
+
+def test_a_cluster_without_gpus_gives_a_cpu_but_not_several_gpus(tmp_path: Path) -> None:
+    """The best device is the CPU there; `/4` is four GPUs, and would wait for ever."""
+    assert posted(tmp_path, nodes_with({}), "") == {}
+    with FakeRay(tmp_path) as head:
+        assert "4 GPU" in LAUNCHER.probe(LAUNCHER.parse(f"{head.word}/4"), {}).missing[0]
+
+
 def test_something_else_than_ray_is_named(tmp_path: Path) -> None:
     """A wrong port answers with something else, or not at all."""
     with pytest.raises(PlaceUnreachable, match="does not answer"):

@@ -442,6 +442,27 @@ def test_secrets_travel_in_a_file_of_this_user_alone(
     assert (given["SBATCH_CONSTRAINT"], given["SLURM_JWT"]) == ("a100 & ib", "eyJ0")
 
 
+@pytest.mark.usefixtures("shipping")
+def test_variables_of_the_user_do_not_change_what_the_script_states(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For sbatch a variable wins over the script: it sees those alone whose option the script leaves open."""
+    for name, value in {
+        "ACCOUNT": "other", "QOS": "high", "MEM_PER_CPU": "1G", "PARTITION": "cpu", "TIMELIMIT": "5", "GRES": "gpu:1",
+        "GPUS": "1", "SIGNAL": "B:USR1@120", "NO_REQUEUE": "1", "EXPORT": "NONE", "JOB_NAME": "x", "ARRAY_INX": "0-3",
+        "OPEN_MODE": "truncate", "OUTPUT": "x.log", "WAIT": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    fake.says("sbatch", "3\n")
+    (fake.folder / "sbatch").write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment"\necho 3\n')
+    given = {"root": str(tmp_path / "root"), "account": "ml", "mem": "4G"}
+    handle = LAUNCHER.start(submission(tmp_path, options=given), lambda text: None)
+    seen = [line for line in (tmp_path / "environment").read_text().splitlines() if line.startswith("SBATCH_")]
+    assert seen == ["SBATCH_QOS=high"]
+    script = Path(handle["directory"], "launch", "batch.sh").read_text()
+    assert {"#SBATCH --account=ml", "#SBATCH --mem=4G", "#SBATCH --partition=low"} <= set(script.splitlines())
+
+
 def test_offers_are_partitions_with_the_scheduler_s_estimate(fake: FakeSlurm) -> None:
     """Partitions that have the shape, the default one first, each with the start that Slurm estimates for this job."""
     fake.says("sbatch", error="sbatch: Job 9 to start at 2030-01-01T00:00:00 using 1 processors on nodes n1")

@@ -78,6 +78,30 @@ def test_a_host_that_has_all_lacks_nothing() -> None:
     assert facts["clock"] == "as here"
 
 
+def test_a_gpu_without_memory_of_its_own_has_a_name_alone() -> None:
+    """One that shares the host's memory, as a GB10 does, has no number there."""
+    facts = ssh._facts(_about(gpu=["NVIDIA GB10, [N/A], [N/A], 580.95.05"]), 0.0)
+    assert facts["devices"] == "NVIDIA GB10; 8 cores, EPYC"
+    assert facts["driver"] == "580.95.05"
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ("NVIDIA GB10, [N/A], [N/A], 580.95.05", "NVIDIA GB10"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", ""),
+    ],
+)
+def test_a_gpu_is_what_nvidia_smi_lists_and_not_what_it_complains_of(fake_ssh: Path, said: str, device: str) -> None:
+    """The script of the probe tells lines of the list from a sentence on the same output."""
+    program = fake_ssh.parent / "bin" / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "{said}"\n')
+    program.chmod(0o755)
+    probe = LAUNCHER.probe(LAUNCHER.parse("box"), {})
+    assert probe.facts["box: devices"].startswith(f"{device or 'no GPU'}; ")
+    assert not device or probe.device == device
+
+
 def test_the_probe_reads_this_machine(fake_ssh: Path) -> None:
     """The script of the probe runs on a real machine, and changes nothing there."""
     before = sorted(path.name for path in fake_ssh.parent.iterdir())

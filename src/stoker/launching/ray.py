@@ -97,8 +97,9 @@ class RayLauncher(Launcher):
                 f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs {models}".rstrip() + ", "
                 f"{format_bytes(resources.get('memory', 0))} of memory"
             )
-        missing = [] if any(_fits(node, target) for node in nodes) else [_lacking(nodes, target)]
-        best = next((node for node in nodes if _fits(node, target)), nodes[0] if nodes else {})
+        fitting = _node_for(nodes, target)
+        missing = [] if fitting else [_lacking(nodes, target)]
+        best = fitting or (nodes[0] if nodes else {})
         total = best.get("resources_total", {})
         model = next(iter(_models(best)), "")
         return Probe(facts=facts, missing=tuple(missing), device=model, cores=int(total.get("CPU", 0)))
@@ -126,10 +127,12 @@ class RayLauncher(Launcher):
         """The job as it is posted."""
         files = sum(len(bundle.files) for bundle in bundles_of(submission))
         size = format_bytes(sum(bundle.num_bytes for bundle in bundles_of(submission)))
+        job = _job(submission, {}, 1, "(now)")
         return (
             f"# runs: {train_command(submission)}\n"
             f"# working directory: {files} files, {size}; sent unless it is there\n"
-            f"# POST {submission.target.address}/api/jobs/\n{json.dumps(_job(submission, 1, '(now)'), indent=2)}\n"
+            "# a GPU where a shape names none, and a GPU's name there, are filled in from the nodes when it is posted\n"
+            f"# POST {submission.target.address}/api/jobs/\n{json.dumps(job, indent=2)}\n"
         )
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
@@ -162,12 +165,15 @@ class RayLauncher(Launcher):
             content = _zipped(submission)
             sent = len(content)
             _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
-        job = _job(submission, len(jobs) + 1, utc_now("milliseconds"))
-        if "--keep" not in submission.arguments and (node := _last_node(jobs)):  # its directory is on that node
-            if any(found.get("node_ip") == node for found in _nodes(address)):
-                job["entrypoint_resources"] = job.get("entrypoint_resources", {}) | {f"node:{node}": 0.001}
+        nodes, pinned = _nodes(address), dict[str, float]()
+        if "--keep" not in submission.arguments and (last := _last_node(jobs)):  # its directory is on that node
+            if kept := [node for node in nodes if node.get("node_ip") == last]:
+                nodes, pinned = kept, {f"node:{last}": 0.001}
             else:
-                tell(f"node {node}, where the run has been, is gone: without a shared disk it starts from zero")
+                tell(f"node {last}, where the run has been, is gone: without a shared disk it starts from zero")
+        job = _job(submission, _node_for(nodes, submission.target), len(jobs) + 1, utc_now("milliseconds"))
+        if pinned:
+            job["entrypoint_resources"] = job.get("entrypoint_resources", {}) | pinned
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
@@ -240,13 +246,27 @@ def _models(node: Mapping[str, Any]) -> list[str]:
     return [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
 
 
+def _model_of(node: Mapping[str, Any], device: str) -> str:
+    """The node's model that a device means, as Ray spells it: `A100-80G` for `a100`; empty if it has none."""
+    return next((name for name in _models(node) if re.match(rf"{re.escape(device)}(-|$)", name.lower())), "")
+
+
 def _fits(node: Mapping[str, Any], target: LaunchTarget) -> bool:
     resources: dict[str, float] = node.get("resources_total", {})
-    if target.device == "cpu" or (not target.device and not resources.get("GPU")):
+    if target.device == "cpu" or (not target.device and target.devices_each == 1 and not resources.get("GPU")):
         return resources.get("CPU", 0) >= 1
-    models = [name.lower() for name in _models(node)]
-    is_other = target.device and not any(re.match(rf"{re.escape(target.device)}(-|$)", name) for name in models)
+    is_other = target.device and not _model_of(node, target.device)
     return not is_other and resources.get("GPU", 0) >= target.devices_each
+
+
+def _node_for(nodes: Iterable[Mapping[str, Any]], target: LaunchTarget) -> Mapping[str, Any]:
+    """The node whose resources a job asks for, empty if none fits: first the very model, then any GPU, then a CPU."""
+
+    def rank(node: Mapping[str, Any]) -> tuple[bool, bool]:
+        is_named = _model_of(node, target.device).lower() == target.device
+        return is_named, target.device != "cpu" and "GPU" in node["resources_total"]
+
+    return max((node for node in nodes if _fits(node, target)), key=rank, default={})
 
 
 def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
@@ -257,8 +277,8 @@ def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
     )
 
 
-def _job(submission: Submission, number: int, submitted_at: str) -> dict[str, Any]:
-    """The body of the request that posts the job."""
+def _job(submission: Submission, node: Mapping[str, Any], number: int, submitted_at: str) -> dict[str, Any]:
+    """The body of the request that posts the job; `node` fits it, and is empty where the cluster was not asked."""
     target, environment = submission.target, submission.environment
     stop_s = max(_LEAST_STOP_S, 4 * submission.save_s)
     runtime: dict[str, Any] = {
@@ -275,12 +295,15 @@ def _job(submission: Submission, number: int, submitted_at: str) -> dict[str, An
         "metadata": {"stoker": submission.run, "owner": submission.owner},
     }
     cpus = submission.options.get("cpus")
-    if target.device == "cpu" or (cpus and not target.device):
-        return job | {"entrypoint_num_cpus": float(cpus or target.devices_each)}
-    if target.device or target.devices_each > 1:
+    if cpus or target.device == "cpu":
+        job["entrypoint_num_cpus"] = float(cpus or target.devices_each)
+    if target.device == "cpu":
+        return job
+    if target.device or target.devices_each > 1 or node.get("resources_total", {}).get("GPU"):
         job["entrypoint_num_gpus"] = target.devices_each
     if target.device:
-        job["entrypoint_resources"] = {f"accelerator_type:{target.device.upper()}": 0.001}
+        model = _model_of(node, target.device) or target.device.upper()
+        job["entrypoint_resources"] = {f"accelerator_type:{model}": 0.001}
     return job
 
 

@@ -72,6 +72,13 @@ from stoker.units import format_seconds
 
 _SYNTAX = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
 _PASSED_ON = ("account", "qos", "constraint", "reservation", "mem")
+_DEFAULTS = {
+    "account": ("SBATCH_ACCOUNT",), "qos": ("SBATCH_QOS",), "constraint": ("SBATCH_CONSTRAINT",),
+    "reservation": ("SBATCH_RESERVATION",), "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "wckey": ("SBATCH_WCKEY",),
+}  # fmt: skip
+"""The user's variables that sbatch may see, by the option that each stands for. sbatch lets a variable win over the
+script: one is left out where its option is stated, and all others (partition, GPUs, time, signal, requeue) always."""
 
 QUESTION_TIMEOUT_S = 30.0
 """Longest wait for an answer of Slurm's commands [s]; slurmctld of a large cluster is slow at times."""
@@ -229,7 +236,8 @@ class SlurmLauncher(Launcher):
             line.write(_secrets_path(handle), secrets_input(values), mode=0o600)
             line.write(f"{directory}/launch/batch.sh", batch_script(submission, shipped, shape).encode())
             line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
-            answer = _slurm(line, _SUBMIT, {**stated, "partition": partition.name}, directory)
+            defaults = [name for option, names in _DEFAULTS.items() if option not in shape.more for name in names]
+            answer = _slurm(line, _SUBMIT, {**stated, "partition": partition.name}, directory, *defaults)
         except PlaceUnreachable:
             raise  # it may have been submitted: the same command finds it by its name
         except StokerError:
@@ -318,10 +326,10 @@ exit 0
 """
 _SUBMIT = """
 cd -- "$1" && rm -f launch/stop || exit
+shift; defaults=$*
 # sbatch hands its whole environment to the job: it gets what it needs itself, and this user's defaults for it.
 set -- HOME="$HOME" USER="$(id -un)" LOGNAME="$(id -un)" PATH="$PATH"
-own=$(env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p')
-for name in SLURM_CONF SLURM_CONF_SERVER SLURM_JWT LD_LIBRARY_PATH $own; do
+for name in SLURM_CONF SLURM_CONF_SERVER SLURM_JWT LD_LIBRARY_PATH $defaults; do
     eval "[ -z \\"\\${$name}\\" ] || set -- \\"\\$@\\" \\"$name=\\${$name}\\""
 done
 env -i "$@" sbatch --parsable launch/batch.sh

@@ -65,7 +65,7 @@ echo "disk $(df -Pk -- "$f" | awk 'END {print $4}')"
 echo "address ${SSH_CONNECTION:-}"
 command -v nvidia-smi >/dev/null 2>&1 &&
     nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv,noheader,nounits 2>/dev/null |
-    sed 's/^/gpu /'
+    sed -n '/,.*,/s/^/gpu /p'  # a sentence about a driver that fails is no GPU
 exit 0
 """
 )
@@ -258,12 +258,15 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
     def first(word: str, default: str = "unknown") -> str:
         return about.get(word, [default])[0] or default
 
-    gpus = [gpu.split(",") for gpu in about.get("gpu", [])]
-    devices = ", ".join(f"{gpu[0].strip()} ({int(gpu[1]) / 1024:.0f} GiB)" for gpu in gpus) or "no GPU"
+    gpus = [[field.strip() for field in gpu.split(",")] for gpu in about.get("gpu", [])]
+    # Where a GPU shares the memory of the host, nvidia-smi has "[N/A]".
+    devices = ", ".join(
+        f"{name} ({int(mib) / 1024:.0f} GiB)" if mib.isdecimal() else name for name, mib, *_ in gpus
+    ) or "no GPU"  # fmt: skip
     return {
         "Python": ", ".join(dict.fromkeys(about.get("python", []))) or "none",
         "devices": f"{devices}; {first('cores')} cores, {first('cpu')}",
-        **({"driver": gpus[0][3].strip()} if gpus and len(gpus[0]) > 3 else {}),
+        **({"driver": gpus[0][3]} if gpus and len(gpus[0]) > 3 else {}),
         "load": first("load"),
         "memory": f"{format_bytes(int(first('memory', '0')) * 1024)} available",
         "disk": f"{format_bytes(int(first('disk', '0')) * 1024)} free",
