@@ -191,7 +191,7 @@ def test_ctrl_c_detaches_or_stops(run: Elsewhere) -> None:
 
 def test_a_stop_that_meets_a_cut_line_is_asked_for_again(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's word holds until it has arrived, is said once, and is not repeated after that."""
-    run.launcher.after_stop = [RUNNING, RUNNING, STOPPED]
+    run.launcher.answers, run.launcher.after_stop = [*[RUNNING] * 9, FINISHED], [RUNNING, RUNNING, STOPPED]
     stop, cuts = run.launcher.stop, [SILENT] * 3
 
     def stop_or_cut(handle: Any) -> None:
