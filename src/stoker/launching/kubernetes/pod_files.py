@@ -89,7 +89,7 @@ def _num_files(place: Path) -> int:
             continue
         seen.add(real)
         inner[:] = sorted(name for name in inner if name != "__pycache__")
-        count += sum(not name.endswith(".pyc") and os.path.isfile(os.path.join(folder, name)) for name in names)
+        count += sum(not name.endswith(".pyc") and (Path(folder) / name).is_file() for name in names)
     return count
 
 
