@@ -345,10 +345,10 @@ def test_other_limits_are_refused_for_a_run_that_is_going_on(
     options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}, time_limit_s=600.0)
     launch(job, on="fake:box", options=options)
     fake_place.answers = [RUNNING]
-    for limits in ({"max_cost": 2.0}, {"time_limit_s": 60.0}):
-        name = "--max-cost" if "max_cost" in limits else "--time-limit"
+    cheaper, shorter = dataclasses.replace(options, max_cost=2.0), dataclasses.replace(options, time_limit_s=60.0)
+    for name, other in (("--max-cost", cheaper), ("--time-limit", shorter)):
         with pytest.raises(BadRun, match=rf"is running at fake:box, .* with that {name}: its limits stay") as refused:
-            launch(job, on="fake:box", options=dataclasses.replace(options, **limits))
+            launch(job, on="fake:box", options=other)
         assert "stoker stop blobs-" in str(refused.value.remedy)
     for found in (options, THEIRS):
         assert not launch(job, on="fake:box", options=found).is_new
