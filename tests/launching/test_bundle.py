@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.data.reading.file_listing import files_below
 from stoker.errors import BadJob
 from stoker.jobs.local_imports import local_sources
 from stoker.launching.bundle import (
@@ -75,6 +76,25 @@ def test_data_are_links_that_hold_at_the_place(project: Path, tmp_path: Path) ->
     there = root / code.folder
     assert (there / "data/train.csv").read_text() == "a,b\n1,2\n"
     assert (there / "data/pictures/dog/2.png").read_text() == "wuff"
+
+
+def test_linked_folders_travel_as_they_are_read(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is sent is what `stoker.data` reads here: linked folders too, none twice, and loops end."""
+    disk, pictures = tmp_path_factory.mktemp("disk"), project / "data/pictures"
+    for name in ("bird/3.png", "bird/more/4.png"):
+        (disk / name).parent.mkdir(parents=True, exist_ok=True)
+        (disk / name).write_text("tweet")
+    (pictures / "bird").symlink_to(disk / "bird")
+    (pictures / "cat2").symlink_to("cat")
+    (pictures / "bird/more/up").symlink_to(pictures)
+    (pictures / ".kept/fish").mkdir(parents=True)
+    (pictures / ".kept/fish/5.png").write_text("blub")
+    (pictures / "fish").symlink_to(".kept/fish")
+    sent = [file.path for file in data_of(pictures, project).bundle.files]
+    assert [path for path in sent if not path.startswith(".")] == list(files_below(pictures))
+    assert set(sent) == {
+        "cat/1.png", "dog/2.png", "bird/3.png", "bird/more/4.png", "fish/5.png", ".kept/fish/5.png",
+    }  # fmt: skip
 
 
 def test_data_outside_are_refused_with_the_folder(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -189,6 +189,26 @@ def test_ctrl_c_detaches_or_stops(run: Elsewhere) -> None:
     assert run.launcher.calls.count("stop") == 1
 
 
+def test_a_stop_that_meets_a_cut_line_is_asked_for_again(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's word holds until it has arrived, is said once, and is not repeated after that."""
+    run.launcher.answers, run.launcher.after_stop = [*[RUNNING] * 9, FINISHED], [RUNNING, RUNNING, STOPPED]
+    stop, cuts = run.launcher.stop, [SILENT] * 3
+
+    def stop_or_cut(handle: Any) -> None:
+        if cuts:
+            raise cuts.pop()
+        stop(handle)
+
+    monkeypatch.setattr(run.launcher, "stop", stop_or_cut)
+    follower = run.follower()
+    follower.stop("asked to stop")
+    followed = follower.run()
+    assert (followed.state.phase, followed.is_home) == ("stopped", True)
+    assert run.launcher.calls.count("stop") == 1
+    assert sum("was not asked to stop yet" in message for message in run.messages()) == 1
+    assert run.messages().count("asked to stop") == 1
+
+
 def test_a_preempted_run_is_shown_on_after_its_stop(run: Elsewhere) -> None:
     """A live display ends with the first `stopped`, so one that others follow is a note; the last one is itself."""
     run.log("stopped", 1, reason="SIGTERM", samples=50)

@@ -338,6 +338,23 @@ def test_limits_are_of_the_run_and_not_of_a_start(
     assert len(started) == 3
 
 
+def test_other_limits_are_refused_for_a_run_that_is_going_on(
+    job: Path, started: list[Submission], fake_place: Any
+) -> None:
+    """The place keeps those that it was given; the same ones, or none, find the run as ever."""
+    options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}, time_limit_s=600.0)
+    launch(job, on="fake:box", options=options)
+    fake_place.answers = [RUNNING]
+    cheaper, shorter = dataclasses.replace(options, max_cost=2.0), dataclasses.replace(options, time_limit_s=60.0)
+    for name, other in (("--max-cost", cheaper), ("--time-limit", shorter)):
+        with pytest.raises(BadRun, match=rf"is running at fake:box, .* with that {name}: its limits stay") as refused:
+            launch(job, on="fake:box", options=other)
+        assert "stoker stop blobs-" in str(refused.value.remedy)
+    for found in (options, THEIRS):
+        assert not launch(job, on="fake:box", options=found).is_new
+    assert len(started) == 1
+
+
 def test_a_place_that_is_silent_at_the_first_launch_has_nothing_running(job: Path, started: list[Submission]) -> None:
     """The remedy does not speak of a run there, since there is none."""
     with pytest.raises(PlaceUnreachable, match="gone cannot be reached") as silent:

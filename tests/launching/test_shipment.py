@@ -8,6 +8,7 @@ import pytest
 
 from stoker.errors import PlaceFailed
 from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.kubernetes import pod_files
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.launching.lines import LocalLine
 from stoker.launching.shipment import ship
@@ -55,6 +56,18 @@ def test_a_folder_that_holds_more_is_other_data(home: Path) -> None:
     folder = shipped(home, SET, data=str(home / "sets"))
     assert not folder.is_symlink()
     assert sorted(path.name for path in folder.iterdir()) == ["a.csv", "b.csv"]
+
+
+def test_files_in_linked_folders_count(home: Path) -> None:
+    """At the place as here, by a shell and in a pod: an equal set with links is found, and one with more is not."""
+    parts = Bundle(kind="data", name="digits", files=(*SET.files, TreeFile.of_bytes("part/c.csv", b"5,6\n")))
+    (home / "disk" / "part").mkdir(parents=True)
+    (home / "disk" / "part" / "c.csv").write_text("5,6\n")
+    (home / "sets" / "digits" / "part").symlink_to(home / "disk" / "part")
+    for bundle in (parts, SET):
+        wanted = {"name": bundle.name, "files": {file.path: file.digest for file in bundle.files}}
+        assert pod_files._holds(home / "sets" / "digits", wanted) == (bundle is parts)
+        assert shipped(home, bundle, data="sets").is_symlink() == (bundle is parts)
 
 
 def test_linked_data_that_were_changed_are_not_used(home: Path) -> None:

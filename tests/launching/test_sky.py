@@ -12,6 +12,7 @@ import pytest
 
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.launcher import Request
+from stoker.launching.meter import Meter
 from stoker.launching.sky import LAUNCHER, PREEMPTED_PER_H, read_catalogue
 from stoker.records import LaunchState, dumps
 from stoker.store.mirror import Mirror
@@ -108,7 +109,7 @@ def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "phase"),
     [
-        ("PENDING", "queued"), ("STARTING", "starting"), ("RUNNING", "starting"), ("RECOVERING", "preempted"),
+        ("PENDING", "queued"), ("STARTING", "queued"), ("RUNNING", "starting"), ("RECOVERING", "preempted"),
         ("CANCELLED", "stopped"), ("SUCCEEDED", "finished"), ("FAILED_NO_RESOURCE", "failed"), ("FAILED", "failed"),
         ("FAILED_CONTROLLER", "lost"), ("SOMETHING_NEW", "failed"),
     ],
@@ -119,6 +120,18 @@ def test_states_of_skypilot_have_their_meaning(sky: Path, status: str, phase: st
     state = LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"})
     assert (state.phase, state.restarts) == (phase, 2)
     assert state.evidence == f"{status}: no L4 in 12 regions"
+
+
+def test_looking_for_a_machine_costs_nothing(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight hours without a machine are no money, so that nobody cancels the run for them; with one, time counts."""
+    meter = Meter(price_per_h=2.5, max_cost=20.0)
+    for hour, status, spent in ((0, "STARTING", 0.0), (8, "STARTING", 0.0), (9, "RUNNING", 0.0), (10, "RUNNING", 2.5)):
+        monkeypatch.setattr(
+            "stoker.launching.launcher.utc_now", lambda *_, hour=hour: f"2026-11-25T{hour:02}:00:00+00:00"
+        )
+        job_is(sky, status)
+        meter.saw(LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"}))
+        assert (meter.spent, meter.over_limit()) == (spent, None)
 
 
 def test_a_running_job_says_itself_how_it_is(sky: Path) -> None:

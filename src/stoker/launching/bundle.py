@@ -235,8 +235,18 @@ def files_of(path: Path, inside: str) -> list[TreeFile]:
 
 
 def _walk(path: Path) -> Iterator[tuple[str, Path]]:
-    """Files below a folder with their relative paths, in a fixed order; bytecode is left out."""
-    for folder, folders, names in os.walk(path):
+    """Files below a folder with their relative paths, in a fixed order; bytecode is left out.
+
+    Links are followed as `stoker.data` follows them, into no folder twice. It passes over hidden folders, so what was
+    met below one of them counts as met there alone.
+    """
+    seen: set[tuple[bool, str]] = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        is_hidden = any(part.startswith(".") for part in Path(folder).relative_to(path).parts)
+        if (real := (is_hidden, os.path.realpath(folder))) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if name not in _NOT_SENT)
         for name in sorted(names):
             source = Path(folder) / name

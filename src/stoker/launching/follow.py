@@ -257,7 +257,8 @@ class Follower:
         self._state = LaunchState(phase="unknown", why="not asked yet")
         self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
-        self._pause_s, self._is_stopping, self._shown_phase = POLL_S, False, ""
+        self._pause_s, self._shown_phase = POLL_S, ""
+        self._is_stopping, self._is_asked_to_stop = False, False
 
     def run(self) -> Followed:
         """Follow until the end.
@@ -278,14 +279,16 @@ class Follower:
                 return Followed(directory=self.directory, state=self._state, is_detached=True)
 
     def stop(self, why: str) -> None:
-        """Ask the run to save and leave; following goes on until it has."""
-        self._is_stopping = True
-        self._tell("noted", why)
+        """Ask the run to save and leave; following goes on until it has, and asks again if the place did not answer."""
+        is_first, self._is_stopping = not self._is_stopping, True
+        if is_first:
+            self._tell("noted", why)
         try:
             self.launcher.stop(self.launch.handle)
+            self._is_asked_to_stop = True
         except PlaceUnreachable as problem:
-            self._is_stopping = False
-            self._tell("warned", f"{problem.message}: the run was not asked to stop")
+            if is_first:
+                self._tell("warned", f"{problem.message}: the run was not asked to stop yet, and is asked again")
 
     def _follow(self) -> Followed:
         asked_at = float("-inf")
@@ -300,7 +303,7 @@ class Follower:
                 return self._ended()
             if not self.is_watching:
                 return self._detached()
-            self._watch_money()
+            self._stop_if_wanted()
             self._pause_s = POLL_S if is_answered else min(LONGEST_PAUSE_S, 2 * self._pause_s)
             self.sleep(self._pause_s)
             waited_s = self.clock() - began
@@ -393,10 +396,11 @@ class Follower:
             known = f", last seen {self._state.phase}" if self._state.phase != "unknown" else ""
             self._tell("warned", f"{self.launch.place} does not answer{known} ({evidence}): asking again", state)
 
-    def _watch_money(self) -> None:
-        if self._is_stopping or (sentence := self.meter.over_limit()) is None:
-            return
-        self.stop(sentence)
+    def _stop_if_wanted(self) -> None:
+        """Ask for the stop that did not arrive, or for the one that money wants."""
+        why = "" if self._is_stopping else self.meter.over_limit()
+        if why is not None and not self._is_asked_to_stop:
+            self.stop(why)
 
     def _ended(self) -> Followed:
         self._release(is_last=True)

@@ -142,7 +142,7 @@ def launch(
 
     Raises:
         BadJob, NoDevice: before anything was sent.
-        BadRun: the run's directory here is in use, or of another run.
+        BadRun: the run's directory here is in use, or of another run; or the run is going on with other limits.
         PlaceFailed: the place refuses, or lacks what the run needs; nothing is left behind.
         PlaceUnreachable: it does not answer; what it may have started is found by the same command.
     """
@@ -159,6 +159,7 @@ def launch(
         if state.phase == "finished":
             directory, _, because = choose_run(path, identity, on, options)
         elif state.phase not in ENDED:
+            _require_its_limits(before, state, options)
             because = f"{directory.name} is {state.phase} at {before.place}: {state.why}"
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
     with _held(directory):
@@ -183,7 +184,7 @@ def launch(
             run=directory.name, place=on, kind=target.kind, handle=handle, identity=identity,
             code_digest=submission.code.digest, environment_digest=_environment_digest(submission),
             arguments=submission.arguments, submitted_at=utc_now("milliseconds"), commit=commit.name,
-            has_changes=bool(commit.diff), max_cost=options.max_cost,
+            has_changes=bool(commit.diff), max_cost=options.max_cost, time_limit_s=options.time_limit_s,
             secrets=options.secrets, sent_bytes=int(handle.get("sent_bytes", 0)),
             forecast_s=None if forecast is None else forecast.total_s.value,
             forecast_low_s=None if forecast is None else forecast.total_s.low,
@@ -196,6 +197,23 @@ def launch(
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
     return LaunchedRun(directory=directory, launch=record, because=because)
+
+
+def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptions) -> None:
+    """Refuse limits that a run which is going on does not have: the place keeps those that it was started with.
+
+    Raises:
+        BadRun: one was given that is another one.
+    """
+    limits = (("--max-cost", options.max_cost, before.max_cost), ("--time-limit", options.time_limit_s,
+              before.time_limit_s))  # fmt: skip
+    if other := [name for name, given, own in limits if given not in (None, own)]:
+        raise BadRun(
+            f"{before.run} is {state.phase} at {before.place}, and was not started with that "
+            f"{' and '.join(other)}: its limits stay as they were",
+            remedy=f"`stoker stop {before.run}`, then the same command, goes on under the new limit; `stoker attach "
+            f"{before.run}` follows it as it is.",
+        )
 
 
 def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -> Probe:

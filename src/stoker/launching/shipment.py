@@ -174,7 +174,7 @@ for home in "$(readlink -- "$1" || :)" "$3" "$STOKER_DATA"; do
     for place in "$home" "$home/$2"; do
         ( cd -- "$place" 2>/dev/null && sha256sum --check --strict --status - ) < "$1.sums" || continue
         if [ -n "$4" ]; then  # a folder that holds more is another one
-            count=$(find "$place/" -type d -name __pycache__ -prune -o ! -name "*.pyc" -xtype f -printf . | wc -c)
+            count=$(find -L "$place/" -type d -name __pycache__ -prune -o ! -name "*.pyc" -type f -printf . | wc -c)
             [ "$count" -eq "$4" ] || continue
         fi
         [ "$(readlink -- "$1" || :)" = "$place" ] || ln -sfT -- "$place" "$1"

@@ -306,7 +306,7 @@ class SkyLauncher(Launcher):
 
 _PHASES: dict[str, tuple[LaunchPhase, str]] = {
     "PENDING": ("queued", "SkyPilot's controller has others before it"),
-    "STARTING": ("starting", "SkyPilot looks for a machine"),
+    "STARTING": ("queued", "SkyPilot looks for a machine"),  # perhaps for hours, in which none is paid for
     "RUNNING": ("starting", "the machine is there; the run has not said anything yet"),
     "RECOVERING": ("preempted", "the machine is gone, and SkyPilot looks for another"),
     "WINDING_DOWN": ("saving", "SkyPilot gives the machine back"),

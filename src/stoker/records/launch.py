@@ -67,6 +67,7 @@ class Launch:
         sent_bytes: what had to be sent [bytes].
         spent: cost until the run ended, or was last followed, in `currency`; None: unknown.
         max_cost: the run is saved and stopped before its cost exceeds this; None: no limit.
+        time_limit_s: the longest that it may hold devices from `submitted_at` on [s], as given; None: no limit was.
         continued_here_at: when the run went on on this machine, ISO 8601 in UTC, which the place knows nothing of; "":
             it did not.
     """
@@ -95,6 +96,7 @@ class Launch:
     sent_bytes: int = 0
     spent: float | None = None
     states: tuple[LaunchState, ...] = field(default=())
+    time_limit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
     continued_here_at: str = field(default="", metadata=OMIT_DEFAULT)
 
     @property

@@ -76,8 +76,21 @@ def _holds(place: Path, wanted: dict[str, Any]) -> bool:
         return False
     if list(files) == [wanted["name"]]:
         return True
-    there = [path for path in place.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return sum("__pycache__" not in path.relative_to(place).parts for path in there) == len(files)
+    return _num_files(place) == len(files)
+
+
+def _num_files(place: Path) -> int:
+    """Number of files below a folder, without bytecode; links are followed, into no folder twice."""
+    seen, count = set(), 0
+    for folder, inner, names in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        inner[:] = sorted(name for name in inner if name != "__pycache__")
+        count += sum(not name.endswith(".pyc") and (Path(folder) / name).is_file() for name in names)
+    return count
 
 
 def _sha256(path: Path) -> str:
