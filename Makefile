@@ -20,17 +20,17 @@ demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and 
 demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and asked for a real image's class (2 minutes, and the demo's run)
 	@$(BIN)/python examples/serve_demo.py
 
-demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (6 minutes; needs bubblewrap)
+demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (5 minutes; needs bubblewrap)
 	@$(BIN)/python examples/pool_demo.py
 
-test: $(INSTALLED) ## Everything that must hold; the same command CI runs (14 minutes on two cores)
+test: $(INSTALLED) ## Everything that must hold; the same command CI runs (20 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 # The lint has one core while the tests begin on the others.
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
-test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (5 minutes)
+test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (8 minutes)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 -m slow
 
 test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
