@@ -86,6 +86,7 @@ async def streamed(
     """Events of a stream until they are `enough`: kind, document, id."""
     found: list[tuple[str, Any, int]] = []
     stream = ui._stream(ui.index.rows[run], "", offset, -1)
+    looks = asyncio.create_task(ui._keep_looking())
     try:
         async with asyncio.timeout(20):
             async for piece in stream:
@@ -96,6 +97,7 @@ async def streamed(
                 if enough(found):
                     return found
     finally:
+        looks.cancel()
         await stream.aclose()
     raise AssertionError("the stream ended")
 

@@ -1,8 +1,9 @@
 """The server of `stoker ui`: pages, documents and streams over HTTP on this machine's loopback.
 
 A stream of server-sent events resumes where it ended: of a run's log the id of an event is the byte offset after its
-line, so that nothing is missed and nothing comes twice, whichever side was restarted. One task looks at each log that
-is watched, whatever the number of pages.
+line, so that nothing is missed and nothing comes twice, whichever side was restarted. One task looks at the runs that
+train and at the logs that pages follow, and wakes all streams at once: most of what watching costs is waking up and
+writing, so that each look is at most one write to each page.
 
 Source: WHATWG HTML, 9.2 "Server-sent events" (`Last-Event-ID`).
 """
@@ -17,8 +18,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ from stoker.web.run_index import Row, RunIndex
 from stoker.web.run_log import EVENTS, RunLog
 from stoker.web.services import Service, ask_all
 
-_LIVE_S, _SCAN_S, _IDLE_SCAN_S = 1.0, 5.0, 15.0
-"""Pauses between two looks: at runs that train, at all folders while a page is open, and while none is [s]."""
-_LOG_S = 0.4
+_LIVE_S, _SCAN_S, _IDLE_SCAN_S = 0.8, 5.0, 15.0
+"""Pauses between two looks: at runs that train and their logs, at all folders while a page is open, and while none is
+[s]."""
 _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
@@ -61,9 +62,6 @@ _STREAM_BYTES = 512 * 1024
 _PING_S = 20.0
 _MOST_ROWS = 20_000
 
-
-_Queue = asyncio.Queue[bytes | None]
-"""What a stream sends next; None ends it."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +81,31 @@ class UiOptions:
 
 @dataclass
 class _Watch:
-    """A log that streams follow: who waits for news."""
+    """A log that streams follow."""
 
-    news: asyncio.Condition = field(default_factory=asyncio.Condition)
     followers: int = 0
     size: int = -1
-    task: asyncio.Task[None] | None = None
+    """Bytes of it at the last look."""
+    num_read: int = 0
+    """How often it has been read to its end since a page got a preview of it."""
     lines: tuple[tuple[str, int, int], tuple[bytes, int, str, bool]] | None = None
     """What was read last: from which file and offset, at which size, and what came of it."""
+
+    def look(self, row: Row) -> bool:
+        """Whether it grew, or became another file."""
+        before = self.size
+        try:
+            self.size = os.lstat(row.path / EVENTS).st_size
+        except OSError:
+            self.size = 0
+        return self.size != before
+
+    def new_lines(self, row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
+        """See `_new_lines`; once for all pages that are as far."""
+        asked = (log, offset, self.size)
+        if self.lines is None or self.lines[0] != asked:
+            self.lines = asked, _new_lines(row, log, offset)
+        return self.lines[1]
 
 
 class Ui:
@@ -101,8 +116,9 @@ class Ui:
         self.index = RunIndex(options.roots)
         self.epoch = f"{int(time.time() * 1000):x}"
         self._logs: dict[str, tuple[RunLog, threading.Lock]] = {}
-        self._watches: dict[str, _Watch] = {}
-        self._rows_news = asyncio.Condition()
+        self._watches: dict[str, tuple[Row, _Watch]] = {}
+        self._news = asyncio.Event()
+        self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
         self._num_pages = 0
@@ -167,38 +183,60 @@ class Ui:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._keep_index())
+        task = asyncio.create_task(self._keep_looking())
         try:
             yield
         finally:
-            for one in (task, *self._reading.values(), *(w.task for w in self._watches.values() if w.task is not None)):
+            for one in (task, *self._reading.values()):
                 one.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _keep_index(self) -> None:
-        """Look at the runs again and again, and wake the streams of rows when something changed."""
-        scanned_at = -1e9
+    async def _keep_looking(self) -> None:
+        """Look at the folders, the runs that train and the logs that are followed, again and again."""
+        scan, scanned_at = None, -math.inf
         while True:
             pause_s = _SCAN_S if self._num_pages else _IDLE_SCAN_S
-            try:
-                async with self._index_lock:
-                    if time.monotonic() - scanned_at >= pause_s or not self._is_scanned.is_set():
-                        has_changed = await asyncio.to_thread(self.index.scan)
-                        scanned_at = time.monotonic()
-                    else:
-                        has_changed = self.index.look_at_live()  # a few small reads: cheaper than a thread
-                    if has_changed:
-                        self._raise_alerts()
-            except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
-                _log.exception("the folders of runs could not be looked at")
-                self.index.problems.append("The folders could not be looked at; the server's log says why.")
-                has_changed = True
-            if has_changed:
-                async with self._rows_news:
-                    self._rows_news.notify_all()
-            self._is_scanned.set()
+            if time.monotonic() - scanned_at >= pause_s and (scan is None or scan.done()):
+                scanned_at, scan = time.monotonic(), asyncio.create_task(self._rescan())
+            self._look()
             await asyncio.sleep(_LIVE_S if self._num_pages or self.options.webhooks else _LIVE_S * 5)
+
+    def _look(self) -> None:
+        """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
+        has_changed = False
+        if self._is_scanned.is_set() and not self._index_lock.locked():
+            with self._telling_failures():
+                has_changed = self.index.look_at_live()
+                if has_changed:
+                    self._raise_alerts()
+        for row, watch in self._watches.values():
+            has_changed |= watch.look(row)
+        if has_changed or time.monotonic() - self._woken_at >= _PING_S:
+            self._wake()
+
+    async def _rescan(self) -> None:
+        """Look at all folders, in a thread."""
+        async with self._index_lock:
+            with self._telling_failures():
+                await asyncio.to_thread(self.index.scan)
+                self._raise_alerts()
+        self._is_scanned.set()
+        self._wake()
+
+    @contextlib.contextmanager
+    def _telling_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
+            _log.exception("the folders of runs could not be looked at")
+            self.index.problems.append("The folders could not be looked at; the server's log says why.")
+
+    def _wake(self) -> None:
+        """Let all streams see what is new."""
+        self._woken_at = time.monotonic()
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _raise_alerts(self) -> None:
         for row in self.index.rows.values():
@@ -215,13 +253,6 @@ class Ui:
     def _newest_alert(self) -> int:
         """The number of the newest alert; 0 if there was none."""
         return self._alerts[-1][0] if self._alerts else 0
-
-    async def _rescan(self) -> None:
-        async with self._index_lock:
-            await asyncio.to_thread(self.index.scan)
-            self._raise_alerts()
-        async with self._rows_news:
-            self._rows_news.notify_all()
 
     # ----------------------------------------------------------------------------------------------------------- pages
 
@@ -310,10 +341,9 @@ class Ui:
                     break
         finally:
             self._reading.pop(row.id, None)
-            if (watch := self._watches.get(row.id)) is not None:
-                watch.size = -2  # as if it had been replaced: streams send `refetch`
-                async with watch.news:
-                    watch.news.notify_all()
+            if row.id in self._watches:
+                self._watches[row.id][1].num_read += 1
+                self._wake()
 
     async def _run(self, row: Row, _: Request) -> Any:
         log, _is_whole = await self._log(row)
@@ -396,99 +426,59 @@ class Ui:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _stream(self, row: Row | None, log: str, offset: int, version: int) -> AsyncIterator[bytes]:
-        queue: _Queue = asyncio.Queue(maxsize=64)
+        """What is new at each look, in one piece.
+
+        It is of the rows since `version` (-1: all of them), of the alerts, and of `row`'s log from byte `offset` of the
+        file `log` on. Where that fails the stream ends, and the page asks for another.
+        """
         self._num_pages += 1
-        sent = [self._send_rows(queue, row, version), _ping(queue)]
+        watch = _Watch()
         if row is not None:
-            sent.append(self._send_log(queue, row, log, offset))
-        tasks = [asyncio.create_task(_sending(queue, one)) for one in sent]
+            watch = self._watches.setdefault(row.id, (row, watch))[1]
+            watch.followers += 1
+            watch.look(row)
+        alerted, num_read, seen = self._newest_alert(), watch.num_read, -1
+        sent_at = time.monotonic()
         try:
             yield b"retry: 1000\n\n"
-            while (piece := await queue.get()) is not None:
-                yield piece
+            while True:
+                news = self._news  # before the look: what comes while a slow page is sent to is seen at once
+                pieces, version = self._news_of_rows(row, version)
+                pieces += [_event("alert", alert.document()) for number, alert in self._alerts if number > alerted]
+                alerted = self._newest_alert()
+                if row is not None and (seen, num_read) != (watch.size, watch.num_read):
+                    piece, offset, log, is_refetch = watch.new_lines(row, log, offset)
+                    if is_refetch or num_read != watch.num_read:
+                        piece = _event("refetch", {"offset": offset, "log": log}, offset)
+                    pieces.append(piece)
+                    seen, num_read = watch.size, watch.num_read
+                if not any(pieces) and time.monotonic() - sent_at >= _PING_S:
+                    pieces = [b": \n\n"]  # so that a broken line is noticed
+                if any(pieces):
+                    yield b"".join(pieces)
+                    sent_at = time.monotonic()
+                await news.wait()
+        except Exception:  # noqa: BLE001 - records may hold anything, and disks fail
+            _log.exception("a stream of events ends")
         finally:
             self._num_pages -= 1
-            for task in tasks:
-                task.cancel()
-
-    async def _send_rows(self, queue: _Queue, only: Row | None, version: int) -> None:
-        """Put rows that changed since `version` into the queue; all of them once, where that is not known (-1)."""
-        alerted = self._newest_alert()
-        while True:
-            at = self.index.version  # before the rows: a scan in a thread may change some until they are sent
-            rows, removed = self.index.changed_since(version)
-            document: dict[str, JSON] = {"epoch": self.epoch, "version": at, "removed": removed}
-            if only is None:
-                document["rows"] = [row.document for row in rows]
-            else:
-                document["rows"] = [row.document for row in rows if row.id == only.id]
-                document["removed"] = [name for name in removed if name == only.id]
-            if document["rows"] or document["removed"] or version < 0:
-                await queue.put(_event("rows", document))
-            version = at
-            for number, alert in self._alerts:
-                if number > alerted:
-                    await queue.put(_event("alert", alert.document()))
-                    alerted = number
-            async with self._rows_news:
-                while (self.index.version, self._newest_alert()) == (version, alerted):
-                    await self._rows_news.wait()
-
-    async def _send_log(self, queue: _Queue, row: Row, log: str, offset: int) -> None:
-        """Put what the log gains into the queue, from byte `offset` of the file `log` on."""
-        watch = self._watches.setdefault(row.id, _Watch())
-        watch.followers += 1
-        if watch.task is None:
-            watch.task = asyncio.create_task(self._watch(row, watch))
-        try:
-            seen = -1
-            while True:
-                async with watch.news:
-                    while watch.size == seen:
-                        await watch.news.wait()
-                    seen = watch.size
-                if watch.lines is None or watch.lines[0] != (log, offset, seen):  # else another page just asked for it
-                    watch.lines = (log, offset, seen), _new_lines(row, log, offset)
-                piece, offset, log, is_refetch = watch.lines[1]
-                if is_refetch or seen == -2:
-                    await queue.put(_event("refetch", {"offset": offset, "log": log}, offset))
-                elif piece:
-                    await queue.put(piece)
-        finally:
             watch.followers -= 1
-            if not watch.followers and watch.task is not None:
-                watch.task.cancel()
+            if row is not None and not watch.followers:
                 self._watches.pop(row.id, None)
 
-    async def _watch(self, row: Row, watch: _Watch) -> None:
-        """Look at the size of a log again and again, for all who follow it."""
-        while True:
-            try:
-                status = os.lstat(row.path / EVENTS)
-                size = status.st_size
-            except OSError:
-                size = 0
-            if size != watch.size:
-                watch.size = size
-                async with watch.news:
-                    watch.news.notify_all()
-            await asyncio.sleep(_LOG_S)
-
-
-async def _sending(queue: _Queue, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work that fills the queue; where it fails the stream ends, and the page asks for another."""
-    try:
-        await work
-    except Exception:  # noqa: BLE001 - records may hold anything, and disks fail
-        _log.exception("a stream of events ends")
-        await queue.put(None)
-
-
-async def _ping(queue: _Queue) -> None:
-    """Put a comment into the queue now and then, so that a broken line is noticed."""
-    while True:
-        await asyncio.sleep(_PING_S)
-        await queue.put(b": \n\n")
+    def _news_of_rows(self, only: Row | None, version: int) -> tuple[list[bytes], int]:
+        """Rows that changed since `version`, as an event if there are any, and the version after them."""
+        at = self.index.version  # before the rows: a scan in a thread may change some until they are sent
+        if at == version:
+            return [], at
+        rows, removed = self.index.changed_since(version)
+        document: dict[str, JSON] = {
+            "epoch": self.epoch,
+            "version": at,
+            "rows": [row.document for row in rows if only is None or row.id == only.id],
+            "removed": [name for name in removed if only is None or name == only.id],
+        }
+        return ([_event("rows", document)] if document["rows"] or document["removed"] or version < 0 else []), at
 
 
 def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
@@ -22,6 +23,13 @@ class AnnouncedServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._announce()
+
+    async def main_loop(self) -> None:
+        """Until it is to exit, which is looked at twice a second: uvicorn's ten looks are most of what idling costs."""
+        tenths = 0
+        while not await self.on_tick(tenths):
+            await asyncio.sleep(0.5)
+            tenths += 5
 
 
 def bound_listener(host: str, port: int) -> socket.socket:
