@@ -265,7 +265,7 @@ def cost(browser: Any, folder: Path, seconds: float) -> dict[str, Any]:
         page = context.new_page()
         enter(page, port)
         page.goto(f"http://127.0.0.1:{port}{path}")
-        page.wait_for_selector("main[data-ready]")
+        page.wait_for_selector(".plot.live canvas" if path != "/" else ".body .row")
         pages.append(page)
     time.sleep(8)  # what pages fetch when they are opened
     before = cpu_s(process.pid), cpu_s(training.pid), time.monotonic()

@@ -263,6 +263,14 @@ def test_no_folder_and_no_runs_are_said(tmp_path: Path) -> None:
     assert index.changed_since(version) == ([], ["run"])
 
 
+def test_a_run_is_shown_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    """Its page may be opened before the folders are looked at again."""
+    ui = ui_of(tmp_path)
+    assert ask(ui, "/api/run?run=new").status == 409
+    write_run(tmp_path, "new", as_log(story.young_run()))
+    assert ask(ui, "/api/run?run=new").json()["row"]["id"] == "new"
+
+
 def test_several_folders_and_a_run_alone(tmp_path: Path) -> None:
     """Runs of one name in two folders are two; a run itself may be named."""
     for folder in ("a", "b"):

@@ -217,16 +217,16 @@ class RunIndex:
         """Read what changed of a run, and describe it anew."""
         before = row.document
         grew = _read_log(row, is_new=is_new)
-        if grew and not is_new:
+        is_heard = grew and not is_new
+        if is_heard:
             row.heard_at = self._clock()
         if stamp != row.stamp or grew or "state" not in before:
             row.document, row.values = describe(row, stamp[:_LOG_STAMP] + stamp[_LOG_STAMP + 3 :])
-        elif _state(row, before.get("status"), row.document.get("launch"), self._clock()) == before["state"]:
+        status, launch = row.document.get("status"), row.document.get("launch")
+        state = _state(row, status, launch, self._clock(), is_heard=is_heard)
+        if row.document is before and state == before["state"]:
             return
-        row.document = {
-            **row.document,
-            "state": _state(row, row.document.get("status"), row.document.get("launch"), self._clock()),
-        }
+        row.document = {**row.document, "state": state}
         row.stamp = stamp
 
 
@@ -257,9 +257,10 @@ def _stamp(path: Path) -> tuple[int, ...]:
         OSError: there is no run.
     """
     stamp: list[int] = []
+    folder = os.fspath(path)
     for name in _STAMPED:
         try:
-            status = os.lstat(path / name)
+            status = os.lstat(f"{folder}/{name}")
             stamp += (status.st_ino, status.st_size, status.st_mtime_ns)
         except OSError:
             stamp += (0, 0, 0)
@@ -535,14 +536,14 @@ def remaining_s(
     return None if eta_s is None else [eta_s, eta_s, eta_s, "the last rate"]
 
 
-def _state(row: Row, status: object, launch: JSON, now_s: float) -> State:
-    """What a run is doing."""
+def _state(row: Row, status: object, launch: JSON, now_s: float, *, is_heard: bool) -> State:
+    """What a run is doing; `is_heard`: its log has just grown, so that its process need not be looked for."""
     if status != "unfinished":
         return str(status)
     phase = launch.get("phase") if isinstance(launch, dict) else None
     if phase not in (None, "unknown", "finished"):
         return str(phase)
-    if not is_held(row.root, row.name):
+    if not is_heard and not is_held(row.root, row.name):
         return "stopped" if row.last_kind or not launch else "queued"
     if row.last_kind in ("", "planned", "noted", "warned") and not row.curve:
         return "planning"

@@ -132,7 +132,7 @@ class Ui:
 
         def of_run(answer: Callable[[Row, Request], Any]) -> Callable[[Request], Any]:
             async def route(request: Request) -> Response:
-                return _json(await answer(self._row(request), request))
+                return _json(await answer(await self._row(request), request))
 
             return route
 
@@ -306,9 +306,11 @@ class Ui:
 
     # ------------------------------------------------------------------------------------------------------- of a run
 
-    def _row(self, request: Request) -> Row:
-        """The run that a request names: only what the index found can be named."""
+    async def _row(self, request: Request) -> Row:
+        """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
+        if run not in self.index.rows:
+            await self._rescan()
         if run not in self.index.rows:
             raise BadRun(f"there is no run {short(run, 80)!r} here", remedy="It may have been moved or removed.")
         return self.index.rows[run]
@@ -377,21 +379,21 @@ class Ui:
         return await asyncio.to_thread(lambda: confusion_document(run_view.examples_of(row)))
 
     async def _sections(self, request: Request) -> Response:
-        row = self._row(request)
+        row = await self._row(request)
         log, is_whole = await self._log(row)
         if not is_whole:
             raise BadRun("the run's log is still being read")
         return Response(await asyncio.to_thread(run_view.sections_html, row, log), media_type="text/plain")
 
     async def _picture(self, request: Request) -> Response:
-        row = self._row(request)
+        row = await self._row(request)
         log, _ = await self._log(row)
         content = await asyncio.to_thread(run_view.picture_of, row, log, request.query_params.get("file", ""))
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
     async def _do(self, request: Request) -> Response:
         """Stop, resume, fork or annotate a run; `Access` has checked that changes are allowed."""
-        row, what = self._row(request), request.path_params["what"]
+        row, what = await self._row(request), request.path_params["what"]
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -416,7 +418,7 @@ class Ui:
         """A stream: `rows` that changed, `alert`s, and with `run` the `events` of its log from an offset on."""
         query = request.query_params
         run = query.get("run")
-        row = self._row(request) if run else None
+        row = await self._row(request) if run else None
         last = request.headers.get("last-event-id", "") or query.get("from", "0")
         offset = int(last) if last.isdigit() and len(last) < 19 else 0
         since = query.get("since", "")

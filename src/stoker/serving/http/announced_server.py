@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -17,6 +18,8 @@ class AnnouncedServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self._announce = announce
+        self._exits = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, and say so."""
@@ -25,11 +28,17 @@ class AnnouncedServer(uvicorn.Server):
             self._announce()
 
     async def main_loop(self) -> None:
-        """Until it is to exit, which is looked at twice a second: uvicorn's ten looks are most of what idling costs."""
-        tenths = 0
-        while not await self.on_tick(tenths):
-            await asyncio.sleep(0.5)
-            tenths += 5
+        """Until it is to exit: uvicorn looks ten times a second, which is most of what an idle page costs."""
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)
+        if not self.should_exit:
+            await self._exits.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal to exit."""
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._exits.set)
 
 
 def bound_listener(host: str, port: int) -> socket.socket:
