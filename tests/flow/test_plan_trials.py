@@ -131,6 +131,42 @@ def test_a_candidate_that_raises_is_left_out_and_its_update_made_again() -> None
     assert_equal_tensors(run.weights(), reference.weights())
 
 
+class Ends(FailsInChannelsLast):
+    """Ends the process without an error in its first passes in channels-last, as the system does for memory."""
+
+    endings = 0
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if self.endings and torch.is_grad_enabled() and not self.layers[3].weight.is_contiguous():
+            type(self).endings -= 1
+            raise SystemExit
+        return super().forward(x_B1HW)
+
+
+@pytest.mark.parametrize(
+    ("endings", "reason"), [(1, "it raised RuntimeError"), (2, "two processes ended")], ids=["once", "twice"]
+)
+def test_a_candidate_under_which_a_process_ended_is_left_out_on_resume(
+    endings: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once is no proof: it is tried again, and left out where it raises then; the second time it is not tried."""
+    monkeypatch.setattr(Ends, "endings", endings)
+    for _ in range(endings):
+        with pytest.raises(SystemExit):
+            trained(job(Ends), "ended")
+    heard = Heard()
+    run = trained(job(Ends), "ended", sink=heard)
+    assert run.status == "finished"
+    first, *_ = heard.of("replanned")
+    assert first["old"]["memory_format"] == "channels_last"
+    assert f"is left out: {reason}" in first["why"]
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.last.memory_format == "contiguous"
+    assert_equal_tensors(run.weights(), given_schedule(job(Ends), run, "reference").weights())
+
+
 def test_an_error_under_every_plan_is_the_users() -> None:
     """A bug in the model surfaces as it would under a plan that was given."""
 
@@ -352,6 +388,21 @@ def test_another_checkpoint_interval_leaves_the_schedule_as_it_is() -> None:
     plans.save_every(stoker.seconds(7), None)
     assert switches() == before
     assert plans.schedule.last.checkpoint_every_s == 7
+
+
+def test_an_interval_that_is_asked_for_later_holds_while_plans_are_tried() -> None:
+    """Turns come from plans that were made before it; a plan that failed by then is not tried again."""
+    trained(job(FailsInChannelsLast), "later", stop_at=30)
+    heard = Heard()
+    run = trained(job(FailsInChannelsLast), "later", stop_at=60, sink=heard, checkpoint_every=stoker.seconds(3600))
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    tried = [switch.plan for switch in schedule.switches if switch.update > 30]
+    assert len(set(tried)) > 1
+    assert {(plan.checkpoint_every_s, plan.device_mtbf_h) for plan in tried} == {(3600, None)}
+    names = [plan.in_words() for plan in (switch.left_out for switch in schedule.switches) if plan is not None]
+    assert names
+    assert len(names) == len(set(names))
 
 
 def test_an_update_made_again_has_the_threads_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ What: a run begins under a safe plan. After its third update candidates take tur
 (`planning.live_search`), until no turn can pay; the run goes on under the fastest. Each switch is on the disk before
 its first update. A precision below fp32 is first compared by the gradients of the run's own batches, which are not
 used. Smaller micro-batches wait for the coupling probe, which is made between updates once it costs little of what is
-left. A candidate that raises or runs out of memory is left out, and its update is made again under the best plan.
+left. A candidate that raises or runs out of memory is left out, and its update is made again under the best plan; one
+that hangs, or under which two processes ended without a word, is left out when the run resumes.
 Use when: a run begins at once (`planning.safe_start`). Costs: turns of slower plans; two gradients for each of three
 batches where a reduced precision is possible. Does not combine with: what `safe_start.plan_first_because` lists.
 """
@@ -46,6 +47,7 @@ from stoker.records import (
     Precision,
     Rejection,
 )
+from stoker.records.plan_schedule import saving_as_often
 from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
@@ -126,9 +128,10 @@ class PlanTrials:
         self._made, self._num_expansions = 0, 0
         self._mark = 0.0
         self._search: LiveSearch | None = None
-        self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
-        changed = [switch.plan for switch in plans.schedule.switches if switch.kind == "changed"]  # as for memory
-        self._safe, self._is_updating = [plans.schedule.at(0), *changed][-1], False
+        self._safe, self._is_updating = plans.schedule.safe, False
+        self._is_resumed = plans.schedule.candidate is not None
+        lost = [(switch.left_out, switch.why) for switch in plans.schedule.switches]
+        self._lost = {saving_as_often(plan, self._safe): why for plan, why in lost if plan is not None}
         # Of a safe plan that is not in fp32 (a model in float64, say) no other precision takes turns.
         is_reducible = self._safe.precision == "fp32"
         self._precisions = precisions(place.device, prepared.job.numerics) if is_reducible else (self._safe.precision,)
@@ -142,8 +145,17 @@ class PlanTrials:
         """Whether the run still replays its schedule, or has settled."""
         return self.is_over or self._plans.due < math.inf
 
+    @property
+    def _is_trying(self) -> bool:
+        """Whether the plan in force is a candidate, in its turn or in the one in which the run resumed."""
+        is_turn = self._turn is not None or self._plans.schedule.candidate is not None
+        return is_turn and not self.is_waiting and self._step.plan != self._safe
+
     def before(self, batch: Batch, position: Position) -> None:
         """Before an update: compare gradients of its batch where a reduced precision is not known to be exact."""
+        if self._is_resumed and not self.is_waiting:
+            self._is_resumed = False
+            self._plans.try_again(position)
         if not self.is_waiting and self._num_compared < COMPARED:
             self._num_compared += 1
             if self._reduced:
@@ -185,16 +197,17 @@ class PlanTrials:
 
     def leave_out(self, error: Exception, position: Position) -> Replanned | None:
         """The change back to the best plan after a candidate failed with `error`; None if no candidate did."""
-        plan, turn, search = self._step.plan, self._turn, self._search
-        if self.is_waiting or search is None or turn is None or plan == self._safe:
+        if not self._is_trying:
             return None
-        if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == search.best):
+        plan, search = self._step.plan, self._search
+        best = self._safe if search is None else search.best
+        if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == best):
             return None  # the data's or the job's fault
         why = f"it raised {type(error).__name__}: {first_line(error)}"
-        best = self._safe if plan == search.best else search.best
-        if plan == search.best:
-            search.best = self._safe
-        search.leave_out(plan, why)
+        best = self._safe if plan == best else best
+        if search is not None:
+            search.best = best
+            search.leave_out(plan, why)
         self._lost[plan] = why
         self._turn, self._times_s, self._made = None, [], 0
         return Replanned(old=plan, new=best, why=f"{plan.in_words()} is left out: {why}", position=position,
@@ -202,7 +215,7 @@ class PlanTrials:
 
     def hangs(self, position: Position) -> None:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
-        if self._is_updating and not self.is_waiting and self._turn is not None and self._step.plan != self._safe:
+        if self._is_updating and self._is_trying:
             why = f"{self._step.plan.in_words()} is left out: its update did not end"
             self._plans.directory.append_switch(PlanSwitch(
                 update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
@@ -432,10 +445,7 @@ class PlanTrials:
         forecast = dataclasses.replace(forecast, trials_s=spent_s, total_s=dataclasses.replace(
             time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
         ))  # fmt: skip
-        plan = dataclasses.replace(
-            measured.plan, checkpoint_every_s=began.chosen.plan.checkpoint_every_s,
-            device_mtbf_h=began.chosen.plan.device_mtbf_h,
-        )  # fmt: skip
+        plan = saving_as_often(measured.plan, began.chosen.plan)
         chosen = Candidate(
             device=self._place.name, plan=plan, forecast=forecast, memory_bytes=self._place.device.memory_bytes,
             why="measured here",
