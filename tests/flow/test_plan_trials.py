@@ -21,6 +21,7 @@ from stoker.store import RunDirectory
 from stoker.training import plan_trials
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
+from stoker.training.telemetry import resident_bytes
 from tests.flow.builders import Heard, assert_equal_tensors
 from tests.flow.command import stoker_process
 
@@ -252,6 +253,34 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_with_the_same_result() 
     assert schedule.last.precision == "fp32"
     reference = given_schedule(job(FailsInBf16), run, "reference")
     assert_equal_tensors(run.weights(), reference.weights())
+
+
+class LargeInBf16(Net):
+    """Takes 300 MB more in an update under reduced precision."""
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
+            torch.ones(75_000_000)
+        return super().forward(x_B1HW)
+
+
+def test_a_candidate_that_takes_more_than_the_run_may_is_left_out() -> None:
+    """By the peak of its own updates; what was settled on is kept for starts under the same limits."""
+    limits: dict[str, Any] = {"memory": resident_bytes() + 150_000_000, "threads": 1}
+    trained(job(LargeInBf16), "limited", stop_at=9, **limits)
+    run = trained(job(LargeInBf16), "limited")  # resumed, with the limits that it began under
+    decision = run.directory.read_decision()
+    assert decision is not None
+    too_large = [one.plan.precision for one in decision.rejected if "and may take" in one.reason]
+    assert set(too_large) == {"bf16"}
+    assert decision.chosen.plan.precision == "fp32"
+    assert decision.chosen.memory_bytes == limits["memory"]
+    heard = Heard()
+    trained(job(LargeInBf16), "again", sink=heard, **limits)
+    assert not heard.of("settled")
+    trained(job(LargeInBf16), "unlimited", sink=heard)
+    assert heard.of("settled")
 
 
 HANGS = """

@@ -12,12 +12,12 @@ batches where a reduced precision is possible. Does not combine with: what `safe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -25,17 +25,18 @@ from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
 from stoker.devices.hardware import mtbf_h
+from stoker.devices.malloc import give_back
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
-from stoker.planning.model.run_forecast import Extents, forecast_from_trial
+from stoker.planning.model.run_forecast import Extents, forecast_from_trial, taken_bytes
 from stoker.planning.model.search_space import MemoryFormat, precisions
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
 from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.job_profile import has_convolutions, job_profile
-from stoker.profiling.plan_trial import evaluation_time
+from stoker.profiling.plan_trial import PeakMemory, evaluation_time
 from stoker.records import (
     FULL_PRECISIONS,
     LARGEST_GRADIENT_ERROR,
@@ -59,7 +60,7 @@ from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 COMPARED = 3
 """Updates whose gradients are compared before a reduced precision may take a turn."""
@@ -96,7 +97,7 @@ class PlanTrials:
 
     Args:
         prepared: the job.
-        place: the device here.
+        place: the device here, limited as the run is.
         step: what makes the updates.
         plans: the plan in force.
         telemetry: sends events.
@@ -124,6 +125,8 @@ class PlanTrials:
         self._is_probed = plans.coupling.evidence != unprobed(prepared.job).evidence
         self._compared = set[Plan]()  # compiled plans whose gradient was compared
         self._turn: Turn | None = None
+        self._watching, self._peak = contextlib.ExitStack(), PeakMemory(place.device.torch_name)
+        self._peak_bytes: dict[Plan, int] = {}
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
         self._mark = 0.0
@@ -248,16 +251,31 @@ class PlanTrials:
         if self._made == turn.updates:
             assert self._search is not None
             self._search.record(turn.plan, self._times_s)
+            self._watching.close()
+            self._peak_bytes.setdefault(turn.plan, self._peak.num_bytes)
             compilation = self._step.compilation
-            if compilation is not None and compilation.problem is not None:
+            problem = None if compilation is None else compilation.problem
+            if (problem := problem or self._exceeds(turn.plan)) is not None:
                 if turn.plan == self._search.best:
                     self._search.best = self._safe
-                self._search.leave_out(turn.plan, compilation.problem)
+                self._search.leave_out(turn.plan, problem)
+                self._lost[turn.plan] = problem
             self._turn, self._times_s, self._made = None, [], 0
+
+    def _exceeds(self, plan: Plan) -> str | None:
+        """Why a plan took more memory in its first turn than the run may take; None if it did not, or is the safe one."""
+        taken, allowed = taken_bytes(self._measurement(plan, self._times_s)), self._place.device.memory_bytes
+        if plan == self._safe or not 0 < allowed < taken:
+            return None
+        return f"it took {format_bytes(taken)} of memory when it was tried, and may take {format_bytes(allowed)}"
 
     def _begin(self, turn: Turn, position: Position) -> None:
         """Let a plan make the next updates; the switch is stored first."""
         self._turn, self._times_s, self._made = turn, [], 0
+        self._watching.close()
+        if turn.plan not in self._peak_bytes and resident_bytes() > self._place.device.memory_bytes / 2:
+            give_back()  # other plans' heap is none of its memory
+        self._peak = self._watching.enter_context(PeakMemory(turn.plan.device))
         if turn.plan != self._step.plan:
             self._plans.switch(PlanSwitch(
                 update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
@@ -365,7 +383,7 @@ class PlanTrials:
                 f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
             )
 
-    @contextmanager
+    @contextlib.contextmanager
     def _nothing_changed(self) -> Iterator[None]:
         """Restores buffers, generators and plain Python values of model and loss at the end."""
         step, snapshot = self._step, UpdateSnapshot(self._step.model)
@@ -420,7 +438,7 @@ class PlanTrials:
         state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
         return Measurement(
             plan=plan, samples_per_update=self._prepared.job.batch_size, update_s=tuple(times_s),
-            evaluate_s_per_sample=self._evaluate_s, peak_bytes=resident_bytes(),
+            evaluate_s_per_sample=self._evaluate_s, peak_bytes=self._peak_bytes.get(plan, resident_bytes()),
             state_bytes=bytes_of([*step.model.state_dict().values(), *state]) + bytes_of(step.model.parameters()),
             took_s=0.0, gradient_error=self._errors.get(plan.precision),
         )  # fmt: skip
