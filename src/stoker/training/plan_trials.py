@@ -263,7 +263,7 @@ class PlanTrials:
             self._turn, self._times_s, self._made = None, [], 0
 
     def _exceeds(self, plan: Plan) -> str | None:
-        """Why a plan took more memory in its first turn than the run may take; None if it did not, or is the safe one."""
+        """Why a plan took more memory in its first turn than it may; None if it did not, or is the safe one."""
         taken, allowed = taken_bytes(self._measurement(plan, self._times_s)), self._place.device.memory_bytes
         if plan == self._safe or not 0 < allowed < taken:
             return None
