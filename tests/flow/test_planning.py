@@ -226,6 +226,25 @@ def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
     assert "The smallest GPU that does it is" in ended.err
 
 
+def test_a_given_plan_is_compared_on_the_devices_that_it_suits(nothing_is_run: None) -> None:
+    """The others are named with the reason; a word that suits none is an error, said once."""
+    found = stoker.plan(blobs_job(model=wide_net), on="t4,l4,2xl4", plan="precision=bf16")
+    assert [one.device for one in found.candidates] == ["l4"]
+    left_out = [line for line in found.explanation if "is left out" in line]
+    assert left_out[0] == ("t4 is left out: the plan is not legal: t4 has no bf16; precision may be fp32")
+    assert left_out[1] == "2xl4 is left out: the plan is for one process, but --on 2xl4 means 2"
+    with pytest.raises(BadJob) as caught:
+        stoker.plan(blobs_job(model=wide_net), on="t4,l4", plan="micro_bath=4")
+    assert caught.value.message == "a plan has no 'micro_bath'"
+
+
+def test_a_plan_for_fewer_devices_is_told_their_name_elsewhere(nothing_is_run: None) -> None:
+    """`4xhere` would be this machine's processes."""
+    with pytest.raises(BadJob, match="2 processes .* but --on 4xl4 means 4") as caught:
+        stoker.plan(blobs_job(model=wide_net), on="4xl4", plan="shards=2")
+    assert caught.value.remedy == "Use --on 2xl4, or another plan."
+
+
 def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:
     """Of many devices only the largest is told."""
     ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "all")

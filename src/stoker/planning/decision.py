@@ -259,19 +259,23 @@ def compare(
     """
     decisions: dict[str, Decision] = {}
     unfit: list[_Misfit] = []
-    left_out: list[str] = []
+    unusable: list[tuple[Place, BadJob]] = []
     for place in places:
         try:
             pinned = None if only is None else _pinned(only, place, planner.profile_at(place))
             decisions[place.name] = on_one(planner, place, pinned)
         except DoesNotFit as problem:
             unfit.append((place, problem))
-        except BadJob as problem:  # a job that cannot use several devices may still use one
-            if place.count == 1 or len(places) == 1:
+        except BadJob as problem:  # a job that cannot use several devices may use one, and a given plan suit another
+            if len(places) == 1 or (only is None and place.count == 1):
                 raise
-            left_out.append(f"{place.name} is left out: {problem.message}")
+            unusable.append((place, problem))
+    left_out = [f"{place.name} is left out: {problem.message}" for place, problem in unusable]
     if not decisions and not unfit:
-        raise BadJob("; ".join(left_out), remedy="Use one device.")
+        first = unusable[0][1]
+        if len({problem.message for _, problem in unusable}) == 1:
+            raise first
+        raise BadJob("; ".join(left_out), remedy=first.remedy)
     if not decisions:
         raise _fits_nowhere(planner, unfit)
     ranked, beyond = choose([d.chosen for d in decisions.values()], limits, objective)
