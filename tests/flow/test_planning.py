@@ -226,6 +226,31 @@ def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
     assert "The smallest GPU that does it is" in ended.err
 
 
+def test_what_is_too_large_for_several_devices_is_told_to_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the largest one of the catalogue, for which the undivided model would be traced."""
+    monkeypatch.setattr(decision, "_larger_device", None)
+    ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "t4,2xl4")
+    assert ended.code == 3
+    assert "on 2xl4 under any layout: a micro-batch of 1 needs about" in ended.err
+    assert "Take more devices, or ones with more memory." in ended.err
+
+
+def test_only_gpus_that_hold_the_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of 37 GiB on a GPU of 24 GiB need no trace."""
+    looked_at, least = list[str](), decision._least
+
+    def noted(planner_: planner.Planner, place: Place) -> Plan | None:
+        looked_at.append(place.name)
+        return least(planner_, place)
+
+    monkeypatch.setattr(decision, "_least", noted)
+    with pytest.raises(DoesNotFit, match="needs about") as caught:
+        stoker.plan(**job_of("huge_model", width="100000"), on="l4")  # type: ignore[arg-type]
+    assert "The smallest GPU that does it is" in (caught.value.remedy or "")
+    small = {place.name for place in planned_devices("all", ()) if place.device.memory_bytes < 37 * GIB}
+    assert small & set(looked_at) == {"l4"}
+
+
 def test_a_given_plan_is_compared_on_the_devices_that_it_suits(nothing_is_run: None) -> None:
     """The others are named with the reason; a word that suits none is an error, said once."""
     found = stoker.plan(blobs_job(model=wide_net), on="t4,l4,2xl4", plan="precision=bf16")
@@ -240,7 +265,7 @@ def test_a_given_plan_is_compared_on_the_devices_that_it_suits(nothing_is_run: N
 
 def test_a_plan_for_fewer_devices_is_told_their_name_elsewhere(nothing_is_run: None) -> None:
     """`4xhere` would be this machine's processes."""
-    with pytest.raises(BadJob, match="2 processes .* but --on 4xl4 means 4") as caught:
+    with pytest.raises(BadJob, match=r"2 processes .* but --on 4xl4 means 4") as caught:
         stoker.plan(blobs_job(model=wide_net), on="4xl4", plan="shards=2")
     assert caught.value.remedy == "Use --on 2xl4, or another plan."
 

@@ -283,8 +283,8 @@ def compare(
     if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])
     too_small = []
-    for place, error in unfit:
-        if (least := _least(planner, place)) is not None:
+    for place, error in unfit:  # on several devices no one plan needs the least
+        if place.count == 1 and (least := _least(planner, place)) is not None:
             too_small.append(Rejection(device=place.name, plan=least, reason=error.message))
     lines = (*best.explanation, *describe_misfits(unfit), *left_out)
     are_short = all(c.forecast.total_s.value < STARTING_S for c in ranked if not c.is_here)
@@ -407,25 +407,31 @@ def describe_misfits(unfit: Sequence[_Misfit]) -> tuple[str, ...]:
     """One line on the devices that are too small, with the problem of the largest; none without such."""
     if not unfit:
         return ()
-    largest, problem = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
+    largest, problem = max(unfit, key=_all_memory_bytes)
     names = ", ".join(place.name for place, _ in unfit)
     if len(unfit) > _MOST_NAMES:
         names = f"{len(unfit)} of these devices, the largest of them {largest.name}"
     return (f"it does not fit on {names}: {problem.message}",)
 
 
+def _all_memory_bytes(misfit: _Misfit) -> int:
+    """Memory of all devices of a place together [bytes]."""
+    return misfit[0].count * misfit[0].memory_bytes_each
+
+
 def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
     """The error if no place is large enough, with the device or the change of the job that would do."""
     problems = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
-    more = "Allow more memory (--memory). " if unfit[0][0].is_limited else ""
+    largest, too_small = max(unfit, key=_all_memory_bytes)
+    more = "Allow more memory (--memory). " if largest.is_limited else ""
+    if largest.count > 1 and not largest.is_shared:  # what is too much for several is too much for one
+        return DoesNotFit(problems, remedy=f"{more}Take more devices, or ones with more memory.")
     try:
         if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
             return DoesNotFit(problems, remedy=more + rental_advice("see above", rentable))
-        largest, too_small = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
         if (least := _least(planner, largest)) is None:
             return too_small  # its groups are larger than its batch, wherever it runs
-        advice_on_memory = "Allow more memory (--memory). " if largest.is_limited else ""
-        remedy = f"{advice_on_memory}{_larger_device(planner)} {_smaller_job(planner, largest, least)}"
+        remedy = f"{more}{_larger_device(planner)} {_smaller_job(planner, largest, least)}"
         if len(unfit) > _MOST_PROBLEMS:
             problems = (
                 f"none of the {len(unfit)} devices is large enough. The largest, {largest.name}: {too_small.message}"
@@ -436,10 +442,11 @@ def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
 
 
 def _larger_device(planner: Planner) -> str:
-    """The smallest GPU of the catalogue on which the job fits."""
+    """The smallest GPU of the catalogue on which the job fits, of those that have memory for its weights."""
     gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
     places = sorted(gpus, key=lambda place: place.device.memory_bytes)
-    for place in places:
+    weights = planner.profile("cuda").parameter_bytes
+    for place in (place for place in places if place.device.memory_bytes > weights):
         least = _least(planner, place)
         if least is not None and planner.forecasts(place).probability_it_fits(least) >= SURE_ENOUGH:
             return f"The smallest GPU that does it is {_name_and_memory(place)}."
