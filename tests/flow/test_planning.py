@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import stoker
 from stoker.devices import Place, attached_cpu, planned_devices
@@ -249,6 +252,28 @@ def test_only_gpus_that_hold_the_weights_are_looked_at(monkeypatch: pytest.Monke
     assert "The smallest GPU that does it is" in (caught.value.remedy or "")
     small = {place.name for place in planned_devices("all", ()) if place.device.memory_bytes < 37 * GIB}
     assert small & set(looked_at) == {"l4"}
+
+
+@pytest.mark.parametrize("verb", [stoker.plan, stoker.profile])
+def test_a_users_generators_go_on_as_if_nothing_was_planned(verb: Callable[..., object]) -> None:
+    """Each sample that is fetched seeds them: a split of the user's would be the same for every seed."""
+
+    class Points(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.randn(6), index % 2
+
+    def drawn(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return [float(torch.rand(())), random.random()]
+
+    expected = drawn(1) + [float(torch.rand(())), random.random()]
+    begun = drawn(1)
+    verb(blobs_job(data=Points(), valid=None, test=None), on="h100")
+    assert [*begun, float(torch.rand(())), random.random()] == expected
 
 
 def test_a_given_plan_is_compared_on_the_devices_that_it_suits(nothing_is_run: None) -> None:

@@ -19,6 +19,7 @@ from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
+from stoker.loading.order import generators_kept
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
 from stoker.planning.model.layout_forecast import local_profile
@@ -59,6 +60,7 @@ _SAFE_SHARE = 0.9
 """A change of the job is proposed if it then needs at most this share of the device's memory."""
 
 
+@generators_kept()
 def plan(  # noqa: PLR0913 - what the command line offers
     job: Job,
     *,
