@@ -270,7 +270,7 @@ def test_a_users_generators_go_on_as_if_nothing_was_planned(verb: Callable[..., 
         random.seed(seed)
         return [float(torch.rand(())), random.random()]
 
-    expected = drawn(1) + [float(torch.rand(())), random.random()]
+    expected = [*drawn(1), float(torch.rand(())), random.random()]
     begun = drawn(1)
     verb(blobs_job(data=Points(), valid=None, test=None), on="h100")
     assert [*begun, float(torch.rand(())), random.random()] == expected
