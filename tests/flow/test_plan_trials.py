@@ -139,7 +139,7 @@ class Ends(FailsInChannelsLast):
 
     def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
         """Logits [B, 3]."""
-        if self.endings and torch.is_grad_enabled() and not self.layers[3].weight.is_contiguous():
+        if self.endings and torch.is_grad_enabled() and not self.get_parameter("layers.3.weight").is_contiguous():
             type(self).endings -= 1
             raise SystemExit
         return super().forward(x_B1HW)

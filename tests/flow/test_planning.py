@@ -234,7 +234,7 @@ def test_what_is_too_large_for_several_devices_is_told_to_take_more(monkeypatch:
     monkeypatch.setattr(decision, "_larger_device", None)
     ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "t4,2xl4")
     assert ended.code == 3
-    assert "on 2xl4 under any layout: a micro-batch of 1 needs about" in ended.err
+    assert "2xl4: on 2xl4 under any layout: " in ended.err
     assert "Take more devices, or ones with more memory." in ended.err
 
 
