@@ -92,13 +92,13 @@ def plan(  # noqa: PLR0913 - what the command line offers
         slice: the time that each process may take, at places that end jobs: also say how many slices the run takes.
         entry: the job file it came from.
         plan: forecast this one: a Plan, a file with one, or words such as `micro_batch=2 shards=8`. A plan that does
-            not fit is forecast too: `probability_it_fits` says so.
-        network: between machines of devices elsewhere: words such as `8x400gbit`, or a TOML file; None: that of the
-            vendor's machine.
+            not fit is forecast too: `probability_it_fits` says so. Devices that it does not suit are left out.
+        network: between machines of devices elsewhere, and links within one: words such as `8x400gbit` or `domain=1`,
+            or a TOML file; None: those of the vendor's machine.
         preempted_every: mean time after which a rented machine is taken away [s]; a number, or `6h`.
 
     Raises:
-        BadJob: the job cannot be trained as it is, or `plan` is not legal for it.
+        BadJob: the job cannot be trained as it is, or `plan` is legal for it on none of the devices.
         DoesNotFit: no legal plan fits, or none keeps the limits.
         NoDevice: a word of `on` is unknown, or `here` has none.
     """
