@@ -83,7 +83,7 @@ def test_a_plan_that_is_proposed_is_not_in_force_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "saved", "goes_on_with"), [(1, 6, 4), (2, 6, 8), (2, 7, 4)], ids=["once", "twice", "further"]
+    ("deaths", "saved", "goes_on_with"), [(1, 6, 4), (2, 6, 16), (2, 7, 4)], ids=["once", "twice", "further"]
 )
 def test_a_candidate_is_left_out_after_two_deaths_without_a_checkpoint(
     deaths: int, saved: int, goes_on_with: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +100,7 @@ def test_a_candidate_is_left_out_after_two_deaths_without_a_checkpoint(
     again.leave_out_deadly([heard])
     assert again.schedule.at(6).micro_batch == goes_on_with
     assert PlanInForce.of(plans.directory).schedule == again.schedule
-    assert (again.schedule.switches[-1].left_out, len(heard)) == ((tried, 1) if goes_on_with == 8 else (None, 0))
+    assert (again.schedule.switches[-1].left_out, len(heard)) == ((tried, 1) if goes_on_with == 16 else (None, 0))
 
 
 def test_a_run_without_a_plan_is_refused(tmp_path: Path) -> None:
