@@ -4,7 +4,15 @@ import stat
 
 import pytest
 
-from stoker.devices.detection import ask_nvidia_smi, describe_gpus, fast_dtypes_of_capability
+from stoker.devices import detection
+from stoker.devices.detection import (
+    GpuAnswer,
+    TorchBuild,
+    ask_nvidia_smi,
+    describe_gpus,
+    fast_dtypes_of_capability,
+    survey,
+)
 
 TWO_H200 = """\
 0, GPU-91a535d7-4157-249a-65e5-73883afa626e, NVIDIA H200, 143771, 9.0, 580.95.05
@@ -63,6 +71,19 @@ def test_visible_devices_as_cuda_counts_them(visible, models):
     devices = describe_gpus(MIXED, visible)
     assert [device.model for device in devices] == models
     assert [device.index for device in devices] == list(range(len(models)))
+
+
+def test_a_slice_of_a_gpu_is_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm names one: else the CPU would be used, and nothing say why."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4b6c1f2e-0000-0000-0000-000000000000")
+    monkeypatch.setattr(detection, "ask_nvidia_smi", lambda: GpuAnswer(table=TWO_H200))
+    monkeypatch.setattr(detection, "installed_torch", lambda: TorchBuild("2.13.0+cu130", "13.0"))
+    found = survey()
+    assert [device.kind for device in found.devices] == ["cpu"]
+    (problem,) = found.problems
+    assert "a slice of a GPU (MIG-4b6c1f2e-" in problem
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert survey().problems == ()
 
 
 @pytest.mark.parametrize(

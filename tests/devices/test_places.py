@@ -4,6 +4,7 @@ import pytest
 
 from stoker.devices import planned_devices, resolve_place
 from stoker.devices.catalogue import builtin_catalogue
+from stoker.devices.cluster import catalogue_links
 from stoker.errors import NoDevice
 from stoker.records import Device
 
@@ -161,6 +162,29 @@ def test_gpus_here_are_as_many_as_are_attached():
     assert "2xcpu" in caught.value.remedy
     (elsewhere,) = planned_devices("8xh200", SERVER, KNOWN)
     assert (elsewhere.name, elsewhere.is_here) == ("8xh200", False)
+
+
+def links_of(words: str, size: int, attached=LAPTOP, *, network: str | None = None) -> tuple[str, float]:
+    """The slowest level between neighbours at a place, and its rate [bytes/s]."""
+    (place,) = planned_devices(words, attached, KNOWN, network=network)
+    links = catalogue_links(place.entry, size, cluster=place.cluster)
+    return links.name, 1 / links.cost("point-to-point").beta_s_per_byte
+
+
+def test_gpus_here_are_joined_like_those_of_the_same_machine_elsewhere() -> None:
+    """A bridge joins pairs, wherever they are; what the user says of links is taken for those here too."""
+    a40 = [*(gpu(index, "NVIDIA A40") for index in range(4)), CPU]
+    assert links_of("4xhere", 4, a40) == links_of("4xa40", 4) != links_of("4xa40", 2)
+    assert links_of("4xhere", 2, a40) == links_of("4xa40", 2)
+    assert links_of("4xhere", 2, a40, network="domain=1")[0] == "PCI Express"
+
+
+def test_gpus_here_stand_in_one_machine() -> None:
+    """As many as are attached, more than eight too; over them no network is needed."""
+    rtx = [*(gpu(index, "NVIDIA GeForce RTX 4090") for index in range(10)), CPU]
+    (place,) = planned_devices("10xhere", rtx, KNOWN)
+    assert (place.name, place.cluster.node_devices) == ("10xcuda:0", 10)
+    assert links_of("10xhere", 10, rtx)[0] == "PCI Express"
 
 
 def test_each_place_once():

@@ -21,6 +21,7 @@ from stoker.store import RunDirectory
 from stoker.training import plan_trials
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
+from stoker.training.telemetry import resident_bytes
 from tests.flow.builders import Heard, assert_equal_tensors
 from tests.flow.command import stoker_process
 
@@ -131,6 +132,42 @@ def test_a_candidate_that_raises_is_left_out_and_its_update_made_again() -> None
     assert_equal_tensors(run.weights(), reference.weights())
 
 
+class Ends(FailsInChannelsLast):
+    """Ends the process without an error in its first passes in channels-last, as the system does for memory."""
+
+    endings = 0
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if self.endings and torch.is_grad_enabled() and not self.get_parameter("layers.3.weight").is_contiguous():
+            type(self).endings -= 1
+            raise SystemExit
+        return super().forward(x_B1HW)
+
+
+@pytest.mark.parametrize(
+    ("endings", "reason"), [(1, "it raised RuntimeError"), (2, "two processes ended")], ids=["once", "twice"]
+)
+def test_a_candidate_under_which_a_process_ended_is_left_out_on_resume(
+    endings: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once is no proof: it is tried again, and left out where it raises then; the second time it is not tried."""
+    monkeypatch.setattr(Ends, "endings", endings)
+    for _ in range(endings):
+        with pytest.raises(SystemExit):
+            trained(job(Ends), "ended")
+    heard = Heard()
+    run = trained(job(Ends), "ended", sink=heard)
+    assert run.status == "finished"
+    first, *_ = heard.of("replanned")
+    assert first["old"]["memory_format"] == "channels_last"
+    assert f"is left out: {reason}" in first["why"]
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    assert schedule.last.memory_format == "contiguous"
+    assert_equal_tensors(run.weights(), given_schedule(job(Ends), run, "reference").weights())
+
+
 def test_an_error_under_every_plan_is_the_users() -> None:
     """A bug in the model surfaces as it would under a plan that was given."""
 
@@ -216,6 +253,34 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_with_the_same_result() 
     assert schedule.last.precision == "fp32"
     reference = given_schedule(job(FailsInBf16), run, "reference")
     assert_equal_tensors(run.weights(), reference.weights())
+
+
+class LargeInBf16(Net):
+    """Takes 300 MB more in an update under reduced precision."""
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
+            torch.ones(75_000_000)
+        return super().forward(x_B1HW)
+
+
+def test_a_candidate_that_takes_more_than_the_run_may_is_left_out() -> None:
+    """By the peak of its own updates; what was settled on is kept for starts under the same limits."""
+    limits: dict[str, Any] = {"memory": resident_bytes() + 150_000_000, "threads": 1}
+    trained(job(LargeInBf16), "limited", stop_at=9, **limits)
+    run = trained(job(LargeInBf16), "limited")  # resumed, with the limits that it began under
+    decision = run.directory.read_decision()
+    assert decision is not None
+    too_large = [one.plan.precision for one in decision.rejected if "and may take" in one.reason]
+    assert set(too_large) == {"bf16"}
+    assert decision.chosen.plan.precision == "fp32"
+    assert decision.chosen.memory_bytes == limits["memory"]
+    heard = Heard()
+    trained(job(LargeInBf16), "again", sink=heard, **limits)
+    assert not heard.of("settled")
+    trained(job(LargeInBf16), "unlimited", sink=heard)
+    assert heard.of("settled")
 
 
 HANGS = """
@@ -352,6 +417,21 @@ def test_another_checkpoint_interval_leaves_the_schedule_as_it_is() -> None:
     plans.save_every(stoker.seconds(7), None)
     assert switches() == before
     assert plans.schedule.last.checkpoint_every_s == 7
+
+
+def test_an_interval_that_is_asked_for_later_holds_while_plans_are_tried() -> None:
+    """Turns come from plans that were made before it; a plan that failed by then is not tried again."""
+    trained(job(FailsInChannelsLast), "later", stop_at=30)
+    heard = Heard()
+    run = trained(job(FailsInChannelsLast), "later", stop_at=60, sink=heard, checkpoint_every=stoker.seconds(3600))
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    tried = [switch.plan for switch in schedule.switches if switch.update > 30]
+    assert len(set(tried)) > 1
+    assert {(plan.checkpoint_every_s, plan.device_mtbf_h) for plan in tried} == {(3600, None)}
+    names = [plan.in_words() for plan in (switch.left_out for switch in schedule.switches) if plan is not None]
+    assert names
+    assert len(names) == len(set(names))
 
 
 def test_an_update_made_again_has_the_threads_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import stoker
 from stoker.devices import Place, attached_cpu, planned_devices
@@ -224,6 +227,72 @@ def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
     assert "l4: a micro-batch of 1 needs about" in ended.err
     assert "t4: a micro-batch of 1 needs about" in ended.err
     assert "The smallest GPU that does it is" in ended.err
+
+
+def test_what_is_too_large_for_several_devices_is_told_to_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the largest one of the catalogue, for which the undivided model would be traced."""
+    monkeypatch.setattr(decision, "_larger_device", None)
+    ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "t4,2xl4")
+    assert ended.code == 3
+    assert "2xl4: on 2xl4 under any layout: " in ended.err
+    assert "Take more devices, or ones with more memory." in ended.err
+
+
+def test_only_gpus_that_hold_the_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of 37 GiB on a GPU of 24 GiB need no trace."""
+    looked_at, least = list[str](), decision._least
+
+    def noted(planner_: planner.Planner, place: Place) -> Plan | None:
+        looked_at.append(place.name)
+        return least(planner_, place)
+
+    monkeypatch.setattr(decision, "_least", noted)
+    with pytest.raises(DoesNotFit, match="needs about") as caught:
+        stoker.plan(**job_of("huge_model", width="100000"), on="l4")  # type: ignore[arg-type]
+    assert "The smallest GPU that does it is" in (caught.value.remedy or "")
+    small = {place.name for place in planned_devices("all", ()) if place.device.memory_bytes < 37 * GIB}
+    assert small & set(looked_at) == {"l4"}
+
+
+@pytest.mark.parametrize("verb", [stoker.plan, stoker.profile])
+def test_a_users_generators_go_on_as_if_nothing_was_planned(verb: Callable[..., object]) -> None:
+    """Each sample that is fetched seeds them: a split of the user's would be the same for every seed."""
+
+    class Points(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.randn(6), index % 2
+
+    def drawn(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return [float(torch.rand(())), random.random()]
+
+    expected = [*drawn(1), float(torch.rand(())), random.random()]
+    begun = drawn(1)
+    verb(blobs_job(data=Points(), valid=None, test=None), on="h100")
+    assert [*begun, float(torch.rand(())), random.random()] == expected
+
+
+def test_a_given_plan_is_compared_on_the_devices_that_it_suits(nothing_is_run: None) -> None:
+    """The others are named with the reason; a word that suits none is an error, said once."""
+    found = stoker.plan(blobs_job(model=wide_net), on="t4,l4,2xl4", plan="precision=bf16")
+    assert [one.device for one in found.candidates] == ["l4"]
+    left_out = [line for line in found.explanation if "is left out" in line]
+    assert left_out[0] == ("t4 is left out: the plan is not legal: t4 has no bf16; precision may be fp32")
+    assert left_out[1] == "2xl4 is left out: the plan is for one process, but --on 2xl4 means 2"
+    with pytest.raises(BadJob) as caught:
+        stoker.plan(blobs_job(model=wide_net), on="t4,l4", plan="micro_bath=4")
+    assert caught.value.message == "a plan has no 'micro_bath'"
+
+
+def test_a_plan_for_fewer_devices_is_told_their_name_elsewhere(nothing_is_run: None) -> None:
+    """`4xhere` would be this machine's processes."""
+    with pytest.raises(BadJob, match=r"2 processes .* but --on 4xl4 means 4") as caught:
+        stoker.plan(blobs_job(model=wide_net), on="4xl4", plan="shards=2")
+    assert caught.value.remedy == "Use --on 2xl4, or another plan."
 
 
 def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:

@@ -34,6 +34,14 @@ def test_without_a_micro_batch_each_process_takes_its_part_at_once() -> None:
     assert plan_of({}, PLACE, PROFILE).micro_batch == 64
 
 
+def test_weights_in_fp64_stay_so() -> None:
+    """Also on a device that is fast in bf16, which would be refused."""
+    profile = dataclasses.replace(PROFILE, is_double=True)
+    plan = plan_of({}, PLACE, profile)
+    assert plan.precision == "fp64"
+    assert problem_with(plan, profile, PLACE.device, profile) is None
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

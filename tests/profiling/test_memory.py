@@ -58,6 +58,17 @@ def test_an_earlier_peak_is_not_counted_again() -> None:
 
 
 @linux
+def test_blocks_may_be_nested() -> None:
+    """The outer block's peak came before the inner one, whose own is small."""
+    with PeakMemory("cpu") as outer:
+        del_me = touched(200 * MIB)
+        del del_me
+        with PeakMemory("cpu") as inner:
+            touched(MIB)
+    assert inner.num_bytes < outer.num_bytes - 150 * MIB
+
+
+@linux
 def test_where_the_mark_cannot_be_reset_the_size_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in containers that forbid it: what is there at the end of the block is seen at the latest then."""
     monkeypatch.setattr(plan_trial, "_RESET", tmp_path / "there" / "is" / "none")

@@ -10,12 +10,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing
 
 import stoker
 from stoker.errors import BadRun, DoesNotFit
-from stoker.records import Coupling, Decision, Layout, to_json
+from stoker.records import Coupling, Decision, Layout, PlanSwitch, Position, to_json
 from stoker.stepping.layouts.compatibility import micro_batch_problem
-from stoker.store import RunDirectory
+from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
 from stoker.training.plan_in_force import PlanInForce, Replanned, plan_for_layout
-from tests.flow.builders import PLAN, blobs_job
+from tests.flow.builders import PLAN, Heard, blobs_job
 from tests.planning.trials import candidate
 from tests.store.builders import run_record, spec
 
@@ -80,6 +80,27 @@ def test_a_plan_that_is_proposed_is_not_in_force_yet(tmp_path: Path) -> None:
     plans.propose(Replanned(old=PLAN, new=dataclasses.replace(PLAN, micro_batch=4), why="memory"))
     assert plans.plan == PLAN
     assert PlanInForce.of(plans.directory).plan.micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("deaths", "saved", "goes_on_with"), [(1, 6, 4), (2, 6, 16), (2, 7, 4)], ids=["once", "twice", "further"]
+)
+def test_a_candidate_is_left_out_after_two_deaths_without_a_checkpoint(
+    deaths: int, saved: int, goes_on_with: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may have been a power cut, and with a checkpoint beyond its first update a candidate does not kill."""
+    plans, heard = begun(tmp_path), Heard()
+    plans.switch(PlanSwitch(update=0, samples=0, plan=PLAN, kind="trial", why="begun under"))
+    tried = dataclasses.replace(PLAN, micro_batch=4)
+    plans.switch(PlanSwitch(update=6, samples=48, plan=tried, kind="trial", why="tried"))
+    for _ in range(deaths - 1):  # a process resumes in the trial
+        PlanInForce.of(plans.directory).try_again(Position(updates=6, samples=48))
+    monkeypatch.setattr(CheckpointStore, "newest_position", lambda _: Position(updates=saved))
+    again = PlanInForce.of(plans.directory)
+    again.leave_out_deadly([heard])
+    assert again.schedule.at(6).micro_batch == goes_on_with
+    assert PlanInForce.of(plans.directory).schedule == again.schedule
+    assert (again.schedule.switches[-1].left_out, len(heard)) == ((tried, 1) if goes_on_with == 16 else (None, 0))
 
 
 def test_a_run_without_a_plan_is_refused(tmp_path: Path) -> None:

@@ -26,9 +26,8 @@ from stoker.exporting.torch_export import as_array, as_tensor
 from stoker.jobs import Job
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import cut
-from stoker.loading.order import KeyedPermutation, RandomStream, key_of
+from stoker.loading.order import KeyedPermutation, RandomStream, generators_kept, key_of
 from stoker.loading.samples import Samples
-from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.recipes import resolved
 from stoker.records import BATCH, EngineName, Manifest, ServingPrecision

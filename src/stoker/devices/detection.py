@@ -2,7 +2,7 @@
 
 NVIDIA GPUs are found by one call of `nvidia-smi`. Assumed and not checked: `nvidia-smi` numbers GPUs by PCI bus, CUDA
 by default fastest first; the two agree if all GPUs are of one model, or if CUDA_DEVICE_ORDER=PCI_BUS_ID. Slices of a
-GPU (MIG) are not distinguished.
+GPU (MIG) are left out.
 """
 
 from __future__ import annotations
@@ -167,8 +167,22 @@ def describe_gpus(table: str, visible: str | None = None, known: Catalogue | Non
 
 def attached_gpus() -> tuple[tuple[Device, ...], str | None]:
     """The NVIDIA GPUs of this machine that CUDA shows to this process, and the problem, if any."""
-    answer = ask_nvidia_smi()
-    return describe_gpus(answer.table, os.environ.get("CUDA_VISIBLE_DEVICES")), answer.problem
+    answer, visible = ask_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return describe_gpus(answer.table, visible), answer.problem or slice_problem(visible)
+
+
+def slice_problem(visible: str | None) -> str | None:
+    """The problem with a value of CUDA_VISIBLE_DEVICES that names slices of GPUs (MIG); None if it names none.
+
+    >>> slice_problem("0,1")
+    """
+    slices = [word.strip() for word in (visible or "").split(",") if word.strip().startswith("MIG-")]
+    if not slices:
+        return None
+    return (
+        f"CUDA_VISIBLE_DEVICES names a slice of a GPU ({slices[0]}): slices are left out; ask for a whole GPU, "
+        "by its number or GPU-…."
+    )
 
 
 def fast_dtypes_of_capability(capability: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class Place:
     `entry` is its model in the catalogue (None: not known); prices use its name. `count` is the number of devices of a
     job, with one process each, and is then part of the name: `8xh100`. On an attached CPU these processes share cores
     and memory; `device` and `hardware` are the whole machine's. `is_limited`: `device.memory_bytes` is a limit set by
-    the user. `cluster` are the machines that devices elsewhere stand in.
+    the user. `cluster` are the machines that GPUs stand in: of those here, one with as many as are attached.
     """
 
     name: str
@@ -105,7 +105,7 @@ def planned_devices(
             of devices: `8xh100,a100-80g,2xhere`; `2x8xh100` are two machines of eight.
         attached: the attached devices, best first. An attached model is planned for as it is here.
         known: the catalogue; the user's if None.
-        network: of devices elsewhere; see `cluster.parse_network`. None: that of the vendor's machine.
+        network: of several GPUs; see `cluster.parse_network`. None: that of the vendor's machine.
 
     Raises:
         NoDevice: a word is unknown, means a local device that is not attached, more GPUs than are attached, a device
@@ -141,7 +141,7 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue, network: st
             name=device.torch_name, device=device, hardware=hardware_of(device, known), is_here=True,
             entry=known.describing(device),
         )  # fmt: skip
-        return (_several(place, count),)
+        return (_several(place, count, num_same, network),)
     if _is_local_word(name):
         raise _not_attached(name, attached)
     entries = known.find(name)
@@ -152,18 +152,16 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue, network: st
 
 def _several(place: Place, count: int, node: int | None = None, network: str | None = None) -> Place:
     """The place with `count` devices, `node` of them in a machine (None: as many as the vendor's has)."""
-    if count == 1:
-        return place
-    if place.is_here:
-        return dataclasses.replace(place, name=f"{count}x{place.name}", count=count)
-    cluster = Cluster.of(place.entry)
-    cluster = cluster if node is None else cluster.with_nodes(node)
-    cluster = cluster if network is None else parse_network(network, cluster)
+    numbers = f"{count}x" if count > 1 else ""
+    if place.is_shared or (count == 1 and not place.is_here):
+        return dataclasses.replace(place, name=f"{numbers}{place.name}", count=count)
+    vendors = Cluster.of(place.entry)
+    cluster = vendors if node is None else vendors.with_nodes(node)
+    cluster = cluster if network is None or count == 1 else parse_network(network, cluster)
     require_whole_nodes(count, cluster, place.name)
-    machines = (
-        f"{count // node}x{node}x" if node is not None and node != Cluster.of(place.entry).node_devices else f"{count}x"
-    )
-    return dataclasses.replace(place, name=f"{machines}{place.name}", count=count, cluster=cluster)
+    if node is not None and node != vendors.node_devices and not place.is_here:
+        numbers = f"{count // node}x{node}x"
+    return dataclasses.replace(place, name=f"{numbers}{place.name}", count=count, cluster=cluster)
 
 
 def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:

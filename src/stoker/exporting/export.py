@@ -20,8 +20,8 @@ from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_tensor
 from stoker.jobs import Job
 from stoker.loading.datasets import Datasets, datasets_of
+from stoker.loading.order import generators_kept
 from stoker.loading.samples import Samples
-from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.resolved_job import users_code
 from stoker.recipes import resolved
 from stoker.records import ArtifactSource

@@ -17,6 +17,8 @@ Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", https:/
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -158,6 +160,19 @@ def restore_generators(states: dict[str, Any]) -> None:
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     words = numpy["words"].numpy().astype(np.uint32)
     np.random.set_state((numpy["name"], words, numpy["place"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
+    states = generator_states()
+    is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if is_cuda_in_use else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            restore_generators(states)
 
 
 _ROUNDS = 6

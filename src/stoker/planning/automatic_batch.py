@@ -12,12 +12,10 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-
-import torch
 
 from stoker.devices import attached_devices, resolve_place
 from stoker.errors import BadJob, DoesNotFit, RunFailed
@@ -26,7 +24,7 @@ from stoker.jobs.batch_size import largest_batch, rate_factor, scalable, with_ra
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import Datasets
-from stoker.loading.order import generator_states, restore_generators
+from stoker.loading.order import generators_kept
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import Coupling, Device, Estimate, Plan, digest, dumps, loads
 from stoker.stepping.coupling import find_coupling
@@ -328,16 +326,3 @@ def _kept(path: Path) -> BatchChoice | None:
         return loads(path.read_bytes(), BatchChoice) if is_own(path) else None
     except (OSError, ValueError):
         return None
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
-    states = generator_states()
-    is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    devices = range(torch.cuda.device_count()) if is_cuda_in_use else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            restore_generators(states)

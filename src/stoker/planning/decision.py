@@ -19,6 +19,7 @@ from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
+from stoker.loading.order import generators_kept
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
 from stoker.planning.model.layout_forecast import local_profile
@@ -59,6 +60,7 @@ _SAFE_SHARE = 0.9
 """A change of the job is proposed if it then needs at most this share of the device's memory."""
 
 
+@generators_kept()
 def plan(  # noqa: PLR0913 - what the command line offers
     job: Job,
     *,
@@ -90,13 +92,13 @@ def plan(  # noqa: PLR0913 - what the command line offers
         slice: the time that each process may take, at places that end jobs: also say how many slices the run takes.
         entry: the job file it came from.
         plan: forecast this one: a Plan, a file with one, or words such as `micro_batch=2 shards=8`. A plan that does
-            not fit is forecast too: `probability_it_fits` says so.
-        network: between machines of devices elsewhere: words such as `8x400gbit`, or a TOML file; None: that of the
-            vendor's machine.
+            not fit is forecast too: `probability_it_fits` says so. Devices that it does not suit are left out.
+        network: between machines of devices elsewhere, and links within one: words such as `8x400gbit` or `domain=1`,
+            or a TOML file; None: those of the vendor's machine.
         preempted_every: mean time after which a rented machine is taken away [s]; a number, or `6h`.
 
     Raises:
-        BadJob: the job cannot be trained as it is, or `plan` is not legal for it.
+        BadJob: the job cannot be trained as it is, or `plan` is legal for it on none of the devices.
         DoesNotFit: no legal plan fits, or none keeps the limits.
         NoDevice: a word of `on` is unknown, or `here` has none.
     """
@@ -259,19 +261,23 @@ def compare(
     """
     decisions: dict[str, Decision] = {}
     unfit: list[_Misfit] = []
-    left_out: list[str] = []
+    unusable: list[tuple[Place, BadJob]] = []
     for place in places:
         try:
             pinned = None if only is None else _pinned(only, place, planner.profile_at(place))
             decisions[place.name] = on_one(planner, place, pinned)
         except DoesNotFit as problem:
             unfit.append((place, problem))
-        except BadJob as problem:  # a job that cannot use several devices may still use one
-            if place.count == 1 or len(places) == 1:
+        except BadJob as problem:  # a job that cannot use several devices may use one, and a given plan suit another
+            if len(places) == 1 or (only is None and place.count == 1):
                 raise
-            left_out.append(f"{place.name} is left out: {problem.message}")
+            unusable.append((place, problem))
+    left_out = [f"{place.name} is left out: {problem.message}" for place, problem in unusable]
     if not decisions and not unfit:
-        raise BadJob("; ".join(left_out), remedy="Use one device.")
+        first = unusable[0][1]
+        if len({problem.message for _, problem in unusable}) == 1:
+            raise first
+        raise BadJob("; ".join(left_out), remedy=first.remedy)
     if not decisions:
         raise _fits_nowhere(planner, unfit)
     ranked, beyond = choose([d.chosen for d in decisions.values()], limits, objective)
@@ -279,8 +285,8 @@ def compare(
     if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])
     too_small = []
-    for place, error in unfit:
-        if (least := _least(planner, place)) is not None:
+    for place, error in unfit:  # on several devices no one plan needs the least
+        if place.count == 1 and (least := _least(planner, place)) is not None:
             too_small.append(Rejection(device=place.name, plan=least, reason=error.message))
     lines = (*best.explanation, *describe_misfits(unfit), *left_out)
     are_short = all(c.forecast.total_s.value < STARTING_S for c in ranked if not c.is_here)
@@ -403,25 +409,31 @@ def describe_misfits(unfit: Sequence[_Misfit]) -> tuple[str, ...]:
     """One line on the devices that are too small, with the problem of the largest; none without such."""
     if not unfit:
         return ()
-    largest, problem = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
+    largest, problem = max(unfit, key=_all_memory_bytes)
     names = ", ".join(place.name for place, _ in unfit)
     if len(unfit) > _MOST_NAMES:
         names = f"{len(unfit)} of these devices, the largest of them {largest.name}"
     return (f"it does not fit on {names}: {problem.message}",)
 
 
+def _all_memory_bytes(misfit: _Misfit) -> int:
+    """Memory of all devices of a place together [bytes]."""
+    return misfit[0].count * misfit[0].memory_bytes_each
+
+
 def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
     """The error if no place is large enough, with the device or the change of the job that would do."""
     problems = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
-    more = "Allow more memory (--memory). " if unfit[0][0].is_limited else ""
+    largest, too_small = max(unfit, key=_all_memory_bytes)
+    more = "Allow more memory (--memory). " if largest.is_limited else ""
+    if largest.count > 1 and not largest.is_shared:  # what is too much for several is too much for one
+        return DoesNotFit(problems, remedy=f"{more}Take more devices, or ones with more memory.")
     try:
         if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
             return DoesNotFit(problems, remedy=more + rental_advice("see above", rentable))
-        largest, too_small = max(unfit, key=lambda misfit: misfit[0].device.memory_bytes)
         if (least := _least(planner, largest)) is None:
             return too_small  # its groups are larger than its batch, wherever it runs
-        advice_on_memory = "Allow more memory (--memory). " if largest.is_limited else ""
-        remedy = f"{advice_on_memory}{_larger_device(planner)} {_smaller_job(planner, largest, least)}"
+        remedy = f"{more}{_larger_device(planner)} {_smaller_job(planner, largest, least)}"
         if len(unfit) > _MOST_PROBLEMS:
             problems = (
                 f"none of the {len(unfit)} devices is large enough. The largest, {largest.name}: {too_small.message}"
@@ -432,10 +444,11 @@ def _fits_nowhere(planner: Planner, unfit: Sequence[_Misfit]) -> DoesNotFit:
 
 
 def _larger_device(planner: Planner) -> str:
-    """The smallest GPU of the catalogue on which the job fits."""
+    """The smallest GPU of the catalogue on which the job fits, of those that have memory for its weights."""
     gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
     places = sorted(gpus, key=lambda place: place.device.memory_bytes)
-    for place in places:
+    weights = planner.profile("cuda").parameter_bytes
+    for place in (place for place in places if place.device.memory_bytes > weights):
         least = _least(planner, place)
         if least is not None and planner.forecasts(place).probability_it_fits(least) >= SURE_ENOUGH:
             return f"The smallest GPU that does it is {_name_and_memory(place)}."

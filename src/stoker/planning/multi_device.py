@@ -473,10 +473,10 @@ class LayoutCandidates:
         """
         layout, place = plan.layout, self.place
         if layout.world_size != place.count:
-            count = layout.world_size
+            count, name = layout.world_size, "here" if place.is_here or place.entry is None else place.entry.name
             words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
             raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
-                         remedy=f"Use --on {'here' if count == 1 else f'{count}xhere'}, or another plan.")  # fmt: skip
+                         remedy=f"Use --on {name if count == 1 else f'{count}x{name}'}, or another plan.")  # fmt: skip
         if (problem := self.rules.problem_with(layout)) is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(without_layout(plan))

@@ -2,7 +2,7 @@
 
 Words are `key=value`: fields of a Plan, and of its Layout (`shards=8`), such as
 `micro_batch=2 precision=bf16 checkpointed_blocks=32 shards=8`. What is left out is what a plan of that place usually
-has: the optimiser fused, data on the device, bf16 where it is fast.
+has: the optimiser fused, data on the device, bf16 where it is fast (for weights in fp64: fp64).
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         if key not in _PLAN and key not in _LAYOUT:
             raise BadJob(f"a plan has no {key!r}", remedy=nearest(key, [*_PLAN, *_LAYOUT]))
     device = place.device
+    full = "fp64" if profile.is_double else "fp32"
     usual: dict[str, Any] = {
         "micro_batch": min(profile.batch, profile.num_train), "optimizer_implementation": "default",
-        "precision": "bf16" if "bf16" in device.fast_dtypes else "fp32", "threads": place.cores_each,
+        "precision": "bf16" if "bf16" in device.fast_dtypes and not profile.is_double else full,
+        "threads": place.cores_each,
     }  # fmt: skip
     if device.kind == "cuda":
         usual |= {"optimizer_implementation": (*profile.optimizer_implementations, "default")[0], "threads": 1}

@@ -13,6 +13,7 @@ from stoker.devices import Place, attached_devices, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.loading.fields import map_tensors
+from stoker.loading.order import generators_kept
 from stoker.planning.model.memory import MemoryForecast, forecast_memory
 from stoker.planning.model.search_space import kernel_generation, num_micro_batches, trace_settings
 from stoker.planning.model.update_time import UpdateTime, counted, operation_times, update_time
@@ -59,6 +60,7 @@ def profile(
 ) -> StepProfile: ...
 
 
+@generators_kept()
 def profile(
     job_or_step: Job | StepFunction,
     example_batch: Any = None,

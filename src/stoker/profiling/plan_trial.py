@@ -13,11 +13,12 @@ import statistics
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -200,14 +201,16 @@ class PeakMemory:
     """Within its block, watches memory; `num_bytes` is the peak so far, and afterwards the peak of the block.
 
     On Linux the kernel's high-water mark is reset before and read after; where that is not allowed, the process's
-    resident size is sampled every 20 ms. Elsewhere it is the peak since the process began.
+    resident size is sampled every 20 ms. Elsewhere it is the peak since the process began. Blocks may be nested.
     """
+
+    _open: ClassVar[weakref.WeakSet[PeakMemory]] = weakref.WeakSet()
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._done = threading.Event()
         self._sampler: threading.Thread | None = None
-        self._sampled = 0
+        self._seen = 0
         self._num_bytes: int | None = None
 
     @property
@@ -217,6 +220,9 @@ class PeakMemory:
 
     def __enter__(self) -> Self:
         """Begin to watch."""
+        for outer in self._open:
+            outer.keep()
+        self._open.add(self)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATUS.exists():
@@ -227,29 +233,34 @@ class PeakMemory:
                 self._sampler.start()
         return self
 
+    def keep(self) -> None:
+        """Keep the peak so far: the system's mark is about to be reset."""
+        self._seen = self._read()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Keep the peak."""
         self._done.set()
+        self._open.discard(self)
         if self._sampler is not None:
             self._sampler.join()
         self._num_bytes = self._read()
 
     def _read(self) -> int:
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+            return max(self._seen, torch.cuda.max_memory_allocated(self._device))
         if self._sampler is not None:
-            return max(self._sampled, _status_bytes("VmRSS"))
+            return max(self._seen, _status_bytes("VmRSS"))
         if _STATUS.exists():
-            return _status_bytes("VmHWM")
+            return max(self._seen, _status_bytes("VmHWM"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
     def _sample(self) -> None:
         while not self._done.wait(_SAMPLING_S):
-            self._sampled = max(self._sampled, _status_bytes("VmRSS"))
-        self._sampled = max(self._sampled, _status_bytes("VmRSS"))
+            self._seen = max(self._seen, _status_bytes("VmRSS"))
+        self._seen = max(self._seen, _status_bytes("VmRSS"))
 
 
 def _status_bytes(name: str) -> int:

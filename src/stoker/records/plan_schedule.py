@@ -7,7 +7,7 @@ A run is bit-equal to an uninterrupted one under the same schedule: a resume rep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from stoker.records.plan import Plan
@@ -21,7 +21,8 @@ failed; or for another reason, such as memory, threads or the number of processe
 class PlanSwitch:
     """From update number `update` (from 0) on, which comes after `samples` samples, a run is made under `plan`.
 
-    `left_out` is the plan that failed at that update and is not tried again, where `kind` is "left out".
+    `left_out` is the plan that failed at that update and is not tried again, where `kind` is "left out". `is_again`: a
+    process that resumed in a trial makes this update first, since the one before it did not end in order.
     """
 
     schema: ClassVar[int] = 1
@@ -31,6 +32,7 @@ class PlanSwitch:
     kind: SwitchKind
     why: str
     left_out: Plan | None = None
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,18 @@ class PlanSchedule:
         return self.switches[-1].plan if self.switches else self.began
 
     @property
+    def safe(self) -> Plan:
+        """The plan that needs no trial: the first, or that of the last change; it saves as often as the last one."""
+        plan = next((s.plan for s in reversed(self.switches) if s.kind == "changed"), self.at(0))
+        return saving_as_often(plan, self.last)
+
+    @property
+    def candidate(self) -> PlanSwitch | None:
+        """The last switch, if it is to a plan that is being tried and may fail; None where it is to the safe one."""
+        last = self.switches[-1] if self.switches else None
+        return last if last is not None and last.kind == "trial" and last.plan != self.safe else None
+
+    @property
     def settled(self) -> PlanSwitch | None:
         """The switch to the plan that trials came to; None where they go on, or there were none."""
         return next((s for s in reversed(self.switches) if s.kind == "settled"), None)
@@ -80,3 +94,8 @@ class PlanSchedule:
     def is_settled(self) -> bool:
         """Whether no more plans are tried: the fastest is chosen, or none was ever to be tried."""
         return self.settled is not None or not any(s.kind == "trial" for s in self.switches)
+
+
+def saving_as_often(plan: Plan, other: Plan) -> Plan:
+    """`plan` with the checkpoint interval of `other`, and the failure rate that it may follow from."""
+    return replace(plan, checkpoint_every_s=other.checkpoint_every_s, device_mtbf_h=other.device_mtbf_h)

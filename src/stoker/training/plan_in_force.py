@@ -20,7 +20,7 @@ from stoker import records
 from stoker.errors import BadRun, DoesNotFit
 from stoker.jobs import Job
 from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan, PlanSwitch, Position
-from stoker.records.plan_schedule import PlanSchedule
+from stoker.records.plan_schedule import PlanSchedule, saving_as_often
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
@@ -101,9 +101,7 @@ class PlanInForce:
         last, plan, following = self.schedule.last, self.schedule.at(update), self.schedule.next_after(update)
         self.due = math.inf if following is None else following
         is_alone = plan.layout == last.layout == ONE_PROCESS
-        every_s, mtbf_h = last.checkpoint_every_s, last.device_mtbf_h
-        plan = dataclasses.replace(plan if is_alone else last, checkpoint_every_s=every_s, device_mtbf_h=mtbf_h)
-        self.take_over(plan)
+        self.take_over(saving_as_often(plan if is_alone else last, last))
         return self.plan
 
     @property
@@ -124,6 +122,36 @@ class PlanInForce:
         self.schedule = self.schedule.then(switch)
         self.due = switch.update
         self.take_over(switch.plan)
+
+    def try_again(self, position: Position) -> None:
+        """Note that a process that resumed in a trial makes its first update at `position`; stored before it is made.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        if (trial := self.schedule.candidate) is not None:
+            again = dataclasses.replace(trial, update=position.updates, samples=position.samples, is_again=True)
+            self.directory.append_switch(again)
+            self.schedule = self.schedule.then(again)
+
+    def leave_out_deadly(self, sinks: Sequence[Sink]) -> None:
+        """Leave a candidate out under which two processes in succession ended without an error or a checkpoint.
+
+        The system kills a process that takes too much memory; once may have been a power cut.
+
+        Raises:
+            RunFailed: it cannot be stored.
+        """
+        trial, saved = self.schedule.candidate, CheckpointStore(self.directory.checkpoints).newest_position()
+        if trial is None or not trial.is_again or saved.updates > trial.update:
+            return
+        why = f"{trial.plan.in_words()} is left out: two processes ended in its updates, as if killed for memory"
+        change = Replanned(
+            old=trial.plan, new=self.schedule.safe, why=why, left_out=trial.plan,
+            position=Position(updates=trial.update, samples=trial.samples),
+        )  # fmt: skip
+        self.change(change)
+        change.emit(functools.partial(emit_event, sinks), trial.samples)
 
     def settle(self, decision: Decision) -> None:
         """Keep the decision that trials in the run came to, under whose plan it goes on.
@@ -177,10 +205,10 @@ class PlanInForce:
         last = next(reversed(self.schedule.switches), None)
         if last is not None and last.update > at.updates:
             at = dataclasses.replace(at, updates=last.update, samples=last.samples)
-        kind, left_out = ("changed", None) if last is None else (last.kind, last.left_out)
-        self.switch(PlanSwitch(
-            update=at.updates, samples=at.samples, plan=asked.chosen.plan, kind=kind, left_out=left_out,
-            why="another time between checkpoints is asked for",
+        why = "another time between checkpoints is asked for"
+        began = PlanSwitch(update=0, samples=0, plan=self.plan, kind="changed", why=why)
+        self.switch(dataclasses.replace(
+            last or began, update=at.updates, samples=at.samples, plan=asked.chosen.plan, why=why
         ))  # fmt: skip
 
     def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:

@@ -4,19 +4,20 @@ What: a run begins under a safe plan. After its third update candidates take tur
 (`planning.live_search`), until no turn can pay; the run goes on under the fastest. Each switch is on the disk before
 its first update. A precision below fp32 is first compared by the gradients of the run's own batches, which are not
 used. Smaller micro-batches wait for the coupling probe, which is made between updates once it costs little of what is
-left. A candidate that raises or runs out of memory is left out, and its update is made again under the best plan.
+left. A candidate that raises or runs out of memory is left out, and its update is made again under the best plan; one
+that hangs, or under which two processes ended without a word, is left out when the run resumes.
 Use when: a run begins at once (`planning.safe_start`). Costs: turns of slower plans; two gradients for each of three
 batches where a reduced precision is possible. Does not combine with: what `safe_start.plan_first_because` lists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -24,17 +25,18 @@ from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
 from stoker.devices.hardware import mtbf_h
+from stoker.devices.malloc import give_back
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
 from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
-from stoker.planning.model.run_forecast import Extents, forecast_from_trial
+from stoker.planning.model.run_forecast import Extents, forecast_from_trial, taken_bytes
 from stoker.planning.model.search_space import MemoryFormat, precisions
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
 from stoker.planning.plan_history import keep_decision, used_by_others
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.job_profile import has_convolutions, job_profile
-from stoker.profiling.plan_trial import evaluation_time
+from stoker.profiling.plan_trial import PeakMemory, evaluation_time
 from stoker.records import (
     FULL_PRECISIONS,
     LARGEST_GRADIENT_ERROR,
@@ -46,6 +48,7 @@ from stoker.records import (
     Precision,
     Rejection,
 )
+from stoker.records.plan_schedule import saving_as_often
 from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
@@ -57,7 +60,7 @@ from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
 from stoker.training.recovery import UpdateSnapshot
 from stoker.training.telemetry import Telemetry, resident_bytes
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 COMPARED = 3
 """Updates whose gradients are compared before a reduced precision may take a turn."""
@@ -94,7 +97,7 @@ class PlanTrials:
 
     Args:
         prepared: the job.
-        place: the device here.
+        place: the device here, limited as the run is.
         step: what makes the updates.
         plans: the plan in force.
         telemetry: sends events.
@@ -122,13 +125,16 @@ class PlanTrials:
         self._is_probed = plans.coupling.evidence != unprobed(prepared.job).evidence
         self._compared = set[Plan]()  # compiled plans whose gradient was compared
         self._turn: Turn | None = None
+        self._watching, self._peak = contextlib.ExitStack(), PeakMemory(place.device.torch_name)
+        self._peak_bytes: dict[Plan, int] = {}
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
         self._mark = 0.0
         self._search: LiveSearch | None = None
-        self._lost = {switch.left_out: switch.why for switch in plans.schedule.switches if switch.left_out is not None}
-        changed = [switch.plan for switch in plans.schedule.switches if switch.kind == "changed"]  # as for memory
-        self._safe, self._is_updating = [plans.schedule.at(0), *changed][-1], False
+        self._safe, self._is_updating = plans.schedule.safe, False
+        self._is_resumed = plans.schedule.candidate is not None
+        lost = [(switch.left_out, switch.why) for switch in plans.schedule.switches]
+        self._lost = {saving_as_often(plan, self._safe): why for plan, why in lost if plan is not None}
         # Of a safe plan that is not in fp32 (a model in float64, say) no other precision takes turns.
         is_reducible = self._safe.precision == "fp32"
         self._precisions = precisions(place.device, prepared.job.numerics) if is_reducible else (self._safe.precision,)
@@ -142,8 +148,17 @@ class PlanTrials:
         """Whether the run still replays its schedule, or has settled."""
         return self.is_over or self._plans.due < math.inf
 
+    @property
+    def _is_trying(self) -> bool:
+        """Whether the plan in force is a candidate, in its turn or in the one in which the run resumed."""
+        is_turn = self._turn is not None or self._plans.schedule.candidate is not None
+        return is_turn and not self.is_waiting and self._step.plan != self._safe
+
     def before(self, batch: Batch, position: Position) -> None:
         """Before an update: compare gradients of its batch where a reduced precision is not known to be exact."""
+        if self._is_resumed and not self.is_waiting:
+            self._is_resumed = False
+            self._plans.try_again(position)
         if not self.is_waiting and self._num_compared < COMPARED:
             self._num_compared += 1
             if self._reduced:
@@ -185,16 +200,17 @@ class PlanTrials:
 
     def leave_out(self, error: Exception, position: Position) -> Replanned | None:
         """The change back to the best plan after a candidate failed with `error`; None if no candidate did."""
-        plan, turn, search = self._step.plan, self._turn, self._search
-        if self.is_waiting or search is None or turn is None or plan == self._safe:
+        if not self._is_trying:
             return None
-        if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == search.best):
+        plan, search = self._step.plan, self._search
+        best = self._safe if search is None else search.best
+        if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == best):
             return None  # the data's or the job's fault
         why = f"it raised {type(error).__name__}: {first_line(error)}"
-        best = self._safe if plan == search.best else search.best
-        if plan == search.best:
-            search.best = self._safe
-        search.leave_out(plan, why)
+        best = self._safe if plan == best else best
+        if search is not None:
+            search.best = best
+            search.leave_out(plan, why)
         self._lost[plan] = why
         self._turn, self._times_s, self._made = None, [], 0
         return Replanned(old=plan, new=best, why=f"{plan.in_words()} is left out: {why}", position=position,
@@ -202,7 +218,7 @@ class PlanTrials:
 
     def hangs(self, position: Position) -> None:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
-        if self._is_updating and not self.is_waiting and self._turn is not None and self._step.plan != self._safe:
+        if self._is_updating and self._is_trying:
             why = f"{self._step.plan.in_words()} is left out: its update did not end"
             self._plans.directory.append_switch(PlanSwitch(
                 update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
@@ -235,16 +251,31 @@ class PlanTrials:
         if self._made == turn.updates:
             assert self._search is not None
             self._search.record(turn.plan, self._times_s)
+            self._watching.close()
+            self._peak_bytes.setdefault(turn.plan, self._peak.num_bytes)
             compilation = self._step.compilation
-            if compilation is not None and compilation.problem is not None:
+            problem = None if compilation is None else compilation.problem
+            if (problem := problem or self._exceeds(turn.plan)) is not None:
                 if turn.plan == self._search.best:
                     self._search.best = self._safe
-                self._search.leave_out(turn.plan, compilation.problem)
+                self._search.leave_out(turn.plan, problem)
+                self._lost[turn.plan] = problem
             self._turn, self._times_s, self._made = None, [], 0
+
+    def _exceeds(self, plan: Plan) -> str | None:
+        """Why a plan took more memory in its first turn than it may; None if it did not, or is the safe one."""
+        taken, allowed = taken_bytes(self._measurement(plan, self._times_s)), self._place.device.memory_bytes
+        if plan == self._safe or not 0 < allowed < taken:
+            return None
+        return f"it took {format_bytes(taken)} of memory when it was tried, and may take {format_bytes(allowed)}"
 
     def _begin(self, turn: Turn, position: Position) -> None:
         """Let a plan make the next updates; the switch is stored first."""
         self._turn, self._times_s, self._made = turn, [], 0
+        self._watching.close()
+        if turn.plan not in self._peak_bytes and resident_bytes() > self._place.device.memory_bytes / 2:
+            give_back()  # other plans' heap is none of its memory
+        self._peak = self._watching.enter_context(PeakMemory(turn.plan.device))
         if turn.plan != self._step.plan:
             self._plans.switch(PlanSwitch(
                 update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
@@ -352,7 +383,7 @@ class PlanTrials:
                 f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
             )
 
-    @contextmanager
+    @contextlib.contextmanager
     def _nothing_changed(self) -> Iterator[None]:
         """Restores buffers, generators and plain Python values of model and loss at the end."""
         step, snapshot = self._step, UpdateSnapshot(self._step.model)
@@ -407,7 +438,7 @@ class PlanTrials:
         state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
         return Measurement(
             plan=plan, samples_per_update=self._prepared.job.batch_size, update_s=tuple(times_s),
-            evaluate_s_per_sample=self._evaluate_s, peak_bytes=resident_bytes(),
+            evaluate_s_per_sample=self._evaluate_s, peak_bytes=self._peak_bytes.get(plan, resident_bytes()),
             state_bytes=bytes_of([*step.model.state_dict().values(), *state]) + bytes_of(step.model.parameters()),
             took_s=0.0, gradient_error=self._errors.get(plan.precision),
         )  # fmt: skip
@@ -432,10 +463,7 @@ class PlanTrials:
         forecast = dataclasses.replace(forecast, trials_s=spent_s, total_s=dataclasses.replace(
             time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
         ))  # fmt: skip
-        plan = dataclasses.replace(
-            measured.plan, checkpoint_every_s=began.chosen.plan.checkpoint_every_s,
-            device_mtbf_h=began.chosen.plan.device_mtbf_h,
-        )  # fmt: skip
+        plan = saving_as_often(measured.plan, began.chosen.plan)
         chosen = Candidate(
             device=self._place.name, plan=plan, forecast=forecast, memory_bytes=self._place.device.memory_bytes,
             why="measured here",

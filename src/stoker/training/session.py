@@ -26,7 +26,6 @@ from stoker.jobs.metrics import direction_of, gives_one_number, metric_name, say
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import data_indices
 from stoker.loading.order import RandomStream, key_of, seed_generators
-from stoker.planning.decision import most_threads
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
@@ -216,7 +215,8 @@ def build_session(  # noqa: PLR0913 - what a session is made of
 
 def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInForce) -> None:
     """Let the loop try plans on the run's own updates, until that is settled; and compare samples where it must."""
-    place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
+    threads = max(plans.schedule.began.threads, plans.schedule.at(0).threads)  # as --threads allowed
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(plans.decision.chosen.memory_bytes, threads)
     loop.trials = PlanTrials(prepared, place, loop.step, plans, loop.telemetry, loop.total_updates)
     loop.recovery.compare = loop.trials.compare_samples
     if loop.watchdog is not None:

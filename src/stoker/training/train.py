@@ -197,6 +197,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         logger = stack.enter_context(logging_to(RunLogger(directory, tuple(sinks))))
         sinks.append(logger)
         plans = PlanInForce.of(directory)
+        plans.leave_out_deadly(sinks)
         plans.save_every(checkpoint_every, device_mtbf_h)
         plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
         for text in _warnings(prepared, plans.decision):

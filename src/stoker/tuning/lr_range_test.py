@@ -27,7 +27,7 @@ from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Entry, Job, schedules
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import Datasets
-from stoker.planning.automatic_batch import generators_kept
+from stoker.loading.order import generators_kept
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.resolved_job import resolve_job, users_code
 from stoker.profiling.ceilings import computing_threads
