@@ -48,7 +48,10 @@ KILLED = -signal.SIGKILL
         ([4], {}, "failed", 4, False),
         ([KILLED], {}, "lost", 4, True),
         ([KILLED], {"is_stopped": True}, "lost", 4, False),
-        ([KILLED], {"is_requeued": True}, "lost", 4, False),
+        ([KILLED], {"is_requeued": True}, "requeued", 75, False),
+        ([KILLED], {"is_requeued": True, "is_stopped": True}, "lost", 4, False),
+        ([4, 4], {"num_hosts": 2, "is_requeued": True}, "requeued", 75, False),
+        ([4], {"is_requeued": True}, "failed", 4, False),
         ([2], {"is_stopped": True}, "failed", 2, False),
         ([130, 4], {"is_stopped": True, "num_hosts": 2}, "stopped", 130, False),
         ([-signal.SIGTERM], {"is_stopped": True}, "stopped", 130, False),
@@ -61,7 +64,7 @@ KILLED = -signal.SIGKILL
 def test_what_follows_from_exit_codes(
     codes: list[int], facts: dict[str, Any], phase: str, code: int, *, again: bool
 ) -> None:
-    """Only a slice and a lost rank are started again here, and nothing where a scheduler does it."""
+    """A slice and lost ranks are started again here, or by a scheduler, which does so after 75 alone."""
     outcome = judge(
         codes, is_stopped=facts.get("is_stopped", False), is_signalled=facts.get("is_signalled", False),
         order=replace(ORDER, is_requeued=facts.get("is_requeued", False)), num_hosts=facts.get("num_hosts", 1),

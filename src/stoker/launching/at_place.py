@@ -89,8 +89,8 @@ class LaunchOrder:
         num_hosts, ranks_each: shape.
         variables: environment variables of the ranks.
         pythonpath: folder of this Stoker.
-        is_requeued: the scheduler starts the run again after 75 and preemption; else `run` itself does after 75, and
-            after lost ranks.
+        is_requeued: the scheduler starts the run again after exit code 75 (a slice is over, ranks were lost) and after
+            a preemption; else `run` itself does after 75, and after lost ranks.
         submitted_at: distinguishes orders: restarts are counted from here on. ISO 8601 in UTC.
         owner: machine and directory of the run where it was sent from.
         most_held_s: devices may be held this long [s], over all starts of this order; None: no limit.
@@ -235,6 +235,13 @@ def judge(
         num_hosts: of the run.
     """
     here = not order.is_requeued
+
+    def lost(why: str) -> RankOutcome:
+        """Ranks that died by no fault of their own: the run goes on unless it was to stop."""
+        if order.is_requeued and not is_stopped:
+            return RankOutcome("requeued", why, SLICE_OVER)
+        return RankOutcome("lost", why, RUN_FAILED, is_again=not is_stopped)
+
     killed = [-code for code in codes if code < 0]
     worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
     if all(code == FINISHED for code in codes):
@@ -246,7 +253,7 @@ def judge(
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
-        return RankOutcome("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
+        return lost(f"a rank was ended by {name}")
     if all(code in {FINISHED, SLICE_OVER} for code in codes):
         return RankOutcome("requeued", "a slice is over", SLICE_OVER, is_again=here)
     if all(code in {FINISHED, SLICE_OVER, STOPPED} or -code in asked for code in codes):
@@ -255,7 +262,7 @@ def judge(
         return RankOutcome("stopped", "saved and left after a signal", STOPPED)
     if worst == RUN_FAILED and num_hosts > 1:
         # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
-        return RankOutcome("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
+        return lost("the ranks of this host lost the others, or failed")
     return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
 
 
@@ -384,7 +391,7 @@ class HostSupervisor:
         return RankOutcome("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
 
     def _end(self, verdict: RankOutcome) -> int:
-        evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
+        evidence = self._last_output() if verdict.phase in {"failed", "lost", "requeued"} else ""
         if verdict.phase == "failed" and self._ranks.num_hosts > 1:
             with suppress(OSError):  # the other hosts would wait for this one, and start again in vain
                 (self._folder / _STOP).touch()
