@@ -488,8 +488,8 @@ srun {step} --kill-on-bad-exit=0 --wait=0 \\
 code=$?
 kill $comment 2> /dev/null
 
-# 75: a slice is over, or ranks were lost. 130, and 143 before it had begun to train: it saved before a preemption or the time limit.
-# Slurm requeues neither by itself. scancel ends this shell before it gets here.
+# 75: a slice is over, or ranks were lost. 130, and 143 before it had begun to train: it saved before a preemption or
+# the time limit. Slurm requeues neither by itself. scancel ends this shell before it gets here.
 if [ $code = 75 ] || [ $code = 130 ] || [ $code = 143 ]; then
     for attempt in $(seq 60); do
         [ -e "$run/launch/stop" ] && break
