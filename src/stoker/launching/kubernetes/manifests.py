@@ -5,8 +5,8 @@ for; ConfigMaps with what travels, a Secret, a claim of a volume for the run's d
 device.
 Rules that keep a run: restartPolicy Never and podFailurePolicy: what a disruption, exit 130 (saved, asked to leave) or
 75 (slice over, a rank killed) ended is started again and not counted; any other failure fails the Job.
-`activeDeadlineSeconds` is the pod's, from the forecast's upper bound: the Job's own clock would run while it waits for a
-node.
+`activeDeadlineSeconds` is the pod's, from the forecast's upper bound: the Job's own clock would run while it waits for
+a node.
 Source: Kubernetes 1.37 (batch/v1, core/v1), jobset.x-k8s.io/v1alpha2, trainer.kubeflow.org/v1alpha1, and
 kueue.x-k8s.io's labels; the tests validate against their schemas.
 """
