@@ -277,8 +277,10 @@ def test_an_image_without_python_is_said_so(cluster: Any) -> None:
     pod = cluster.of("pods")[0]
     cluster.end_pod(pod["metadata"]["name"], 128)
     pod["status"]["containerStatuses"][0]["state"]["terminated"] |= {
-        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH'}  # fmt: skip
+        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH',
+        "finishedAt": "2026-11-25T10:00:00Z"}  # fmt: skip
     state = LAUNCHER.state(handle)
+    assert state.at == "2026-11-25T10:00:00Z", "its devices were given back then, whenever it is asked"
     assert (state.phase, state.why) == ("failed", "the image has no python3")
 
 

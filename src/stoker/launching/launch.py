@@ -35,6 +35,7 @@ from stoker.launching.bundle import (
     work_folder,
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
+from stoker.launching.follow import EventStream
 from stoker.launching.launcher import (
     Launcher,
     LaunchTarget,
@@ -164,7 +165,11 @@ def launch(
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
     with _held(directory):
         submission = prepare(path, job, entry, directory, on, options)
-        earlier = () if before is None or before.run != directory.name else before.states
+        earlier: tuple[LaunchState, ...] = ()
+        if before is not None and before.run == directory.name:
+            earlier = before.states
+            if options.max_cost is not None:
+                _bring_log(directory, launcher, before)
         tell(f"asking {on}")
         probe = _probe(launcher, submission, options)
         submission = launcher.with_forecasts(job, entry, submission, tell)
@@ -233,6 +238,21 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
     if probe.missing:
         raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
     return probe
+
+
+def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch) -> None:
+    """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
+
+    Raises:
+        PlaceFailed: it cannot be read, or (PlaceUnreachable) the place does not answer.
+    """
+    stream = EventStream(directory.events_path, lambda offset: launcher.events(before.handle, offset))
+    try:
+        while stream.pull():
+            pass
+    except PlaceFailed as problem:
+        message = f"what {directory.name} has cost is not known, since its log cannot be read: {problem.message}"
+        raise type(problem)(message, remedy="Nothing was started; the same command asks again.") from problem
 
 
 def _held_limit(

@@ -604,7 +604,9 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         elif phase == "stopped" and is_stopped:
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
-    return seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
+    state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
+    # Of an end it counts when the hosts gave their devices back, and not when somebody asked.
+    return replace(state, at=max(host.at for host in hosts)) if phase in ENDED and hosts else state
 
 
 def _host_states(texts: Sequence[str], submitted_at: str) -> list[HostState]:
