@@ -410,6 +410,33 @@ def test_a_run_saves_before_its_limit_and_is_killed_at_it(run: Path, monkeypatch
     assert state.why.endswith("it was killed, since it had not left before")
 
 
+def test_a_save_that_takes_longer_than_forecast_is_left_the_time(
+    run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 300 s to the limit it is asked to leave, since the log says that a save takes 180 s."""
+    order_with(run, most_held_s=1000.0, save_s=1.0)
+    monkeypatch.setattr(at_place, "HEARTBEAT_S", 0.05)
+    beat, log = HostSupervisor._beat, run / "events.jsonl"
+
+    def beat_and_jump(self: HostSupervisor) -> None:
+        has_saved = log.exists() and log.read_bytes().endswith(b"\n")
+        beat(self)
+        clock.ahead_s = 700.0 if has_saved else 0.0
+
+    monkeypatch.setattr(HostSupervisor, "_beat", beat_and_jump)
+    program = """
+signal.alarm(20)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+fields = '{"samples": 7, "blocked_s": 1.0, "write_s": 179.0}'
+(directory / "events.jsonl").write_text('{"kind": "checkpointed", "at": 1.0, "fields": %s}\\n' % fields)
+while True:
+    signal.pause()
+"""
+    code, state = _supervised(run, program)
+    assert (code, state.phase) == (at_place.LIMIT_OVER, "stopped")
+    assert state.why.endswith("saved and left")
+
+
 def test_time_on_a_machine_that_is_gone_counts_by_the_log(
     run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,21 @@ def test_limits_are_of_the_run_and_not_of_a_start(
     assert len(started) == 3
 
 
+@pytest.mark.parametrize("limit", [{"time_limit_s": 43_200.0}, {"max_cost": 5.0, "place": {"price": "2.5"}}])
+def test_a_limit_leaves_the_time_that_a_save_is_forecast_to_take(
+    job: Path, started: list[Submission], monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]
+) -> None:
+    """Also at a place that wants no time limit of a job; without a limit nothing is forecast there."""
+    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
+    slow = dataclasses.replace(forecast, checkpoint_s=forecast.checkpoint_s.scaled(1e6, "s"))
+    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_: slow)
+    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, **limit))
+    assert started[0].save_s == slow.checkpoint_s.high
+    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, new=True))
+    assert started[1].save_s == 30.0
+    assert started[0].time_limit_s == started[0].most_held_s
+
+
 def test_what_a_start_that_was_not_followed_has_cost_counts(
     job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
-from stoker.launching.meter import held_in_log
+from stoker.launching.meter import held_in_log, save_time_s
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_seconds
@@ -94,7 +94,7 @@ class LaunchOrder:
         submitted_at: distinguishes orders: restarts are counted from here on. ISO 8601 in UTC.
         owner: machine and directory of the run where it was sent from.
         most_held_s: devices may be held this long [s], over all starts of this order; None: no limit.
-        save_s: forecast time of a save [s].
+        save_s: forecast time of a save [s]; the run's own log may say more.
     """
 
     schema: ClassVar[int] = 1
@@ -276,7 +276,7 @@ class HostSupervisor:
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_signalled, self._over = False, ""
-        self._log_bytes_before = 0
+        self._log_bytes_before, self._save_s = 0, self._order.save_s
         self._began_at, self._began_s = time.time(), time.monotonic()
         self._state = self._first_state()
         self._held_before_s = self._state.held_s
@@ -345,13 +345,16 @@ class HostSupervisor:
         return [int(process.returncode) for process in self._processes]
 
     def _beat(self) -> None:
-        samples = newest_samples(self._directory / "events.jsonl")
+        log = self._directory / "events.jsonl"
+        samples = newest_samples(log)
+        for event in newest_events(log, "planned", "checkpointed"):
+            with suppress(ValueError):  # another version's
+                self._save_s = max(self._save_s, save_time_s(event["kind"], event["fields"]))
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
             if self._order.most_held_s is not None and not self._held_before_s:  # the machine before took its disk away
-                log, since = self._directory / "events.jsonl", self._order.submitted_at
-                self._held_before_s = held_in_log(log, since, self._began_at)
+                self._held_before_s = held_in_log(log, self._order.submitted_at, self._began_at)
         if self._must_leave():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
@@ -370,7 +373,7 @@ class HostSupervisor:
         most_s = self._order.most_held_s
         if most_s is None:
             return False
-        needed_s = notice_s(self._order.save_s, most_s)
+        needed_s = notice_s(self._save_s, most_s)
         return self._left_s() < needed_s + (min(needed_s, most_s / 4) if by_a_start else 0)
 
     def _limit_over(self) -> RankOutcome:

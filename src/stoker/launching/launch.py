@@ -176,11 +176,13 @@ def launch(
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
         forecast, limits = None, [held]
-        if launcher.limits_time and options.time_limit_s is None:
+        is_time_wanted = launcher.limits_time and options.time_limit_s is None
+        if is_time_wanted or held is not None:  # before a limit there has to be time for a save
             forecast = forecast_there(job, entry, target, probe, tell)
         if forecast is not None:
             submission = replace(submission, save_s=forecast.checkpoint_s.high)
-            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+            if is_time_wanted:
+                limits.append(time_limit(forecast, lessons_of(place_of(on))))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
