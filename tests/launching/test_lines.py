@@ -185,12 +185,24 @@ def test_arguments_are_quoted_for_the_shell_there(fake_ssh: Path) -> None:
     assert answer.stdout.decode() == "".join(f"{word}|" for word in words)
 
 
+def test_what_a_login_shell_prints_is_no_answer(fake_ssh: Path, tmp_path: Path) -> None:
+    """As an `echo` in ~/.bashrc does: neither paths, files nor whole folders have it."""
+    line, there = SshLine("loud"), tmp_path / "there"
+    assert line.home() == str(tmp_path)
+    line.send_tree(TREE, str(there))
+    assert line.read(str(there / "job.py")) == b"print(1)\n"
+    assert line.read(str(there / "none")) == b""
+    assert line.run(["false"], check=False).last_line() == "exit code 1"
+    assert line.fetch_tree(str(there), tmp_path / "here") == 2
+    assert (tmp_path / "here/job.py").read_text() == "print(1)\n"
+
+
 def test_host_user_and_port_of_a_word() -> None:
     """The parts of a word become ssh's options, and what names no host is refused."""
     command = SshLine("me@box:2222").command(["true"])
     assert command[command.index("-l") + 1] == "me"
     assert command[command.index("-p") + 1] == "2222"
-    assert command[-2:] == ["box", "true"]
+    assert command[-2:] == ["box", "printf %s stoker-answer: && exec true"]
     assert SshLine("[fe80::1%eth0]:22").command(["true"])[-2] == "fe80::1%eth0"
     for bad in ("-oProxyCommand=touch /tmp/x", "me@", "a b", "box:port", ""):
         with pytest.raises(PlaceFailed, match="names no host"):

@@ -98,6 +98,8 @@ class Line(abc.ABC):
 
     name: str
     """The machine, for messages."""
+    mark: bytes = b""
+    """What a command's output begins with; what comes before it is a login shell's own."""
 
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -126,7 +128,8 @@ class Line(abc.ABC):
             ) from None
         except FileNotFoundError as error:
             raise PlaceFailed(f"{error.filename} is not installed on this machine") from error
-        answer = Answer(ended.returncode, ended.stdout, ended.stderr.decode(errors="replace"))
+        own = ended.stdout.partition(self.mark)[2] if self.mark and self.mark in ended.stdout else ended.stdout
+        answer = Answer(ended.returncode, own, ended.stderr.decode(errors="replace"))
         self.require_line(answer)
         if check and answer.code != 0:
             raise PlaceFailed(f"`{shlex.join(argv)[:120]}` failed on {self.name}: {answer.last_line()}")
@@ -223,6 +226,7 @@ class Line(abc.ABC):
             with process, _killed_on_error(process):
                 assert process.stdout is not None
                 came: set[str] | None = None
+                _skip_to(self.mark, process.stdout)
                 try:
                     came = extract_tar(process.stdout, into, set(wanted))
                 except tarfile.ReadError:
@@ -280,9 +284,11 @@ class SshLine(Line):
         config = os.environ.get(CONFIG_VARIABLE)
         self._config = ["-F", config] if config else []
 
+    mark = b"stoker-answer:"
+
     def command(self, argv: Sequence[str]) -> list[str]:
-        """`ssh` with the command quoted for the shell there."""
-        return [*self._ssh(), self.address, shlex.join(argv)]
+        """`ssh` with the command quoted for the shell there, whatever that shell prints when it starts."""
+        return [*self._ssh(), self.address, f"printf %s {self.mark.decode()} && exec {shlex.join(argv)}"]
 
     def close(self) -> None:
         """End the kept connection, if there is one."""
@@ -408,6 +414,13 @@ def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> set[str]:
                 raise
             written.add(name)
     return written
+
+
+def _skip_to(mark: bytes, stream: IO[bytes]) -> None:
+    """Read up to the end of a mark, or all if it does not come."""
+    seen = bytearray()
+    while not seen.endswith(mark) and (byte := stream.read(1)):
+        seen += byte
 
 
 def _text_of(file: IO[bytes]) -> str:
