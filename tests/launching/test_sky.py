@@ -107,6 +107,14 @@ def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
     assert not (sky / "calls").exists()
 
 
+def test_data_that_no_machine_of_a_cloud_has_are_refused(sky: Path) -> None:
+    """Before one is rented: a path outside of the job's folder is only here."""
+    outside = TestConformance().submission("any/l4", secrets=(), arguments=KEEP, expected=("/data/train.parquet",))
+    with pytest.raises(PlaceFailed, match=r"/data/train\.parquet is outside of the job's folder, and no machine"):
+        LAUNCHER.start(outside, lambda text: None)
+    assert not (sky / "calls").exists()
+
+
 @pytest.mark.parametrize(
     ("status", "phase"),
     [

@@ -330,8 +330,11 @@ def _require_startable(submission: Submission) -> str:
     """The URL of the mirror.
 
     Raises:
-        PlaceFailed: there is none.
+        PlaceFailed: there is none, or the job reads what a machine of a cloud does not have.
     """
+    if submission.expected:
+        raise PlaceFailed(f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
+                          remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
     words = list(submission.arguments)
     if "--keep" not in words[:-1]:
         raise PlaceFailed(
