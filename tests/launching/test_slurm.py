@@ -299,7 +299,7 @@ def test_a_host_that_failed_is_the_reason_and_not_one_that_left_for_another_star
     others = host_state("requeued", "2026-11-25T22:46:40+00:00", exit_code=75)
     failed = dataclasses.replace(host_state("failed", "2026-11-25T22:46:39+00:00", evidence="no setting lrr"), host=1)
     state = state_of(running(state="FAILED", exit_code=75), [others, failed], is_stopped=False, now=_NOW)
-    assert (state.phase, state.why) == ("failed", "n1: is failed")
+    assert (state.phase, state.why) == ("failed", "is failed")
     assert "no setting lrr" in state.evidence
     assert state.at == "2026-11-25T22:46:40+00:00", "the devices were given back then, whenever it is asked"
 
