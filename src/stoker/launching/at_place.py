@@ -636,10 +636,11 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
     if pid:
         path, until = directory / _LAUNCH / f"host-{ranks.host}.json", time.monotonic() + _BEGUN_WITHIN_S
         while time.monotonic() < until:
+            has_ended = os.waitpid(pid, os.WNOHANG) != (0, 0)  # before the look: a short run may end in between
             state = read_host_state(path)
             if state is not None and state.pid == pid:
                 break
-            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            if has_ended:
                 raise PlaceFailed(f"the run could not be started: {last_error(supervisor_log) or 'no word why'}")
             time.sleep(0.02)
         return pid
