@@ -603,7 +603,7 @@ def test_a_copy_that_broke_is_not_taken_for_whole(tmp_path: Path, monkeypatch: p
         (tmp_path / "run" / name).write_text(name)
     api: Any = LocalPod()
     volume, here, whole = pod_volume.RunVolume(api, "job", {}, None), tmp_path / "here", api.stream
-    monkeypatch.setattr(api, "stream", lambda *a, **k: iter([(1, next(whole(*a, **k))[1][:1024])]))
+    monkeypatch.setattr(api, "stream", lambda *a, **k: iter([(1, next(whole(*a, **k))[1][:2048])]))
     with pytest.raises(PlaceUnreachable, match="The copy of run from pod job-x was cut"):
         volume.fetch("run", here)
     assert [path.name for path in here.iterdir()] == ["a"]
