@@ -23,6 +23,9 @@ if host == "gone":
 if host == "closed":
     sys.stderr.write("me@closed: Permission denied (publickey).\\n")
     sys.exit(255)
+if host == "loud":
+    sys.stdout.write("Welcome to loud!\\n")
+    sys.stdout.flush()
 if words:
     os.execvp("sh", ["sh", "-c", " ".join(words)])
 """
@@ -30,7 +33,7 @@ if words:
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Log of the commands that were sent; `gone` does not answer, and `closed` refuses the login."""
+    """Log of the commands that were sent; `gone` does not answer, `closed` refuses the login, and `loud` greets."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program, log = folder / "ssh", tmp_path / "ssh.log"

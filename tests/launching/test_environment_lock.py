@@ -57,6 +57,24 @@ def test_a_lock_has_exact_versions_of_all_that_is_needed() -> None:
     assert "pytest" in dict(requirement.split("==") for requirement in lock_of({"pytest"}).requirements)
 
 
+def test_what_the_job_imports_is_kept_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NVIDIA's packages the lock leaves out those that PyTorch brings, also where they share a module's name."""
+    packages = {
+        "torch": ("torch", "nvidia-cublas-cu99"), "nvidia-cublas-cu99": ("nvidia", ""), "nvidia_ml_py": ("pynvml", ""),
+        "nvidia-dali-cuda120": ("nvidia", "nvidia-nvcomp"), "nvidia-nvcomp": ("nvcomp", ""),
+    }  # fmt: skip
+    for name, (module, needs) in packages.items():
+        about = tmp_path / f"{name.replace('-', '_')}-9.0.dist-info"
+        about.mkdir()
+        requires = f"Requires-Dist: {needs}\n" if needs else ""
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.0\n{requires}")
+        (about / "top_level.txt").write_text(f"{module}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = dict(requirement.split("==") for requirement in lock_of({"torch", "pynvml", "nvidia"}).requirements)
+    assert versions["torch"] == "9.0"
+    assert {name for name in versions if name.startswith("nvidia")} == {"nvidia-ml-py", "nvidia-dali-cuda120"}
+
+
 def test_a_package_from_a_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No index has it, so the place cannot install it."""
     plain = importlib.metadata.PathDistribution.read_text

@@ -277,8 +277,10 @@ def test_an_image_without_python_is_said_so(cluster: Any) -> None:
     pod = cluster.of("pods")[0]
     cluster.end_pod(pod["metadata"]["name"], 128)
     pod["status"]["containerStatuses"][0]["state"]["terminated"] |= {
-        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH'}  # fmt: skip
+        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH',
+        "finishedAt": "2026-11-25T10:00:00Z"}  # fmt: skip
     state = LAUNCHER.state(handle)
+    assert state.at == "2026-11-25T10:00:00Z", "its devices were given back then, whenever it is asked"
     assert (state.phase, state.why) == ("failed", "the image has no python3")
 
 
@@ -586,6 +588,33 @@ class LocalPod:
         self.commands.append(command[3:])
         done = subprocess.run([sys.executable, *command[1:]], input=b"".join(stdin), capture_output=True, check=False)
         return Answer(done.returncode, done.stdout, done.stderr.decode())
+
+    def stream(self, pod: str, command: list[str], *, stdin: Any = (), **_: Any) -> Any:
+        answer = self.execute(pod, command, stdin=stdin)
+        return iter([(1, answer.stdout), (2, answer.stderr.encode()), (3, str(answer.code).encode())])
+
+
+def test_a_copy_that_broke_is_not_taken_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To tar a stream that ends between two files is whole: the exit code says whether it is, or why it is not."""
+    monkeypatch.setattr(pod_volume, "MOUNT", str(tmp_path))
+    monkeypatch.setattr(pod_volume.RunVolume, "running_pod", lambda *_: "job-x")
+    (tmp_path / "run").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "run" / name).write_text(name)
+    api: Any = LocalPod()
+    volume, here, whole = pod_volume.RunVolume(api, "job", {}, None), tmp_path / "here", api.stream
+    monkeypatch.setattr(api, "stream", lambda *a, **k: iter([(1, next(whole(*a, **k))[1][:2048])]))
+    with pytest.raises(PlaceUnreachable, match="The copy of run from pod job-x was cut"):
+        volume.fetch("run", here)
+    assert [path.name for path in here.iterdir()] == ["a"]
+    denied = [(2, b"PermissionError: [Errno 13] Permission denied: '/stoker/run/b'\n"), (3, b"1")]
+    monkeypatch.setattr(api, "stream", lambda *_, **__: iter(denied))
+    with pytest.raises(PlaceFailed, match=r"run did not come whole .*: PermissionError: .*/run/b") as failed:
+        volume.fetch("run", here)
+    assert not isinstance(failed.value, PlaceUnreachable)
+    monkeypatch.setattr(api, "stream", whole)
+    volume.fetch("run", here)
+    assert (here / "b").read_text() == "b"
 
 
 def test_data_are_looked_for_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from stoker.launching.launch import (
 )
 from stoker.launching.launcher import LaunchTarget, Probe, Submission
 from stoker.launching.place_history import PlaceRun, lessons_of, place_history
-from stoker.records import Event, LaunchState
+from stoker.records import Event, LaunchState, dumps
 from stoker.store import RunDirectory
 from tests.flow.builders import PLAN, stopped_run
 from tests.flow.command import BLOBS
@@ -336,6 +336,44 @@ def test_limits_are_of_the_run_and_not_of_a_start(
     with pytest.raises(PlaceFailed, match=r"has cost \$2\.50 of \$2\.51, so that nothing is left"):
         launch(job, on="fake:box", options=dataclasses.replace(options, max_cost=2.51))
     assert len(started) == 3
+
+
+@pytest.mark.parametrize("limit", [{"time_limit_s": 43_200.0}, {"max_cost": 5.0, "place": {"price": "2.5"}}])
+def test_a_limit_leaves_the_time_that_a_save_is_forecast_to_take(
+    job: Path, started: list[Submission], monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]
+) -> None:
+    """Also at a place that wants no time limit of a job; without a limit nothing is forecast there."""
+    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
+    slow = dataclasses.replace(forecast, checkpoint_s=forecast.checkpoint_s.scaled(1e6, "s"))
+    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_: slow)
+    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, **limit))
+    assert started[0].save_s == slow.checkpoint_s.high
+    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, new=True))
+    assert started[1].save_s == 30.0
+    assert started[0].time_limit_s == started[0].most_held_s
+
+
+def test_what_a_start_that_was_not_followed_has_cost_counts(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log says so, which is brought first: until it was asked on Monday it held nothing; unread, nothing starts."""
+    options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"})
+    directory = launch(job, on="fake:box", options=options).directory
+    log = "".join(
+        dumps(Event(kind=kind, at=BEGAN_S + after_s, fields={"samples": 4}), indent=None) + "\n"  # type: ignore[arg-type]
+        for kind, after_s in (("started", 0.0), ("progress", 3590.0), ("stopped", 3600.0))
+    )
+    fake_place.answers = [dataclasses.replace(STOPPED, at="2026-11-28T10:00:00+00:00")]
+    fake_place.cut_for = 1
+    with pytest.raises(PlaceUnreachable, match=r"what blobs-\w+ has cost is not known, .* cannot be reached"):
+        launch(job, on="fake:box", options=options)
+    assert len(started) == 1
+    monkeypatch.setattr(fake_place, "events", lambda handle, offset: log.encode()[offset:][:100])
+    launch(job, on="fake:box", options=options)
+    assert started[1].most_held_s == pytest.approx(3600.0)
+    with pytest.raises(PlaceFailed, match=r"has cost \$2\.50 of \$2\.51"):
+        launch(job, on="fake:box", options=dataclasses.replace(options, max_cost=2.51))
+    assert directory.events_path.read_text() == log
 
 
 def test_other_limits_are_refused_for_a_run_that_is_going_on(

@@ -91,6 +91,41 @@ def test_only_files_that_differ_are_fetched(tmp_path: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["checkpoints", "run.json"]
 
 
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ('"$@" | head -c 1024; exit 137', PlaceUnreachable, "the copy of .* was cut"),  # tar was killed
+        ('shift; exec tar --exclude=b "$@"', PlaceFailed, r"b did not come from .*: exit code 0"),
+        ('rm "$3/b"; exec "$@"', None, ""),
+    ],
+)
+def test_a_copy_without_all_that_is_there_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type[PlaceFailed] | None, message: str
+) -> None:
+    """To tar a stream that ends between two files is whole; a file that is removed meanwhile is no loss."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    for name in ("a", "b", "c"):
+        (there / name).write_text(name)
+    (there / "linked").hardlink_to(there / "a")
+    command = LocalLine.command
+
+    def with_script(self: LocalLine, argv: list[str]) -> list[str]:
+        return ["sh", "-c", script, "sh", *argv] if argv[0] == "tar" else command(self, argv)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLine, "command", with_script)
+        if error is None:
+            assert LocalLine().fetch_tree(str(there), here) == 3
+            return
+        with pytest.raises(error, match=message) as failed:
+            LocalLine().fetch_tree(str(there), here)
+        assert type(failed.value) is error
+    assert (here / "a").read_text() == "a"
+    LocalLine().fetch_tree(str(there), here)
+    assert {path.name: path.read_text() for path in here.iterdir()} == {"a": "a", "b": "b", "c": "c", "linked": "a"}
+
+
 def test_more_complaints_than_a_pipe_holds_block_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of tar on a disk that cannot be written, a line for each of many files: all is sent and fetched."""
     loud = "head -c 1000000 /dev/zero | tr '\\0' x >&2; "
@@ -117,7 +152,7 @@ def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pyt
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     archive.seek(0)
-    assert lines.extract_tar(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == 1
+    assert lines.extract_tar(archive, tmp_path / "here", {"good", "../outside"} & {"good"}) == {"good"}
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["good"]
     assert not (tmp_path / "outside").exists()
     assert not lines.is_inside("../outside")
@@ -150,12 +185,24 @@ def test_arguments_are_quoted_for_the_shell_there(fake_ssh: Path) -> None:
     assert answer.stdout.decode() == "".join(f"{word}|" for word in words)
 
 
+def test_what_a_login_shell_prints_is_no_answer(fake_ssh: Path, tmp_path: Path) -> None:
+    """As an `echo` in ~/.bashrc does: neither paths, files nor whole folders have it."""
+    line, there = SshLine("loud"), tmp_path / "there"
+    assert line.home() == str(tmp_path)
+    line.send_tree(TREE, str(there))
+    assert line.read(str(there / "job.py")) == b"print(1)\n"
+    assert line.read(str(there / "none")) == b""
+    assert line.run(["false"], check=False).last_line() == "exit code 1"
+    assert line.fetch_tree(str(there), tmp_path / "here") == 2
+    assert (tmp_path / "here/job.py").read_text() == "print(1)\n"
+
+
 def test_host_user_and_port_of_a_word() -> None:
     """The parts of a word become ssh's options, and what names no host is refused."""
     command = SshLine("me@box:2222").command(["true"])
     assert command[command.index("-l") + 1] == "me"
     assert command[command.index("-p") + 1] == "2222"
-    assert command[-2:] == ["box", "true"]
+    assert command[-2:] == ["box", "printf %s stoker-answer: && exec true"]
     assert SshLine("[fe80::1%eth0]:22").command(["true"])[-2] == "fe80::1%eth0"
     for bad in ("-oProxyCommand=touch /tmp/x", "me@", "a b", "box:port", ""):
         with pytest.raises(PlaceFailed, match="names no host"):

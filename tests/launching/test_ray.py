@@ -23,7 +23,7 @@ from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import code_bundle, stoker_bundle
 from stoker.launching.launcher import Request, Submission
-from stoker.launching.logged_run import events_in, files_in, state_in, write_files
+from stoker.launching.logged_run import events_in, files_in, run_order, sent_files, state_in, write_files
 from stoker.launching.ray import LAUNCHER
 from stoker.records import ENDED
 from stoker.testing.launcher_conformance import LauncherConformance, LiveLauncherConformance
@@ -275,6 +275,19 @@ def test_marked_lines_are_found_in_what_a_platform_adds() -> None:
     assert events_in(log, 0) == b'{"a": 1}\n{"b": 2}\n'
     assert events_in(log, 9) == b'{"b": 2}\n'
     assert state_in(log) is None
+
+
+def test_data_that_a_node_has_to_have_are_checked_before_the_run_starts(tmp_path: Path) -> None:
+    """A path that is not there is a sentence of its own, and nothing of the run is begun."""
+    there, gone = str(tmp_path), str(tmp_path / "train.parquet")
+    one = TestConformance().submission("head/cpu", secrets=(), expected=(there, gone))
+    for path, content in sent_files(one):
+        file = tmp_path / "sent" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    with pytest.raises(PlaceFailed, match=r"has no .*/train\.parquet, which the job reads and which was not sent"):
+        run_order(tmp_path / "sent", tmp_path / "root")
+    assert not (tmp_path / "root").exists()
 
 
 def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.launcher import Request
 from stoker.launching.meter import Meter
 from stoker.launching.sky import LAUNCHER, PREEMPTED_PER_H, read_catalogue
-from stoker.records import LaunchState, dumps
+from stoker.records import ENDED, LaunchState, dumps
 from stoker.store.mirror import Mirror
 from stoker.store.remote_runs import RemoteRuns
 from stoker.testing.launcher_conformance import LauncherConformance
+from tests.launching.elsewhere import BEGAN_S
 from tests.launching.fake_sky import job_is, sky
 from tests.store.builders import make_run
 
@@ -106,6 +107,14 @@ def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
     assert not (sky / "calls").exists()
 
 
+def test_data_that_no_machine_of_a_cloud_has_are_refused(sky: Path) -> None:
+    """Before one is rented: a path outside of the job's folder is only here."""
+    outside = TestConformance().submission("any/l4", secrets=(), arguments=KEEP, expected=("/data/train.parquet",))
+    with pytest.raises(PlaceFailed, match=r"/data/train\.parquet is outside of the job's folder, and no machine"):
+        LAUNCHER.start(outside, lambda text: None)
+    assert not (sky / "calls").exists()
+
+
 @pytest.mark.parametrize(
     ("status", "phase"),
     [
@@ -116,8 +125,9 @@ def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
 )  # fmt: skip
 def test_states_of_skypilot_have_their_meaning(sky: Path, status: str, phase: str) -> None:
     """With the reason that SkyPilot gives as evidence."""
-    job_is(sky, status, failure_reason="no L4 in 12 regions", recovery_count=2)
+    job_is(sky, status, failure_reason="no L4 in 12 regions", recovery_count=2, end_at=BEGAN_S)
     state = LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"})
+    assert (state.at == "2026-11-25T10:00:00+00:00") == (phase in ENDED)
     assert (state.phase, state.restarts) == (phase, 2)
     assert state.evidence == f"{status}: no L4 in 12 regions"
 

@@ -294,6 +294,16 @@ def test_the_scheduler_and_the_hosts_make_one_state(
     assert why in state.why
 
 
+def test_a_host_that_failed_is_the_reason_and_not_one_that_left_for_another_start() -> None:
+    """Ranks of the other hosts are lost with those of the one that failed; its error is what there is to read."""
+    others = host_state("requeued", "2026-11-25T22:46:40+00:00", exit_code=75)
+    failed = dataclasses.replace(host_state("failed", "2026-11-25T22:46:39+00:00", evidence="no setting lrr"), host=1)
+    state = state_of(running(state="FAILED", exit_code=75), [others, failed], is_stopped=False, now=_NOW)
+    assert (state.phase, state.why) == ("failed", "is failed")
+    assert "no setting lrr" in state.evidence
+    assert state.at == "2026-11-25T22:46:40+00:00", "the devices were given back then, whenever it is asked"
+
+
 def test_a_queued_job_says_when_it_is_estimated_to_start() -> None:
     """The scheduler's estimate, as time from now; a running job has none."""
     state = state_of(SlurmJob(state="PENDING", reason="Resources", starts_at=_NOW + 90), [], is_stopped=False, now=_NOW)

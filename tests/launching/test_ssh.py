@@ -112,6 +112,16 @@ def test_the_probe_reads_this_machine(fake_ssh: Path) -> None:
     assert sorted({path.name for path in fake_ssh.parent.iterdir()} - {"ssh.log"}) == before
 
 
+def test_an_order_of_another_version_is_a_sentence(fake_ssh: Path, tmp_path: Path) -> None:
+    """And no traceback: it may be going on there, under a program that this one does not know."""
+    launch = tmp_path / ".stoker" / "runs" / "conforming-1a2b3c" / "launch"
+    launch.mkdir(parents=True)
+    (launch / "handle.json").write_text("{}")
+    (launch / "order.json").write_text('{"record": "LaunchOrder", "schema": 99}')
+    with pytest.raises(PlaceFailed, match=r"box has .*/launch/order.json, which cannot be used"):
+        LAUNCHER.start(TestConformance().submission("box"), lambda _: None)
+
+
 def test_a_refused_login_is_said_by_the_probe(fake_ssh: Path) -> None:
     """One sentence, with what to do about it."""
     with pytest.raises(PlaceFailed, match="closed refuses the login") as refused:

@@ -190,6 +190,21 @@ def test_a_preempted_run_is_requeued_and_ends_with_the_same_weights(cluster: Slu
     assert weights(run) == weights(whole)
 
 
+def test_a_run_whose_rank_is_killed_is_requeued(folder: Path) -> None:
+    """As where the host has no memory left: Slurm starts the run again, which it would not do by itself."""
+    run = started(folder, "slurm:low/cpu", epochs=100, cpus="1")
+    wait(run, trains(run, 2000), "training")
+    directory = run.launch.handle["directory"]
+    found = subprocess.run(["pgrep", "-f", f"stoker train .*{directory}"], capture_output=True, text=True, check=True)
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    wait(run, lambda state: state.phase == "requeued", "requeue")
+    host = json.loads(Path(directory, "launch", "host-0.json").read_text())
+    assert (host["phase"], host["why"]) == ("requeued", "a rank was ended by SIGKILL")
+    state = wait(run, lambda state: state.phase == "finished", "end")
+    assert (state.exit_code, state.restarts) == (0, 1)
+
+
 def test_a_stopped_run_saves_leaves_nothing_and_goes_on_by_the_same_command(folder: Path) -> None:
     """It is not requeued; started again it continues where it had saved."""
     run = started(folder, "slurm:low/cpu", epochs=3000, cpus="1")

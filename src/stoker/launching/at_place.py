@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
-from stoker.launching.meter import held_in_log
+from stoker.launching.meter import held_in_log, save_time_s
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_seconds
@@ -89,12 +89,12 @@ class LaunchOrder:
         num_hosts, ranks_each: shape.
         variables: environment variables of the ranks.
         pythonpath: folder of this Stoker.
-        is_requeued: the scheduler starts the run again after 75 and preemption; else `run` itself does after 75, and
-            after lost ranks.
+        is_requeued: the scheduler starts the run again after exit code 75 (a slice is over, ranks were lost) and after
+            a preemption; else `run` itself does after 75, and after lost ranks.
         submitted_at: distinguishes orders: restarts are counted from here on. ISO 8601 in UTC.
         owner: machine and directory of the run where it was sent from.
         most_held_s: devices may be held this long [s], over all starts of this order; None: no limit.
-        save_s: forecast time of a save [s].
+        save_s: forecast time of a save [s]; the run's own log may say more.
     """
 
     schema: ClassVar[int] = 1
@@ -235,6 +235,13 @@ def judge(
         num_hosts: of the run.
     """
     here = not order.is_requeued
+
+    def lost(why: str) -> RankOutcome:
+        """Ranks that died by no fault of their own: the run goes on unless it was to stop."""
+        if order.is_requeued and not is_stopped:
+            return RankOutcome("requeued", why, SLICE_OVER)
+        return RankOutcome("lost", why, RUN_FAILED, is_again=not is_stopped)
+
     killed = [-code for code in codes if code < 0]
     worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
     if all(code == FINISHED for code in codes):
@@ -246,7 +253,7 @@ def judge(
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
         name = signal.Signals(killed[0]).name if killed[0] in set(signal.Signals) else f"signal {killed[0]}"
-        return RankOutcome("lost", f"a rank was ended by {name}", RUN_FAILED, is_again=here and not is_stopped)
+        return lost(f"a rank was ended by {name}")
     if all(code in {FINISHED, SLICE_OVER} for code in codes):
         return RankOutcome("requeued", "a slice is over", SLICE_OVER, is_again=here)
     if all(code in {FINISHED, SLICE_OVER, STOPPED} or -code in asked for code in codes):
@@ -255,7 +262,7 @@ def judge(
         return RankOutcome("stopped", "saved and left after a signal", STOPPED)
     if worst == RUN_FAILED and num_hosts > 1:
         # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
-        return RankOutcome("lost", "the ranks of this host lost the others, or failed", RUN_FAILED, is_again=here)
+        return lost("the ranks of this host lost the others, or failed")
     return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
 
 
@@ -269,7 +276,7 @@ class HostSupervisor:
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_signalled, self._over = False, ""
-        self._log_bytes_before = 0
+        self._log_bytes_before, self._save_s = 0, self._order.save_s
         self._began_at, self._began_s = time.time(), time.monotonic()
         self._state = self._first_state()
         self._held_before_s = self._state.held_s
@@ -338,13 +345,16 @@ class HostSupervisor:
         return [int(process.returncode) for process in self._processes]
 
     def _beat(self) -> None:
-        samples = newest_samples(self._directory / "events.jsonl")
+        log = self._directory / "events.jsonl"
+        samples = newest_samples(log)
+        for event in newest_events(log, "planned", "checkpointed"):
+            with suppress(ValueError):  # another version's
+                self._save_s = max(self._save_s, save_time_s(event["kind"], event["fields"]))
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
             if self._order.most_held_s is not None and not self._held_before_s:  # the machine before took its disk away
-                log, since = self._directory / "events.jsonl", self._order.submitted_at
-                self._held_before_s = held_in_log(log, since, self._began_at)
+                self._held_before_s = held_in_log(log, self._order.submitted_at, self._began_at)
         if self._must_leave():
             phase = "saving"
         why = {"running": "training", "saving": "asked to save and leave"}.get(phase, self._state.why)
@@ -363,7 +373,7 @@ class HostSupervisor:
         most_s = self._order.most_held_s
         if most_s is None:
             return False
-        needed_s = notice_s(self._order.save_s, most_s)
+        needed_s = notice_s(self._save_s, most_s)
         return self._left_s() < needed_s + (min(needed_s, most_s / 4) if by_a_start else 0)
 
     def _limit_over(self) -> RankOutcome:
@@ -384,7 +394,7 @@ class HostSupervisor:
         return RankOutcome("failed", f"{count} starts in a row made no progress; the last: {why}", RUN_FAILED)
 
     def _end(self, verdict: RankOutcome) -> int:
-        evidence = self._last_output() if verdict.phase in {"failed", "lost"} else ""
+        evidence = self._last_output() if verdict.phase in {"failed", "lost", "requeued"} else ""
         if verdict.phase == "failed" and self._ranks.num_hosts > 1:
             with suppress(OSError):  # the other hosts would wait for this one, and start again in vain
                 (self._folder / _STOP).touch()
@@ -626,10 +636,11 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
     if pid:
         path, until = directory / _LAUNCH / f"host-{ranks.host}.json", time.monotonic() + _BEGUN_WITHIN_S
         while time.monotonic() < until:
+            has_ended = os.waitpid(pid, os.WNOHANG) != (0, 0)  # before the look: a short run may end in between
             state = read_host_state(path)
             if state is not None and state.pid == pid:
                 break
-            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            if has_ended:
                 raise PlaceFailed(f"the run could not be started: {last_error(supervisor_log) or 'no word why'}")
             time.sleep(0.02)
         return pid

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from stoker.data.reading.file_listing import files_below
 from stoker.errors import BadJob
 from stoker.store.files import file_digests, sha256_file
 from stoker.units import format_bytes
@@ -32,8 +33,6 @@ _WORTH_NAMING_BYTES = 1 << 20
 
 _KEPT_BYTES = 1 << 20
 """Files up to this size are kept in memory from when they are hashed: what is sent is what the digest is of."""
-
-_NOT_SENT = ("__pycache__", ".pyc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,23 +234,11 @@ def files_of(path: Path, inside: str) -> list[TreeFile]:
 
 
 def _walk(path: Path) -> Iterator[tuple[str, Path]]:
-    """Files below a folder with their relative paths, in a fixed order; bytecode is left out.
-
-    Links are followed as `stoker.data` follows them, into no folder twice. It passes over hidden folders, so what was
-    met below one of them counts as met there alone.
-    """
-    seen: set[tuple[bool, str]] = set()
-    for folder, folders, names in os.walk(path, followlinks=True):
-        is_hidden = any(part.startswith(".") for part in Path(folder).relative_to(path).parts)
-        if (real := (is_hidden, os.path.realpath(folder))) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if name not in _NOT_SENT)
-        for name in sorted(names):
-            source = Path(folder) / name
-            if source.is_file() and not name.endswith(_NOT_SENT):
-                yield source.relative_to(path).as_posix(), source
+    """Files below a folder with their relative paths, as `stoker.data` finds them, and hidden ones; no bytecode."""
+    for name in files_below(path, with_hidden=True):
+        below = Path(name)
+        if "__pycache__" not in below.parts and below.suffix != ".pyc" and (path / below).is_file():
+            yield name, path / below
 
 
 @functools.cache

@@ -7,7 +7,8 @@ Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes what
 Costs: minutes the first time (PyTorch is large), milliseconds after that.
 Portable are versions, not builds: `2.13.0+cpu` is asked for as `2.13.0`, so that a place with GPUs gets its own build
 of PyTorch, and one without takes the build that its index has. NVIDIA's libraries and Triton are left to PyTorch, which
-pins them. The contract's bit-equality is for one kind of machine anyway; `environment.json` records what ran.
+pins them, but for what the job imports and PyTorch does not bring. The contract's bit-equality is for one kind of
+machine anyway; `environment.json` records what ran.
 Does not carry: packages installed from folders or Git (named, with a remedy), system libraries, drivers.
 
 `python -m stoker.launching.environment_lock ROOT < LOCK` makes the environment; only the standard library is needed.
@@ -73,13 +74,16 @@ def lock_of(modules: Iterable[str]) -> EnvironmentLock:
     Raises:
         PlaceFailed: a package was installed from a folder, or from version control, and cannot be had elsewhere.
     """
+    from packaging.utils import canonicalize_name  # noqa: PLC0415 - not needed where the environment is made
+
     owners = importlib.metadata.packages_distributions()
-    roots = {"stoker", *(name for module in modules for name in owners.get(module, ()))}
-    versions = installed_closure(roots)
+    imported = {canonicalize_name(name) for module in modules for name in owners.get(module, ())}
+    versions = installed_closure({"stoker", *imported})
     versions.pop("stoker", None)
+    own = imported - installed_closure({"torch"}).keys()  # no matter what they are called, nothing else brings them
     requirements = tuple(
         f"{name}=={version.partition('+')[0]}" for name, version in sorted(versions.items())
-        if not _LEFT_TO_TORCH.match(name)
+        if name in own or not _LEFT_TO_TORCH.match(name)
     )  # fmt: skip
     return EnvironmentLock(python=f"{sys.version_info.major}.{sys.version_info.minor}", requirements=requirements)
 

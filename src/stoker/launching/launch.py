@@ -35,6 +35,7 @@ from stoker.launching.bundle import (
     work_folder,
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
+from stoker.launching.follow import EventStream
 from stoker.launching.launcher import (
     Launcher,
     LaunchTarget,
@@ -164,18 +165,24 @@ def launch(
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
     with _held(directory):
         submission = prepare(path, job, entry, directory, on, options)
-        earlier = () if before is None or before.run != directory.name else before.states
+        earlier: tuple[LaunchState, ...] = ()
+        if before is not None and before.run == directory.name:
+            earlier = before.states
+            if options.max_cost is not None:
+                _bring_log(directory, launcher, before)
         tell(f"asking {on}")
         probe = _probe(launcher, submission, options)
         submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
         forecast, limits = None, [held]
-        if launcher.limits_time and options.time_limit_s is None:
+        is_time_wanted = launcher.limits_time and options.time_limit_s is None
+        if is_time_wanted or held is not None:  # before a limit there has to be time for a save
             forecast = forecast_there(job, entry, target, probe, tell)
         if forecast is not None:
             submission = replace(submission, save_s=forecast.checkpoint_s.high)
-            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+            if is_time_wanted:
+                limits.append(time_limit(forecast, lessons_of(place_of(on))))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
@@ -233,6 +240,21 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
     if probe.missing:
         raise PlaceFailed("; ".join(probe.missing), remedy="Nothing was sent.")
     return probe
+
+
+def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch) -> None:
+    """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
+
+    Raises:
+        PlaceFailed: it cannot be read, or (PlaceUnreachable) the place does not answer.
+    """
+    stream = EventStream(directory.events_path, lambda offset: launcher.events(before.handle, offset))
+    try:
+        while stream.pull():
+            pass
+    except PlaceFailed as problem:
+        message = f"what {directory.name} has cost is not known, since its log cannot be read: {problem.message}"
+        raise type(problem)(message, remedy="Nothing was started; the same command asks again.") from problem
 
 
 def _held_limit(

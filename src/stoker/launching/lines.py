@@ -62,6 +62,8 @@ echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 """Begins a shell script by which a host says what it is: clock, name, Pythons, CPU; a word and a value a line."""
 
 _SSH_FAILED = 255
+_TAR_ENDED = (0, 1, 2)
+"""Exit codes after which tar has sent what it could read: all, all but for changes meanwhile, all but some files."""
 _TIDY_UP_S = 10.0
 
 
@@ -96,6 +98,8 @@ class Line(abc.ABC):
 
     name: str
     """The machine, for messages."""
+    mark: bytes = b""
+    """What a command's output begins with; what comes before it is a login shell's own."""
 
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -124,7 +128,8 @@ class Line(abc.ABC):
             ) from None
         except FileNotFoundError as error:
             raise PlaceFailed(f"{error.filename} is not installed on this machine") from error
-        answer = Answer(ended.returncode, ended.stdout, ended.stderr.decode(errors="replace"))
+        own = ended.stdout.partition(self.mark)[2] if self.mark and self.mark in ended.stdout else ended.stdout
+        answer = Answer(ended.returncode, own, ended.stderr.decode(errors="replace"))
         self.require_line(answer)
         if check and answer.code != 0:
             raise PlaceFailed(f"`{shlex.join(argv)[:120]}` failed on {self.name}: {answer.last_line()}")
@@ -207,34 +212,44 @@ class Line(abc.ABC):
             folder: absolute path there.
             into: folder here; made if it is not there.
         """
-        listing = self.shell(
-            '[ -d "$1" ] || exit 0; cd -- "$1" && find . -type f -printf "%P\\0%s\\0%T@\\0"', folder
-        ).stdout
-        fields = listing.decode(errors="surrogateescape").split("\0")
-        there = zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
-        wanted = sorted(files_to_copy({name: (int(size), int(float(at))) for name, size, at in there}, into))
+        wanted = sorted(self._to_fetch(folder, into))
         if not wanted:
             return 0
         with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
             names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
             names.seek(0)
             # A file that is removed or grows meanwhile makes tar's exit code 1 or 2: the next call brings it.
+            tar = ["tar", "-C", folder, "--no-recursion", "--hard-dereference", "--null", "-cf", "-", "-T", "-"]
             process = subprocess.Popen(
-                self.command(["tar", "-C", folder, "--no-recursion", "--null", "-cf", "-", "-T", "-"]), stdin=names,
-                stdout=subprocess.PIPE, stderr=complaints, process_group=0,
-            )  # fmt: skip
+                self.command(tar), stdin=names, stdout=subprocess.PIPE, stderr=complaints, process_group=0
+            )
             with process, _killed_on_error(process):
                 assert process.stdout is not None
+                came: set[str] | None = None
+                _skip_to(self.mark, process.stdout)
                 try:
-                    count = extract_tar(process.stdout, into, set(wanted))
+                    came = extract_tar(process.stdout, into, set(wanted))
                 except tarfile.ReadError:
                     process.kill()
-                    count = -1
-            self.require_line(Answer(process.returncode, b"", _text_of(complaints)))
-        if count < 0:
+            answer = Answer(process.returncode, b"", _text_of(complaints))
+            self.require_line(answer)
+        # A stream that ends between two files reads as a whole one.
+        if came is None or answer.code not in _TAR_ENDED:
             raise PlaceUnreachable(f"the copy of {folder} from {self.name} was cut",
                                    remedy="The same command goes on from the files that came.")  # fmt: skip
-        return count
+        if (missing := set(wanted) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
+            raise PlaceFailed(f"{left[0]} did not come from {folder} on {self.name}: {answer.last_line()}",
+                              remedy="The same command fetches the rest.")  # fmt: skip
+        return len(came)
+
+    def _to_fetch(self, folder: str, into: Path) -> set[str]:
+        """Names of the files below a folder there that are not here, or not the same here."""
+        listing = self.shell(
+            '[ -d "$1" ] || exit 0; cd -- "$1" && find . -type f -printf "%P\\0%s\\0%T@\\0"', folder
+        ).stdout
+        fields = listing.decode(errors="surrogateescape").split("\0")
+        there = zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
+        return files_to_copy({name: (int(size), int(float(at))) for name, size, at in there}, into)
 
 
 class LocalLine(Line):
@@ -269,9 +284,11 @@ class SshLine(Line):
         config = os.environ.get(CONFIG_VARIABLE)
         self._config = ["-F", config] if config else []
 
+    mark = b"stoker-answer:"
+
     def command(self, argv: Sequence[str]) -> list[str]:
-        """`ssh` with the command quoted for the shell there."""
-        return [*self._ssh(), self.address, shlex.join(argv)]
+        """`ssh` with the command quoted for the shell there, whatever that shell prints when it starts."""
+        return [*self._ssh(), self.address, f"printf %s {self.mark.decode()} && exec {shlex.join(argv)}"]
 
     def close(self) -> None:
         """End the kept connection, if there is one."""
@@ -372,9 +389,9 @@ class HashedFile:
         return self._sha256.hexdigest()
 
 
-def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
-    """Write the regular files of a tar stream that are wanted, each aside and renamed; how many [files]."""
-    count = 0
+def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> set[str]:
+    """Write the regular files of a tar stream that are wanted, each aside and renamed; their names."""
+    written = set()
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
@@ -395,8 +412,15 @@ def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> int:
             except BaseException:
                 aside.unlink(missing_ok=True)
                 raise
-            count += 1
-    return count
+            written.add(name)
+    return written
+
+
+def _skip_to(mark: bytes, stream: IO[bytes]) -> None:
+    """Read up to the end of a mark, or all if it does not come."""
+    seen = bytearray()
+    while not seen.endswith(mark) and (byte := stream.read(1)):
+        seen += byte
 
 
 def _text_of(file: IO[bytes]) -> str:

@@ -19,6 +19,7 @@ import base64
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -41,7 +42,7 @@ ONE_NODE = (
     "A run has one node there, since several would need a shared disk for its directory: take the devices of one node, "
     "or several nodes of Slurm, Kubernetes, or hosts by SSH."
 )
-ORDER, LINKS = "order.json", "links.json"
+ORDER, LINKS, EXPECTED = "order.json", "links.json", "expected.json"
 EVENT, STATE, FILE, DATA = b"STOKER event ", b"STOKER state ", b"STOKER file ", b"STOKER data "
 """Marks of lines: an event of the run's log, its state, a file of its directory, a part of a file."""
 
@@ -65,6 +66,7 @@ def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
             else:
                 yield f"{bundle.folder}/{file.path}", file.content
     yield LINKS, json.dumps(links).encode()
+    yield EXPECTED, json.dumps(submission.expected).encode()
     order = LaunchOrder.of(submission, submission.code.folder, submission.stoker.folder)  # relative to what is sent
     yield ORDER, dumps(order).encode()
 
@@ -105,13 +107,18 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
 
     Raises:
-        PlaceFailed: the order cannot be read, or a run of that name of somebody else is there.
+        PlaceFailed: the order cannot be read, data that the job reads are not there, or a run of that name of somebody
+            else is.
     """
     try:
         order = loads((sent / ORDER).read_bytes(), LaunchOrder)
         links: dict[str, str] = json.loads((sent / LINKS).read_bytes())
+        expected: list[str] = json.loads((sent / EXPECTED).read_bytes())
     except (OSError, ValueError) as error:
         raise PlaceFailed(f"what was sent cannot be read: {error}") from error
+    if missing := [path for path in expected if not Path(path).exists()]:
+        raise PlaceFailed(f"{platform.node()} has no {missing[0]}, which the job reads and which was not sent",
+                          remedy="Put it there under that path; or move it below the job's folder.")  # fmt: skip
     for path, target in links.items():
         with suppress(FileExistsError):
             (sent / path).parent.mkdir(parents=True, exist_ok=True)

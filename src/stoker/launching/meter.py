@@ -10,7 +10,7 @@ launch with `--max-cost` also bounds the job's time at the place (`most_seconds`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -67,6 +67,14 @@ def price_there(target: LaunchTarget, request: Request, launcher: Launcher) -> t
     return (None, "USD", "") if offer is None else (offer.price_per_h, offer.currency, offer.price_source)
 
 
+def save_time_s(kind: str, fields: Mapping[str, object]) -> float:
+    """How long a save takes, by the forecast or the measurement in an event [s]; 0 if it has neither."""
+    if isinstance(forecast := fields.get("forecast"), dict):
+        return from_json(forecast, Forecast).checkpoint_s.high
+    took = [fields.get("blocked_s"), fields.get("write_s")] if kind == "checkpointed" else []
+    return sum(float(part) for part in took if isinstance(part, int | float))
+
+
 @dataclass
 class Meter:
     """Counts the time in which a run holds devices, from its states and events in any order of arrival.
@@ -103,12 +111,9 @@ class Meter:
         """Take in an event of the run, which holds its devices then, until it has stopped or is finished."""
         if event.kind == "started" and event.at - self._newest_event_s > _ANOTHER_DAY_S:
             self._mark(self._newest_event_s, is_held=False)
-        self._newest_event_s, fields = event.at, event.fields
+        self._newest_event_s = event.at
         self._mark(event.at, is_held=event.kind not in ("stopped", "finished"))
-        if isinstance(fields.get("forecast"), dict):
-            self.save_s = max(self.save_s, from_json(fields["forecast"], Forecast).checkpoint_s.high)
-        took = [fields.get("blocked_s"), fields.get("write_s")] if event.kind == "checkpointed" else []
-        self.save_s = max(self.save_s, sum(float(part) for part in took if isinstance(part, int | float)))
+        self.save_s = max(self.save_s, save_time_s(event.kind, event.fields))
 
     def waited(self, duration_s: float) -> None:
         """Let time pass here since the last sign of life."""

@@ -327,7 +327,8 @@ def _handle(submission: Submission, job: str, sent_bytes: int) -> Handle:
 
 def _package(submission: Submission) -> str:
     """The package's name, by what is in it."""
-    order = json.dumps([submission.run, submission.arguments, submission.job_file, dict(submission.variables)])
+    about = [submission.run, submission.arguments, submission.job_file, dict(submission.variables), submission.expected]
+    order = json.dumps(about)
     digests = "\n".join([*(bundle.digest for bundle in bundles_of(submission)), order, submission.owner])
     return f"_ray_pkg_{hashlib.sha256(digests.encode()).hexdigest()[:40]}.zip"
 

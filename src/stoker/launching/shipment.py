@@ -102,14 +102,14 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
     """Refuse a run of that name which belongs to somebody else, or is finished and not known here any more."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
-        other = _record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)
+        other = record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)
         if other != owner:
             raise PlaceFailed(
                 f"{line.name} has a run of that name already, in {directory}, sent from {other}",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
     run = line.read(f"{directory}/run.json")
-    is_finished = bool(run) and _record_there(
+    is_finished = bool(run) and record_there(
         line, f"{directory}/run.json", lambda: json.loads(run)["status"] == "finished"
     )
     if run and (not text or is_finished):
@@ -119,8 +119,12 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
         )
 
 
-def _record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
-    """What `read` takes from a record at the place, which may be damaged or another version's."""
+def record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
+    """What `read` takes from a record at the place.
+
+    Raises:
+        PlaceFailed: it is damaged, or another version's.
+    """
     try:
         return read()
     except (ValueError, KeyError, TypeError) as problem:

@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,10 @@ class SkyLauncher(Launcher):
         if status.startswith("FAILED") and said is not None and said.phase in ENDED:
             return said
         phase, why = _PHASES.get(status, ("failed", "the job failed"))
-        return seen_now(phase, why, evidence, restarts=restarts)
+        state, ended_s = seen_now(phase, why, evidence, restarts=restarts), record.get("end_at")
+        if phase in ENDED and isinstance(ended_s, int | float):
+            return replace(state, at=datetime.fromtimestamp(ended_s, UTC).isoformat(timespec="seconds"))
+        return state
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The marked lines of the job's log; after a recovery it begins with what the mirror had."""
@@ -327,8 +330,11 @@ def _require_startable(submission: Submission) -> str:
     """The URL of the mirror.
 
     Raises:
-        PlaceFailed: there is none.
+        PlaceFailed: there is none, or the job reads what a machine of a cloud does not have.
     """
+    if submission.expected:
+        raise PlaceFailed(f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
+                          remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
     words = list(submission.arguments)
     if "--keep" not in words[:-1]:
         raise PlaceFailed(

@@ -488,8 +488,8 @@ srun {step} --kill-on-bad-exit=0 --wait=0 \\
 code=$?
 kill $comment 2> /dev/null
 
-# 75: a slice is over. 130, and 143 before it had begun to train: it saved before a preemption or the time limit.
-# Slurm requeues neither by itself. scancel ends this shell before it gets here.
+# 75: a slice is over, or ranks were lost. 130, and 143 before it had begun to train: it saved before a preemption or
+# the time limit. Slurm requeues neither by itself. scancel ends this shell before it gets here.
 if [ $code = 75 ] || [ $code = 130 ] || [ $code = 143 ]; then
     for attempt in $(seq 60); do
         [ -e "$run/launch/stop" ] && break
@@ -596,13 +596,17 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
     if phase in {"starting", "running"} and is_stopped:
         phase, why = "saving", "asked to save and leave"
     if phase in ENDED:
+        # A host that left for another start says less than the one for which there is none.
+        own = combined([host for host in hosts if host.phase != "requeued"] or hosts) if hosts else None
         code = job.exit_code if job.state in {"COMPLETED", "FAILED"} else None
         if own is not None and (own.exit_code == LIMIT_OVER or (phase == "failed" and own.phase in {"failed", "lost"})):
             phase, why, evidence = own.phase, own.why, f"{job.line}: {own.evidence}" if own.evidence else job.line
         elif phase == "stopped" and is_stopped:
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
-    return seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
+    state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
+    # Of an end it counts when the hosts gave their devices back, and not when somebody asked.
+    return replace(state, at=max(host.at for host in hosts)) if phase in ENDED and hosts else state
 
 
 def _host_states(texts: Sequence[str], submitted_at: str) -> list[HostState]:

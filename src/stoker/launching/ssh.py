@@ -41,7 +41,7 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.lines import HOST_SCRIPT, Line, line_to
-from stoker.launching.shipment import Shipped, program_at, secrets_input, ship
+from stoker.launching.shipment import Shipped, program_at, record_there, secrets_input, ship
 from stoker.records.codec import from_json, loads
 from stoker.records.launch import ENDED, LaunchState
 from stoker.units import format_bytes, format_seconds
@@ -182,9 +182,13 @@ class SshLauncher(Launcher):
         """The handle of this very run if it is going on: it was started, and the answer never reached home."""
         folder = f"{line.absolute(submission.root)}/runs/{submission.run}/launch"
         text = line.read(f"{folder}/{_HANDLE}")
-        if not text or loads(line.read(f"{folder}/order.json"), LaunchOrder).owner != submission.owner:
+        if not text:
             return None
-        handle: Handle = json.loads(text)
+        order = line.read(f"{folder}/order.json")
+        owner = record_there(line, f"{folder}/order.json", lambda: loads(order, LaunchOrder).owner)
+        if owner != submission.owner:
+            return None
+        handle: Handle = record_there(line, f"{folder}/{_HANDLE}", lambda: json.loads(text))
         return None if self.state(handle).phase in ENDED else {**handle, "sent_bytes": 0}
 
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:

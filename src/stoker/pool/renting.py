@@ -24,6 +24,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -55,7 +56,7 @@ from stoker.pool.matching import (
     rank_offers,
 )
 from stoker.records.codec import dumps
-from stoker.records.launch import LaunchState
+from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store import cache_root
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.units import format_bytes, format_seconds, parse_duration, parse_money
@@ -307,7 +308,7 @@ class _PoolRun:
             if self._resumes_from(last) in poisoned:
                 return self._restart(last, leases, restarts)
             phase, why = _LIVE_WORDS[state]
-            return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())  # type: ignore[arg-type]
+            return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())
         if self._resumes_from(last) in poisoned:
             return self._next(leases, restarts, "an earlier block was wrong")
         if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
@@ -390,7 +391,8 @@ class _PoolRun:
         return fresh
 
     def open(
-        self, order: PoolOrder, number: int, avoided: set[str], limit_s: float, refused: set[str] = frozenset()  # type: ignore[assignment]
+        self, order: PoolOrder, number: int, avoided: AbstractSet[str], limit_s: float,
+        refused: AbstractSet[str] = frozenset(),
     ) -> str:  # fmt: skip
         """Open lease number `number` with the best free offer; its name.
 
@@ -519,7 +521,7 @@ class _PoolRun:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-_LIVE_WORDS = {
+_LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
     "funded": ("queued", "waiting for the agent to accept"), "running": ("running", "training"),
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
@@ -594,7 +596,8 @@ def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], Po
 
 
 def _ranked_offers(
-    client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0, avoided: set[str] = frozenset()  # type: ignore[assignment]
+    client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0,
+    avoided: AbstractSet[str] = frozenset(),
 ) -> list[Match]:  # fmt: skip
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
 

@@ -28,7 +28,7 @@ class LaunchState:
         exit_code: of the run's process, if it ended and the place knows it.
         starts_in_s: estimated time until the run starts [s]; None: not known, or started.
         restarts: number of times that the place started the run again.
-        at: when this was seen, ISO 8601 in UTC.
+        at: when this was seen, or, of an end whose time the place knows, when that was; ISO 8601 in UTC.
     """
 
     schema: ClassVar[int] = 1

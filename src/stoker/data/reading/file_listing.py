@@ -18,22 +18,23 @@ from stoker.data.reading.table_readers import BadTable
 from stoker.errors import first_line
 
 
-def files_below(root: Path) -> Iterator[str]:
+def files_below(root: Path, *, with_hidden: bool = False) -> Iterator[str]:
     """Files in and below `root`, sorted folder by folder, as paths from it with slashes.
 
-    Links are followed, but into no folder twice; what begins with a dot is left out.
+    Links are followed, but into no folder twice; what begins with a dot is left out. `with_hidden` adds that, and takes
+    nothing away: what is met below a hidden folder counts as met there alone.
     """
-    seen: set[str] = set()
+    seen: set[tuple[bool, str]] = set()
     for folder, inner, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
+        between = Path(folder).relative_to(root)
+        is_hidden = any(part.startswith(".") for part in between.parts)
+        if (real := (is_hidden, os.path.realpath(folder))) in seen:
             inner.clear()
             continue
         seen.add(real)
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        between = Path(folder).relative_to(root).as_posix()
-        start = "" if between == "." else f"{between}/"
-        yield from (f"{start}{name}" for name in sorted(names) if not name.startswith("."))
+        inner[:] = sorted(name for name in inner if with_hidden or not name.startswith("."))
+        found = sorted(name for name in names if with_hidden or not name.startswith("."))
+        yield from ((between / name).as_posix() for name in found)
 
 
 Resize = Literal["stretch", "crop", "pad"]

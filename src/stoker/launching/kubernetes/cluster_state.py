@@ -44,9 +44,10 @@ def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = No
     pods = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
     restarts = _restarts(owner, pods)
     if (done := condition(owner, "Complete") or condition(owner, "Completed")) is not None:
-        return seen_now("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
+        finished = seen_now("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
+        return _at_its_end(finished, pods)
     if (failed := condition(owner, "Failed")) is not None:
-        return _failed(owner, pods, failed, restarts)
+        return _at_its_end(_failed(owner, pods, failed, restarts), pods)
     if owner["spec"].get("suspend") or (owner["spec"].get("parallelism") == 0):
         return _suspended(owner, workload, position, restarts)
     live = [pod for pod in pods if pod.get("status", {}).get("phase") in (None, "Pending", "Running", "Unknown")]
@@ -113,6 +114,12 @@ def ending_of(pod: Object) -> tuple[int | None, str, str]:
         detail = said.get("evidence") or said["why"]
         return code, str(said["why"]), f"{evidence}: {detail}"
     return code, message.splitlines()[-1] if message else f"exit code {code}", evidence
+
+
+def _at_its_end(state: LaunchState, pods: Sequence[Object]) -> LaunchState:
+    """The state with the moment at which the last pod gave its devices back, as far as one says so."""
+    ends = [str(ended["finishedAt"]) for pod in pods if (ended := _terminated(pod)) and ended.get("finishedAt")]
+    return replace(state, at=max(ends, default=state.at))
 
 
 def _said(message: str) -> dict[str, Any]:

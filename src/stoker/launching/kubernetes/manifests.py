@@ -4,8 +4,9 @@ What: a Job where one pod is enough, an Indexed Job with a headless Service for 
 for; ConfigMaps with what travels, a Secret, a claim of a volume for the run's directory. One pod a node, one process a
 device.
 Rules that keep a run: restartPolicy Never and podFailurePolicy: what a disruption, exit 130 (saved, asked to leave) or
-75 (slice over) ended is started again and not counted; any other failure fails the Job. `activeDeadlineSeconds` is the
-pod's, from the forecast's upper bound: the Job's own clock would run while it waits for a node.
+75 (slice over, a rank killed) ended is started again and not counted; any other failure fails the Job.
+`activeDeadlineSeconds` is the pod's, from the forecast's upper bound: the Job's own clock would run while it waits for
+a node.
 Source: Kubernetes 1.37 (batch/v1, core/v1), jobset.x-k8s.io/v1alpha2, trainer.kubeflow.org/v1alpha1, and
 kueue.x-k8s.io's labels; the tests validate against their schemas.
 """
@@ -48,7 +49,7 @@ CONTAINER = "node"
 """The name that Kubeflow's runtimes give to the training container."""
 
 EXIT_AGAIN = (75, 130)
-"""Exit codes after which the run goes on: a slice is over; saved and left, as asked."""
+"""Exit codes after which the run goes on: a slice is over, or a rank was killed; saved and left, as asked."""
 
 MANAGER = "stoker"
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"

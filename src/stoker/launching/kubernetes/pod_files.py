@@ -40,7 +40,7 @@ def listing(folder: Path) -> None:
 def pack(folder: Path, num_bytes: int) -> None:
     """Print a tar stream of files whose paths come as a JSON list of `num_bytes` bytes on standard input."""
     paths = json.loads(sys.stdin.buffer.read(num_bytes))
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:  # of hard links, the content
         for path in paths:
             try:
                 archive.add(folder / path, arcname=path, recursive=False)

@@ -94,12 +94,20 @@ class RunVolume:
             return
         names = json.dumps(sorted(wanted)).encode()
         command = [*_PROGRAM, "pack", f"{MOUNT}/{folder}", str(len(names))]
-        chunks = self._api.stream(pod, command, stdin=[names], container=CONTAINER)
+        stream = _Stream(self._api.stream(pod, command, stdin=[names], container=CONTAINER))
+        is_cut = False
         try:
-            extract_tar(cast("IO[bytes]", _Stream(chunks)), into, wanted)
-        except tarfile.ReadError as error:
+            extract_tar(cast("IO[bytes]", stream), into, wanted)
+        except tarfile.ReadError:
+            is_cut = True
+        stream.end()
+        if stream.code is None or (is_cut and stream.code == 0):
             raise PlaceUnreachable(f"The copy of {folder} from pod {pod} was cut.",
-                                   remedy="The same command goes on from the files that came.") from error  # fmt: skip
+                                   remedy="The same command goes on from the files that came.")  # fmt: skip
+        if stream.code != 0:
+            said = Answer(stream.code, b"", stream.errors.decode(errors="replace")).last_line()
+            raise PlaceFailed(f"{folder} did not come whole from pod {pod}: {said}",
+                              remedy="The same command fetches the rest.")  # fmt: skip
 
     def leave(self) -> None:
         """Delete the pod that was started for files, if there is one."""
@@ -175,18 +183,34 @@ _PROGRAM = ["python3", "-c", Path(pod_files.__file__).read_text(encoding="utf-8"
 
 
 class _Stream:
-    """Standard output of a stream as a file that tarfile reads."""
+    """Standard output of a stream as a file that tarfile reads.
+
+    Attributes:
+        code: the command's exit code; None: it has not come.
+        errors: its standard error.
+    """
 
     def __init__(self, chunks: Iterator[tuple[int, bytes]]) -> None:
         self._chunks, self._rest = chunks, b""
+        self.code: int | None = None
+        self.errors = b""
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes; fewer at the end."""
         while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
             if chunk[0] == 1:
                 self._rest += chunk[1]
+            elif chunk[0] == 2:
+                self.errors += chunk[1]
+            else:
+                self.code = int(chunk[1])
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
+
+    def end(self) -> None:
+        """Read what is left, so that `code` is known: an archive that ends between two files reads as a whole one."""
+        while self.read(1 << 20):
+            pass
 
 
 def _tar_stream(bundle: Bundle) -> Iterator[bytes]:
