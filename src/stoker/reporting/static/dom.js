@@ -69,3 +69,14 @@ export const sparkline = (points, { width = 120, height = 28, isLive = false, la
     "aria-label": `${label} from ${known[0][1].toPrecision(3)} to ${known[known.length - 1][1].toPrecision(3)}` },
     svg("path", { d: `M${path}` }), svg("circle", { cx: x, cy: y, r: 2.2 }));
 };
+
+/* A drawing made anew for the width that it gets, so that its texts keep their size; below `least` pixels it scrolls. */
+export const fitted = (label, least, make) => {
+  const host = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label });
+  let drawn = 0;
+  new ResizeObserver(() => {
+    const width = Math.max(least, Math.floor(host.clientWidth));
+    if (width !== drawn) replace(host, make((drawn = width)));
+  }).observe(host);
+  return host;
+};

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { follow, href, link } from "./app.js";
-import { empty, h, replace, section, svg, table } from "./dom.js";
+import { empty, fitted, h, replace, section, svg, table } from "./dom.js";
 import * as format from "./format.js";
 
 const ends = (estimate) => (estimate ? format.withInterval(estimate.value, estimate.low, estimate.high) : "");
@@ -56,22 +56,25 @@ export const open = async (main, id) => {
 
 /* Time against money, logarithmic both, with intervals. */
 const scatter = (candidates, isWithin, best, { longest, shortest, most, least }) => {
-  const width = 1000, height = 380, left = 64, bottom = 40;
+  const height = 380, left = 64, bottom = 40;
   const share = (value, low, high) => (Math.log(value) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1);
-  const x = (value) => left + 20 + share(Math.max(value, shortest * 0.5), shortest, longest) * (width - left - 150);
   const y = (value) => height - bottom - 24 - share(Math.max(value, least * 0.5), least, most) * (height - bottom - 60);
   const text = (at, height_, words, anchor = "middle", css = "") => svg("text", { x: at, y: height_, "text-anchor": anchor, class: css }, document.createTextNode(words));
   const priced = candidates.filter((one) => one.cost_usd);
   const ticks = (low, high) => [0, 0.5, 1].map((part) => low * (high / low) ** part);
-  const used = [];
-  return h("figure", {}, h("figcaption", {}, h("b", {}, "Time against money"), h("span", {}, "bars hold 8 cases of 10; both axes are logarithmic")), h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Time against money" }, svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
-    ticks(least, most).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
-    ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
-    [...priced].sort((a, b) => Number(a === best) - Number(b === best)).map((one) => {
-      const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
-      const isFree = !used.some(([a, b]) => Math.abs(a - at[0]) < 90 && Math.abs(b - at[1]) < 14);
-      if (isFree || one === best) used.push(at);
-      return svg("g", { class: css }, svg("line", { x1: x(one.total_s.low), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
-        svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), (isFree || one === best) && text(at[0] + 10, at[1] - 8, one.device, "start", "name"));
-    }))));
+  const drawn = (width) => {
+    const x = (value) => left + 20 + share(Math.max(value, shortest * 0.5), shortest, longest) * (width - left - Math.min(150, 0.3 * width));
+    const used = [];
+    return svg("svg", { class: "scatter", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
+      ticks(least, most).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
+      ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
+      [...priced].sort((a, b) => Number(a === best) - Number(b === best)).map((one) => {
+        const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
+        const isFree = !used.some(([a, b]) => Math.abs(a - at[0]) < 90 && Math.abs(b - at[1]) < 14);
+        if (isFree || one === best) used.push(at);
+        return svg("g", { class: css }, svg("line", { x1: x(one.total_s.low), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
+          svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), (isFree || one === best) && text(at[0] + 10, at[1] - 8, one.device, "start", "name"));
+      }));
+  };
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "Time against money"), h("span", {}, "bars hold 8 cases of 10; both axes are logarithmic")), fitted("Time against money", 300, drawn));
 };

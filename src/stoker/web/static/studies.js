@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { follow, href, known, link } from "./app.js";
-import { empty, h, pill, replace, section, svg, table, tile } from "./dom.js";
+import { empty, fitted, h, pill, replace, section, svg, table, tile } from "./dom.js";
 import * as format from "./format.js";
 
 const value = (one) => (typeof one === "number" ? format.number(one) : String(one ?? ""));
@@ -31,7 +31,7 @@ export const open = async (main, id) => {
       h("div", { class: "hero" }, h("div", { class: "result" }, h("p", { class: "label" }, `best ${study.objective}`), h("p", { class: "big" }, best ? format.metric(study.objective, best.value) : "none yet"),
         best && h("p", { class: "note" }, Object.entries(best.parameters).map(([name, one]) => `${name} = ${value(one)}`).join(" · "))),
         h("div", { class: "tiles live" }, tile("trials", format.count(study.trials.length), study.planned_trials ? `of ${study.planned_trials} planned` : ""), tile("running", String(study.trials.filter((trial) => trial.state === "running").length), `${study.trials.filter((trial) => trial.state === "failed").length} failed`),
-          tile("training time", format.seconds(spent), expected ? `forecast ${format.seconds(expected.value)}` : ""), tile("cost so far", cost ? format.money(cost) : "none", study.forecast?.cost_usd ? `forecast ${format.money(study.forecast.cost_usd.value)}` : "no price is known"))),
+          tile("training time", format.seconds(spent), expected ? `forecast ${format.seconds(expected.value)}` : ""), tile("cost so far", cost ? format.money(cost) : "none", study.forecast?.cost_usd ? `forecast ${format.money(study.forecast.cost_usd.value)}` : !cost && "no price is known"))),
       section("Settings and outcome", done.length > 1 ? coordinates(study, ranked) : h("p", { class: "note" }, "Two trials with a value are needed.")),
       section("What mattered", Object.keys(study.influence).length ? [h("div", { class: "influence" }, Object.entries(study.influence).map(([name, share]) => h("div", {}, h("span", {}, name), h("i", {}, h("b", { style: { width: `${100 * share}%` } })), h("span", { class: "note" }, format.percent(share))))), h("p", { class: "note" }, "Share of the order of trials that the setting alone explains; what settings do only together is not in it.")] : h("p", { class: "note" }, "Shown from five trials on.")),
       section("Trials", table(["trial", "state", study.objective, ...head, "samples", "time", "cost"], [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500).map((trial) => [link(href("run", trial.id), trial.name), pill({ state: trial.state }), trial.value === null ? "" : format.metric(study.objective, trial.value), ...head.map((name) => value(trial.parameters[name])), format.count(trial.samples), format.seconds(trial.wall_s), format.money(trial.cost_usd)]))));
@@ -44,9 +44,8 @@ export const open = async (main, id) => {
 
 /* A line for each trial over one axis for each setting, the outcome last; the best third is drawn strong. */
 const coordinates = (study, ranked) => {
-  const width = 1000, height = 300, top = 34, bottom = 24;
+  const height = 300, top = 34, bottom = 24;
   const axes = [...study.space.map((one) => ({ ...one, of: (trial) => trial.parameters[one.name] })), { name: study.objective, kind: "float", of: (trial) => trial.value }];
-  const x = (index) => 60 + (index * (width - 120)) / Math.max(1, axes.length - 1);
   for (const axis of axes) {
     const values = ranked.map(axis.of);
     if (axis.kind === "choice" || values.some((one) => typeof one !== "number")) {
@@ -61,8 +60,13 @@ const coordinates = (study, ranked) => {
   }
   const place = (share) => top + (1 - share) * (height - top - bottom);
   const strong = Math.ceil(ranked.length / 3);
-  const lines = [...ranked.entries()].reverse().map(([rank, trial]) => svg("path", { class: rank === 0 ? "best" : rank < strong ? "strong" : "weak", d: `M${axes.map((axis, index) => `${x(index).toFixed(1)} ${place(axis.y(axis.of(trial))).toFixed(1)}`).join("L")}` }, svg("title", {}, document.createTextNode(`${trial.name}: ${study.objective} ${format.number(trial.value)}`))));
-  const text = (at, y, words, css = "") => svg("text", { x: at, y, "text-anchor": "middle", class: css }, document.createTextNode(words));
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg("svg", { class: "coordinates", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${ranked.length} trials over ${axes.length - 1} settings; the best has ${study.objective} ${format.number(ranked[0].value)}` },
-    lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, typeof axis.ends[1] === "number" ? format.number(axis.ends[1]) : axis.ends[1]), text(x(index), height - 8, typeof axis.ends[0] === "number" ? format.number(axis.ends[0]) : axis.ends[0])])));
+  const drawn = (width) => {
+    const x = (index) => 60 + (index * (width - 120)) / Math.max(1, axes.length - 1);
+    const lines = [...ranked.entries()].reverse().map(([rank, trial]) => svg("path", { class: rank === 0 ? "best" : rank < strong ? "strong" : "weak", d: `M${axes.map((axis, index) => `${x(index).toFixed(1)} ${place(axis.y(axis.of(trial))).toFixed(1)}`).join("L")}` }, svg("title", {}, document.createTextNode(`${trial.name}: ${study.objective} ${format.number(trial.value)}`))));
+    const text = (at, y, words, css = "") => svg("text", { x: at, y, "text-anchor": "middle", class: css }, document.createTextNode(words));
+    const end = (one) => (typeof one === "number" ? format.number(one) : one);
+    return svg("svg", { class: "coordinates", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${ranked.length} trials over ${axes.length - 1} settings; the best has ${study.objective} ${format.number(ranked[0].value)}` },
+      lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, end(axis.ends[1])), text(x(index), height - 8, end(axis.ends[0]))]));
+  };
+  return fitted("Parallel coordinates", 90 * axes.length, drawn);
 };
