@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -97,6 +97,11 @@ class PackedSource(IndexedSource):
     def note(self) -> str | None:
         """As the dataset's."""
         return getattr(self.dataset, "note", None)
+
+    @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """As the dataset's."""
+        return self.dataset.encoding if isinstance(self.dataset, IndexedSource) else super().encoding
 
     @property
     def fingerprint(self) -> str:

@@ -33,7 +33,10 @@ class IndexedSource(ABC):
 
     Attributes:
         name: its name in errors and reports.
+        form: the conversion of images, an `ImageForm`; None where there are none.
     """
+
+    form: Any = None
 
     def __init__(self, name: str, *, classes: tuple[str, ...] = (), target: str | int | None = None) -> None:
         self.name = name
@@ -65,6 +68,12 @@ class IndexedSource(ABC):
     def classes(self) -> tuple[str, ...]:
         """Names of the labels' values, in order; empty where they have none."""
         return self._classes
+
+    @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """The meaning of the numbers in samples, in their order, by what they number; a job's sets must agree in it."""
+        images = {} if self.form is None else {"image mean": self.form.mean, "image std": self.form.std}
+        return {"class": self.classes, **images}
 
     @property
     def target(self) -> str | int | None:
@@ -177,6 +186,11 @@ class Subset(IndexedSource):
     def prepare(self, batch: Any) -> Any:
         """As the whole does."""
         return self.whole.prepare(batch)
+
+    @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """The whole's."""
+        return self.whole.encoding
 
 
 class Splits(NamedTuple):

@@ -101,6 +101,15 @@ class Table(IndexedSource):
         return self.table.record.categories
 
     @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """Features, classes, values of categories, and the means that stand for missing values."""
+        record = self.table.record
+        means = {f"mean of {name!r}": (mean,) for name, mean in record.means.items() if record.missing.get(name)}
+        target = () if record.target_kind is None else ("a class" if record.target_kind == "class" else "a number",)
+        values = {f"{name!r}, value": known for name, known in record.categories.items()}
+        return {"feature": record.features, "target": target, "class": record.classes, **values, **means}
+
+    @property
     def note(self) -> str | None:
         """Counts of missing values and of rows left out."""
         record = self.table.record
