@@ -71,6 +71,7 @@ class PackedSource(IndexedSource):
             target=target if isinstance(target, str | int) else None,
         )  # fmt: skip
         self.dataset = dataset
+        self.reads_labels = bool(getattr(dataset, "reads_labels", False))
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
         if is_arrays:

@@ -34,9 +34,11 @@ class IndexedSource(ABC):
     Attributes:
         name: its name in errors and reports.
         form: the conversion of images, an `ImageForm`; None where there are none.
+        reads_labels: whether `labels` reads every sample.
     """
 
     form: Any = None
+    reads_labels = False
 
     def __init__(self, name: str, *, classes: tuple[str, ...] = (), target: str | int | None = None) -> None:
         self.name = name
@@ -148,6 +150,7 @@ class Subset(IndexedSource):
         super().__init__(f"{whole.name}[{what}]", classes=whole.classes, target=whole.target)
         self.whole = whole
         self.indices = indices
+        self.reads_labels = whole.reads_labels
         self._rule = rule
         self._note = note
 
