@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import Fields, Job, Loss, holdout
+from stoker.jobs import Job, Loss, holdout
+from stoker.jobs.fields import Fields
 from stoker.jobs.objective import Objective
 from stoker.loading.samples import Samples
 from stoker.records import Coupling
