@@ -1,7 +1,8 @@
 """Learning-rate schedules: pure functions of progress, so that they have no state to save.
 
-Progress is the share of the run's samples already trained on, from 0 up to (not including) 1; for a schedule with places
-in updates, the share of its updates. A schedule returns a factor of the optimiser's learning rate. Any function `progress -> factor` is a schedule; these are the usual ones.
+Progress is the share of the run's samples already trained on, from 0 up to (not including) 1; for a schedule with
+places in updates, the share of its updates. A schedule returns a factor of the optimiser's learning rate. Any function
+`progress -> factor` is a schedule; these are the usual ones.
 Places in the run are shares of it, or durations in the unit of the job's `until`, which a Job turns into shares:
 
 >>> thirds = step(every=epochs(30)).over(epochs(90))  # as Job(until=stoker.epochs(90)) does
