@@ -368,6 +368,12 @@ def without_values() -> Iterator[None]:
         _WITHOUT_VALUES.reset(token)
 
 
+def is_by_label(loss: object) -> bool:
+    """Whether a loss takes each score for the logit of a label by itself, not of one class among others."""
+    is_named = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
+    return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
+
+
 def normalised_twice(loss: object, output: Any) -> str | None:
     """A notice for a loss that normalises scores itself and is given probabilities; None if it is not.
 
@@ -376,8 +382,7 @@ def normalised_twice(loss: object, output: Any) -> str | None:
     """
     of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
     of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
-    of_pairs = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
-    if not (of_classes or of_pairs or isinstance(loss, nn.BCEWithLogitsLoss)):
+    if not (of_classes or is_by_label(loss)):
         return None
     node = getattr(scores(output), "grad_fn", None)
     while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
