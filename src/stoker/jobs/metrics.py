@@ -79,7 +79,7 @@ def _require_instances(metrics: Sequence[object]) -> None:
 
 
 def probabilities(metric: Callable[..., Any], name: str | None = None) -> Named:
-    """A stateful metric of probabilities: the softmax of the scores; of one logit, or of labels each by itself, the sigmoid.
+    """A stateful metric of probabilities: the softmax of the scores; of one logit, or of labels, the sigmoid.
 
     Scores are of labels if the job's loss is a binary cross-entropy of logits, if the metric has `num_labels` (as
     torchmetrics' Multilabel…), or if targets are whole numbers or booleans of the output's shape.
