@@ -18,7 +18,7 @@ from stoker.jobs.lengths import Bucketed, Packed
 from stoker.jobs.run_length import Extent
 from stoker.jobs.sampling import Sampling
 from stoker.loading.dataset_adapters import SourceSamples, as_samples
-from stoker.loading.lengths import BucketedOrder, PackedSamples, first_dimension, lengths_of
+from stoker.loading.lengths import BucketedOrder, PackedSamples, collate_of, first_dimension, lengths_of
 from stoker.loading.order import Indices
 from stoker.loading.samples import (
     ItemSamples,
@@ -106,12 +106,12 @@ def datasets_of(job: Job) -> Datasets:
 
 def _samples(job: Job, data: Any, what: str) -> Samples:
     if not is_stream(data):
-        return as_samples(data, what=what, collate=job.fields.collate, seed=job.seed)
+        return as_samples(data, what=what, collate=collate_of(job), seed=job.seed)
     length = None
     if what == "data" and job.until.unit in ("samples", "updates"):  # then the samples of the whole run are known
         updates = job.until.value / (job.batch_size if job.until.unit == "samples" else 1)
         length = math.ceil(updates) * job.batch_size
-    return as_stream(data, what=what, collate=job.fields.collate, seed=job.seed, length=length)
+    return as_stream(data, what=what, collate=collate_of(job), seed=job.seed, length=length)
 
 
 def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
