@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,8 @@ def test_targets_that_are_no_sequences_of_classes_are_left_as_they_are(targets: 
         fields=stoker.Fields(collate=stoker.lengths.padded()),
     )  # fmt: skip
     assert -100 not in datasets_of(job).train.fetch(np.arange(2), 0)[1]
+    alone = datasets_of(dataclasses.replace(job, data=[[1, 2], [3]])).train.fetch(np.arange(2), 0)
+    assert alone.tolist() == [[1, 2], [3, 0]]
 
 
 def test_what_is_padded_stays_what_it_was() -> None:

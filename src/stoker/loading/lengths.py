@@ -130,7 +130,8 @@ class _IgnoredInTargets:
     def __call__(self, items: list[Any]) -> Content:
         """The batch, as `Padded` makes it."""
         first, pad = items[0], self.padded.pad
-        keys = {key: key for key in first} if isinstance(first, Mapping) else tuple(range(len(first)))
+        keys: Any = {key: key for key in first} if isinstance(first, Mapping) else None
+        keys = tuple(range(len(first))) if isinstance(first, tuple) else keys
         target = self.fields.target_of(keys)
         if target is None or (isinstance(pad, Mapping) and target in pad):
             return self.padded(items)
