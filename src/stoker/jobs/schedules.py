@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from stoker.errors import BadSetting
 from stoker.jobs.numeric_settings import is_number
@@ -39,12 +39,19 @@ _ROUNDING = 1e-9
 class Constant:
     """The learning rate as given, throughout."""
 
+    is_open: ClassVar[bool] = False
+    """Whether nobody asked for it, so that a recipe may set another schedule."""
+
     def __call__(self, progress: float) -> float:
         """Factor of the learning rate: 1 at any progress [1]."""
         return 1.0
 
 
 constant = Constant
+
+OPEN_SCHEDULE = Constant()
+"""The schedule of a Job that states none; it is equal to `constant()`, also in descriptions."""
+object.__setattr__(OPEN_SCHEDULE, "is_open", True)
 
 
 @dataclass(frozen=True)
