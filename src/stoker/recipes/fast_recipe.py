@@ -40,9 +40,9 @@ _LEAST_PIXELS_TO_SHIFT = 16
 def fast(job: Job) -> Job:
     """The job with its open settings chosen for few epochs; its model, batch and length stay.
 
-    Set are, each only if the job does not state it: `optimizer` (Muon, normalised, with SGD for gains, biases
-    and the output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1, also in place of 0), `augment`
-    (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
+    Set are, each only if the job does not state it: `optimizer` (Muon, normalised, with SGD for gains, biases and the
+    output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1, also in place of 0),
+    `augment` (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
 
     Raises:
         BadJob: the loss is not the cross-entropy, the inputs are not images, or the model has no convolutions with
