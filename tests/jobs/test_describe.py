@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 
-from stoker.jobs import SGD, Job
+from stoker.jobs import SGD, Job, Muon
 from stoker.jobs.code_digest import digests_by_text
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
@@ -377,3 +377,15 @@ def test_groups_by_predicate_are_described_by_what_it_does() -> None:
     assert "0x" not in str(groups(2))
     assert groups(2) != groups(3)
     assert groups(2) != groups(2, first=False)
+
+
+def test_the_order_of_patterns_counts() -> None:
+    """The first that matches a name decides; patterns in the order of the alphabet are described as ever."""
+    one, other = {"*.bias": {"lr": 1.0}}, {"head.*": {"lr": 0.5}}
+    in_order, swapped = SGD(lr=0.1, groups=one | other), SGD(lr=0.1, groups=other | one)
+    assert digest(describe(in_order)) != digest(describe(swapped))
+    assert "order" not in describe(in_order)
+    of_rest = [describe_settings(job(optimizer=Muon(lr=0.1, rest=rest))) for rest in (in_order, swapped)]
+    assert digest(of_rest[0]) != digest(of_rest[1])
+    with digests_by_text():  # runs of before are found again
+        assert digest(describe(in_order)) == digest(describe(swapped))

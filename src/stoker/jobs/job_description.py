@@ -22,6 +22,7 @@ from stoker.jobs.batch_size import AutoBatch, TokenBatch
 from stoker.jobs.code_digest import is_by_text, name_of, source_digest
 from stoker.jobs.earlier_names import SPELLINGS
 from stoker.jobs.job import Job
+from stoker.jobs.optimizers import Optimizer
 from stoker.jobs.sampling import Sampling
 from stoker.records import digest
 from stoker.records.codec import JSON
@@ -128,6 +129,10 @@ def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
         for field in dataclasses.fields(value):  # settings added later: specs without them stay the same
             if field.metadata.get("unsaid") and state[field.name] == field.default:
                 del state[field.name]
+        # The first pattern that matches decides. Digests sort keys, so that an order of its own is stated.
+        order = [*value.groups] if isinstance(value, Optimizer) and not is_by_text() else []
+        if all(isinstance(group, str) for group in order) and order != sorted(map(str, order)):
+            state["order"] = order
     elif hasattr(value, "state_dict"):  # a module: its parts are in its repr, and its tensors are registered
         public = {key: item for key, item in sorted(vars(value).items()) if not key.startswith("_")}
         state = {**public, "prints": repr(value), "state_dict": dict(value.state_dict())}
