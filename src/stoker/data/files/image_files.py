@@ -173,7 +173,7 @@ class ImageFolder(IndexedSource):
         root = self.root
         kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
         require_known(dropped, len(labelled) - len(kept), str(root))
-        known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
+        known = classes if classes is not None else _in_order({label for _, label in kept})
         numbers = {label: number for number, label in enumerate(known)}
         for name, label in kept:
             if not label:
@@ -288,7 +288,7 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
         std: divisor after that; default 1.
         classes: their names in the order of their numbers; default: the folders, sorted.
         labels: a CSV file with a header, if there are no folders of classes: its first column is a file below `path`,
-            its second the class.
+            its second the class; classes that are whole numbers are sorted by value.
         clean: the clean list of `stoker data check`, whose samples are left out.
 
     Raises:
@@ -299,6 +299,12 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
     # Absolute from the start: the working directory may change before the data are read.
     root, table = Path(path).expanduser().absolute(), None if labels is None else Path(labels).absolute()
     return ImageFolder(root, form, named, table, clean)
+
+
+def _in_order(labels: set[str]) -> tuple[str, ...]:
+    """The labels of a table, sorted; by value if all are whole numbers, so that 0 to 11 keep theirs."""
+    are_numbers = all(label.isascii() and label.isdecimal() for label in labels)
+    return tuple(sorted(sorted(labels), key=int) if are_numbers else sorted(labels))
 
 
 def _folders(root: Path) -> tuple[str, ...]:
