@@ -90,7 +90,10 @@ def datasets_of(job: Job) -> Datasets:
     test = None if job.test is None else _samples(job, job.test, "test")
     _require_separate_streams({"data": whole, **held_out, "test": test})
     _require_one_encoding({"data": whole, **held_out, "test": test})
-    note = getattr(job.data, "note", None)
+    notes = [getattr(job.data, "note", None)]
+    if isinstance(whole, SourceSamples) and any(isinstance(given, Holdout) for given in job.validation.values()):
+        notes.append(whole.source.note_on_parts)
+    note = "; ".join(filter(None, notes)) or None
     if isinstance(job.sampling, Sampling):
         train = sampled(train, whole, job)
     elif isinstance(job.batch, TokenBatch) and not isinstance(job.sampling, Packed):

@@ -88,6 +88,11 @@ class IndexedSource(ABC):
         return None
 
     @property
+    def note_on_parts(self) -> str | None:
+        """A line for the user where a part of the samples is set aside, or None."""
+        return None
+
+    @property
     def num_classes(self) -> int | None:
         """Number of values of the labels; None if not known."""
         return len(self.classes) or None
@@ -166,7 +171,8 @@ class Subset(IndexedSource):
     @property
     def note(self) -> str | None:
         """The division of the whole, and the whole's own note."""
-        notes = [note for note in (self._note, self.whole.note) if note is not None]
+        on_parts = self.whole.note_on_parts if self._note else None
+        notes = [note for note in (self._note, on_parts, self.whole.note) if note is not None]
         return "; ".join(notes) or None
 
     def sample(self, index: int) -> Any:

@@ -121,6 +121,18 @@ class Table(IndexedSource):
         ]
         return f"{self.name}: {'; '.join(filter(None, parts))}" if any(parts) else None
 
+    @property
+    def note_on_parts(self) -> str | None:
+        """The features with means that are of this table's rows, whatever part these are in."""
+        record = self.table.record
+        filled = [] if self._like is not None else [repr(name) for name in record.means if record.missing.get(name)]
+        return (
+            f"the means in place of missing values of {', '.join(filled)} are of all rows, those set aside included; "
+            "with files of their own, read like=TABLE, they would be of the training rows"
+            if filled
+            else None
+        )
+
     def __len__(self) -> int:
         """Number of rows."""
         return self.table.record.num_rows
