@@ -299,10 +299,10 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     num_rows = sum(probe.sizes)
     size = min(probe.job.batch_size, _MEDLEY * num_rows)
     medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * _MEDLEY * num_rows // size)
-    batches = [(model, (quad.first, quad.second)) for model, quad in quads]
-    batches += [(probe.model, (rows,)) for rows in medleys]
-    for model, rows in batches:
-        agreement = _compare_cut(probe, model, probe.pool.batch(*rows), cut)
+    batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
+    batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
+    for model, batch in batches:
+        agreement = _compare_cut(probe, model, batch, cut)
         if agreement.problem is not None:
             return agreement
         differences.append(agreement.largest)

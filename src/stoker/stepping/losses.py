@@ -224,7 +224,8 @@ class TrainingObjective:
             placed = copy.deepcopy(given).to(device=self._device, dtype=self._dtype)
             is_of_torch = type(given).__module__.startswith("torch.nn")
             count_of = None
-            if type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward) and placed.reduction == "mean":
+            is_plain = type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+            if is_plain and isinstance(placed, nn.CrossEntropyLoss | nn.NLLLoss) and placed.reduction == "mean":
                 placed.reduction = "sum"
                 count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
             return _Measure(name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of)
