@@ -85,6 +85,7 @@ def test_a_pools_options_are_typed_as_its_page_says(job: Path, capsys: pytest.Ca
         (("--on", "here", "--detach"), "--detach is for runs elsewhere"),
         (("--secret", "TOKEN"), "--secret is for runs elsewhere"),
         (("--on", "fake:box", "--fork", "x"), "does not travel"),
+        (("--on", "fake:box", "--ui"), "--ui shows a run on this machine"),
         (("--on", "fake:box", "--new", "--run-dir", "x"), "exclude each other"),
         (("--on", "fake:box", "--var", "A"), "--var A: wanted NAME=VALUE"),
         (("--on", "fake:box", "--secret", "NOT_SET_HERE"), "no environment variable NOT_SET_HERE"),
@@ -98,3 +99,19 @@ def test_what_is_wrong_is_one_sentence(
     assert _train(*words) == BadJob.exit_code
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (job.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("--plan", ["micro_batch=8"]), ("--network", ["8x200gbit"]), ("--preempted-every", ["6h"]), ("--slice", ["1h"]),
+     ("--explain", [])],
+)  # fmt: skip
+@pytest.mark.parametrize("on", ["fake:box", "here,fake:box"])
+def test_options_of_plans_for_devices_are_refused_for_places(
+    job: Path, fake_place: Any, on: str, option: str, values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A comparison without them would look like the answer."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "blobs.py", "--on", on, option, *values])
+    assert ended.value.code == BadJob.exit_code
+    assert f"{option} is for devices, and --on {on} compares places" in " ".join(capsys.readouterr().err.split())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import functools
@@ -7,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 
-from stoker.jobs import SGD, Job
+from stoker.jobs import SGD, Job, Muon
+from stoker.jobs.code_digest import digests_by_text
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
 from stoker.jobs.job_description import describe, describe_settings
@@ -88,6 +92,16 @@ class Focal:
         return self(output, target)
 
 
+class Config:
+    """Settings as attributes, read from somewhere."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma, self.names, self.inner = gamma, ["a"], SimpleNamespace(rate=0.1, act=F.relu)
+
+    def loss(self, output, target):
+        return self.gamma * (output - target)
+
+
 class Slotted:
     """A loss with slots."""
 
@@ -134,6 +148,12 @@ OTHERS = {
     "closure over a choice": (scaled, Side.LEFT, Side.RIGHT),
     "closure over a path": (scaled, Path("a"), Path("b")),
     "closure over a set": (scaled, {"a", "b"}, {"a", "c"}),
+    "closure over a namespace": (scaled, SimpleNamespace(gamma=2.0), SimpleNamespace(gamma=3.0)),
+    "closure over arguments": (scaled, argparse.Namespace(w=torch.ones(2)), argparse.Namespace(w=torch.zeros(2))),
+    "closure over settings": (scaled, Config(2.0), Config(3.0)),
+    "settings as a default": (with_default, Config(2.0), Config(3.0)),
+    "settings in a partial": (lambda value: functools.partial(F.mse_loss, config=value), Config(2.0), Config(3.0)),
+    "a method of settings": (lambda value: value.loss, Config(2.0), Config(3.0)),
     "closure over weights": (scaled, torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)),
     "default": (with_default, 2.0, 3.0),
     "keyword": (with_keyword, 2.0, 3.0),
@@ -276,6 +296,17 @@ def test_objects_that_do_nothing_are_named() -> None:
     assert describe(Dataset()) == {"type": f"{__name__}.{Dataset.__qualname__}"}
 
 
+def test_an_object_that_holds_more_than_settings_is_named() -> None:
+    """A file, a lock or another object has states that differ in each process; what leads back to itself has no end."""
+    holds, again, indexed = Config(2.0), Config(2.0), Config(2.0)
+    holds.lock, again.self = threading.Lock(), again  # type: ignore[attr-defined]
+    indexed.__class__ = type("Indexed", (Config,), {"__getitem__": lambda _self, _index: 0})
+    assert describe(holds) == describe(again) == {"type": f"{__name__}.Config"}
+    assert "gamma" not in describe(indexed)
+    with digests_by_text():  # runs of before are found again
+        assert describe(Config(2.0)) == {"type": f"{__name__}.Config"}
+
+
 @given(JSON_VALUES)
 def test_plain_values_are_themselves(value: Any) -> None:
     """What JSON can hold is kept as it is, and whatever comes out can be written."""
@@ -346,3 +377,15 @@ def test_groups_by_predicate_are_described_by_what_it_does() -> None:
     assert "0x" not in str(groups(2))
     assert groups(2) != groups(3)
     assert groups(2) != groups(2, first=False)
+
+
+def test_the_order_of_patterns_counts() -> None:
+    """The first that matches a name decides; patterns in the order of the alphabet are described as ever."""
+    one, other = {"*.bias": {"lr": 1.0}}, {"head.*": {"lr": 0.5}}
+    in_order, swapped = SGD(lr=0.1, groups=one | other), SGD(lr=0.1, groups=other | one)
+    assert digest(describe(in_order)) != digest(describe(swapped))
+    assert "order" not in describe(in_order)
+    of_rest = [describe_settings(job(optimizer=Muon(lr=0.1, rest=rest))) for rest in (in_order, swapped)]
+    assert digest(of_rest[0]) != digest(of_rest[1])
+    with digests_by_text():  # runs of before are found again
+        assert digest(describe(in_order)) == digest(describe(swapped))

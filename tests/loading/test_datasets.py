@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+import stoker
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job, holdout
 from stoker.loading.datasets import datasets_of
 from stoker.units import epochs
+from tests.data.files.making import image_files, png_of, put
 from tests.loading.data import Noisy, Squares
 
 
@@ -67,3 +72,67 @@ def test_the_note_of_a_source_is_passed_on() -> None:
         note = "the digits stand in"
 
     assert datasets_of(job(data=Noted(10))).note == "the digits stand in"
+
+
+def test_a_set_that_numbers_classes_otherwise_is_refused(tmp_path: Path) -> None:
+    """Without an image of the second class the third would take its number; the classes of data are the remedy."""
+    data = stoker.data.image_folder(image_files(tmp_path / "train"))
+    for name in ("cat", "owl"):
+        put(tmp_path / "valid" / name / "0.png", png_of(1))
+    valid = tmp_path / "valid"
+    with pytest.raises(BadJob, match=r"^class 1 is 'owl' in valid and 'dog' in data"):
+        datasets_of(job(data=data, valid=stoker.data.image_folder(valid)))
+    with pytest.raises(BadJob, match=r"^class 1 is 'owl' in valid/unseen and 'dog' in data"):
+        datasets_of(job(data=data, valid={"seen": holdout(0.2), "unseen": stoker.data.image_folder(valid)}))
+    alike = stoker.data.image_folder(valid, classes=data.classes)
+    assert (alike.labels().tolist(), alike.note) == ([0, 2], f"{valid} has no images of 'dog'")
+    assert datasets_of(job(data=data, valid=alike, test=stoker.data.image_folder(valid, classes=["cat", "dog", "owl"])))
+    with pytest.raises(BadJob, match=r"^image mean is 0\.5 in test and 0\.0 in data"):
+        datasets_of(job(data=data, test=stoker.data.image_folder(tmp_path / "train", mean=0.5)))
+    parts = data.split(valid=0.2)
+    with pytest.raises(BadJob, match=r"^class 1 is 'owl' in valid"):
+        datasets_of(job(data=parts.train, valid=stoker.data.packed(stoker.data.image_folder(valid))))
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "valid", "message"),
+    [
+        ({}, "a,b,y\n1,2,0\n", "b,a,y\n1,2,0\n", "feature 0 is 'b' in valid and 'a' in data"),
+        ({}, "a,y\n1,0\n", "a,y\n1,yes\n", "target is 'a class' in valid and 'a number' in data"),
+        ({}, "a,y\n1,u\n1,v\n", "a,y\n1,v\n", "class 0 is 'v' in valid and 'u' in data"),
+        ({"categories": ["c"]}, "c,y\nu,0\nv,1\n", "c,y\nv,0\n", "'c', value 0 is 'v' in valid and 'u' in data"),
+        ({"missing": "mean"}, "a,y\n1,0\n,1\n", "a,y\n2,0\n,1\n", "mean of 'a' is 2.0 in valid and 1.0 in data"),
+    ],
+)
+def test_a_table_with_other_columns_categories_or_means_is_refused(
+    given: dict[str, Any], data: str, valid: str, message: str, tmp_path: Path
+) -> None:
+    """Each by its first difference."""
+    tables = [
+        stoker.data.csv(put(tmp_path / f"{name}.csv", text.encode()), target="y", **given)
+        for name, text in (("data", data), ("valid", valid))
+    ]
+    with pytest.raises(BadJob, match="^" + message):
+        datasets_of(job(data=tables[0], valid=tables[1]))
+
+
+def test_a_table_like_the_other_and_one_of_fewer_values_are_taken(tmp_path: Path) -> None:
+    """What agrees where both say something is no difference: numbers mean the same."""
+    put(tmp_path / "train.csv", b"a,c,y\n1,u,no\n2,v,yes\n,v,yes\n")
+    put(tmp_path / "valid.csv", b"c,a,y\nv,1,yes\nv,,yes\n")
+    put(tmp_path / "first.csv", b"a,c,y\n1,u,no\n")
+    settings: dict[str, Any] = {"target": "y", "categories": ["c"], "missing": {"a": "mean"}}
+    data = stoker.data.csv(tmp_path / "train.csv", **settings)
+    valid = stoker.data.csv(tmp_path / "valid.csv", like=data)
+    sets = datasets_of(job(data=data, valid=valid, test=stoker.data.csv(tmp_path / "first.csv", **settings)))
+    assert sets.test is not None
+    assert len(sets.test) == 1
+
+
+def test_a_dataset_as_those_of_torchvision_is_compared_too() -> None:
+    """By its `class_to_idx`."""
+    data, valid = Squares(10), Squares(4)
+    data.class_to_idx = {"cat": 0, "dog": 1}  # type: ignore[attr-defined]
+    valid.class_to_idx = {"dog": 0}  # type: ignore[attr-defined]
+    with pytest.raises(BadJob, match=r"^class 0 is 'dog' in valid and 'cat' in data"):
+        datasets_of(job(data=data, valid=valid))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.errors import BadJob
+from stoker.loading.datasets import datasets_of
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
@@ -33,6 +36,42 @@ def test_each_entry_may_have_padding_of_its_own() -> None:
     inputs, targets = stoker.lengths.padded({1: -100})([([1, 2], [5, 6]), ([3], [7])])
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 0]], [[5, 6], [7, -100]])
     assert stoker.lengths.padded(9, to=3)([[1], [2, 3]]).tolist() == [[1, 9, 9], [2, 3, 9]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "pad", "filled"),
+    [
+        ("token_cross_entropy", 0, -100), ("cross_entropy", 7, -100), ("token_cross_entropy", {"x": 7}, -100),
+        (torch.nn.CrossEntropyLoss(ignore_index=3), 0, 3), ("token_cross_entropy", {"labels": 7}, 7),
+        ("mse", 0, 0), (lambda output, target: output.mean(1), 7, 7),
+    ],
+)  # fmt: skip
+def test_targets_are_padded_with_what_the_loss_ignores(loss: Any, pad: Any, filled: int) -> None:
+    """Unless the user says otherwise; nothing is known of another loss, and other entries are as they were."""
+    samples = [{"x": [1, 2], "labels": [1, 2]}, {"x": [3], "labels": [4]}]
+    pairs = [tuple(sample.values()) for sample in samples]
+    for data in (samples, pairs) if not isinstance(pad, dict) else (samples,):
+        job = stoker.Job(
+            model=object, data=data, loss=loss, optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1),
+            fields=stoker.Fields(collate=stoker.lengths.padded(pad)),
+        )  # fmt: skip
+        batch = datasets_of(job).train.fetch(np.arange(2), 0)
+        inputs, targets = batch.values() if isinstance(batch, dict) else batch
+        assert targets.tolist() == [[1, 2], [4, filled]]
+        assert inputs.tolist() == [[1, 2], [3, pad.get("x", 0) if isinstance(pad, dict) else pad]]
+
+
+@pytest.mark.parametrize("targets", [([0.5, 1.5], [2.5]), (1, 0)])
+def test_targets_that_are_no_sequences_of_classes_are_left_as_they_are(targets: tuple[Any, Any]) -> None:
+    """Numbers to learn, and one label for each sample."""
+    data = [([1, 2], targets[0]), ([3], targets[1])]
+    job = stoker.Job(
+        model=object, data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1),
+        fields=stoker.Fields(collate=stoker.lengths.padded()),
+    )  # fmt: skip
+    assert -100 not in datasets_of(job).train.fetch(np.arange(2), 0)[1]
+    alone = datasets_of(dataclasses.replace(job, data=[[1, 2], [3]])).train.fetch(np.arange(2), 0)
+    assert alone.tolist() == [[1, 2], [3, 0]]
 
 
 def test_what_is_padded_stays_what_it_was() -> None:

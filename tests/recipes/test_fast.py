@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,6 +59,19 @@ def test_what_the_job_sets_stays() -> None:
     found = resolved(job_of(**given))
     assert {name: getattr(found, name) for name in given} == given
     assert (found.batch, found.until, found.seed) == (16, stoker.epochs(3), 0)
+
+
+@pytest.mark.parametrize("augment", [(), []])
+def test_a_default_that_the_job_states_stays(augment: object) -> None:
+    """No augmentation, and a constant rate; also in a copy, and in another process."""
+    stated = job_of(augment=augment, schedule=stoker.schedules.constant(), data=pictures(80, 16))
+    for job in (stated, dataclasses.replace(stated, seed=1), dataclasses.replace(job_of(), augment=augment)):
+        assert not resolved(job).augment
+    assert resolved(stated).schedule == stoker.schedules.constant()
+    still_open = dataclasses.replace(job_of(model=stoker.zoo.Airbench((4, 6, 8), classes=2)), seed=1)
+    for job in (still_open, copy.deepcopy(still_open), pickle.loads(pickle.dumps(still_open))):  # noqa: S301 - our own
+        assert resolved(job).augment
+        assert resolved(job).schedule != stoker.schedules.constant()
 
 
 def test_twice_is_once() -> None:

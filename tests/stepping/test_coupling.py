@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import Job, Loss
+from stoker.jobs import Job, Loss, holdout
+from stoker.jobs.fields import Fields
 from stoker.jobs.objective import Objective
 from stoker.loading.samples import Samples
 from stoker.records import Coupling
 from stoker.stepping.coupling import coupling_by_types, find_coupling, require_usable, unprobed
+from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import meta_model
 from stoker.stepping.probe import probe_samples, working_probe
 from stoker.zoo import GPT
@@ -39,6 +44,29 @@ from tests.stepping.models import (
 def probed(job: Job) -> Coupling:
     """What the probe finds of a job."""
     return find_coupling(job, samples_of(job))
+
+
+def weighted_by_class(weights: list[float]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A mean over samples by the weights of their classes, of nobody's making."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weight = torch.tensor(weights, dtype=output.dtype)
+        return nn.functional.cross_entropy(output, target, weight=weight)
+
+    return loss
+
+
+class LabelledItems(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Samples by number, with their labels in `targets`."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.inputs, self.targets = inputs, targets.tolist()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.inputs[index], self.targets[index]
 
 
 def gpt(dropout: float = 0.0) -> nn.Module:
@@ -203,9 +231,96 @@ def test_a_mean_over_tokens_is_told_as_such(masked: float) -> None:
 
 def test_a_mean_by_class_weight_is_told_from_a_batch_loss() -> None:
     """A scalar divided by anything that differs between samples is recognised by how the means of groups combine."""
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    (cause,) = probed(make_job(mlp, loss=weighted)).causes
+    (cause,) = probed(make_job(mlp, loss=weighted_by_class([1.0, 2.0, 3.0, 4.0]))).causes
     assert "of which samples have different amounts" in cause
+
+
+@pytest.mark.parametrize("batch", [2, 16, 64])
+@pytest.mark.parametrize("order", ["input first", "target first", "by item"])
+@pytest.mark.parametrize("rare", [0.01, 0.003])
+def test_a_mean_by_class_weight_is_found_however_rare_the_class(batch: int, order: str, rare: float) -> None:
+    """Two classes, of which one is rare, in a loss that nobody recognises: no composition of halves hides it."""
+    inputs, _ = vectors(1000)
+    targets = (torch.arange(1000) % round(1 / rare) == 7).long()
+    loss = weighted_by_class([1.0, 50.0, 1.0, 1.0])
+    job = make_job(mlp, data=(inputs, targets), loss=loss, batch=batch)
+    if order == "target first":
+        job = replace(job, data=(targets, inputs), fields=Fields(inputs=1, target=0))
+    elif order == "by item":
+        job = replace(job, data=LabelledItems(inputs, targets))
+    coupling = probed(job)
+    assert coupling.kind == "whole_group"
+    assert coupling.causes[0].startswith("the loss")
+
+
+@pytest.mark.parametrize("heavy", range(10))
+def test_a_weight_of_any_one_class_is_found(heavy: int) -> None:
+    """Of ten classes of unequal sizes, whichever of them it is."""
+    inputs, _ = vectors(1000)
+    targets = torch.full((1000,), 9)
+    targets[:30:3] = torch.arange(10)
+    weights = [50.0 if number == heavy else 1.0 for number in range(10)]
+    job = make_job(lambda: nn.Linear(FEATURES, 10), data=(inputs, targets), loss=weighted_by_class(weights), batch=4)
+    assert probed(job).kind == "whole_group"
+
+
+def test_a_mean_by_a_weight_among_the_samples_is_found() -> None:
+    """A third entry weighs two samples of a thousand, and the target is not the last."""
+    inputs, targets = vectors(1000)
+    weights = torch.ones(1000)
+    weights[[411, 732]] = 9.0
+
+    def weighted(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        x_BF, y_B, w_B = batch
+        return (w_B * nn.functional.cross_entropy(model(x_BF), y_B, reduction="none")).sum() / w_B.sum()
+
+    assert probed(make_job(mlp, data=(inputs, targets, weights), loss=weighted)).kind == "whole_group"
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["module", "function", "likelihood"])
+def test_weighted_means_of_pytorch_are_sums_and_counts(kind: str, smoothing: float, ignored: int) -> None:
+    """Its cross-entropies leave samples separable, and their sum over their count is what PyTorch gives for all."""
+    weight = torch.tensor([1.0, 50.0, 3.0, 0.5], dtype=torch.float64)
+    settings = {"weight": weight, "ignore_index": ignored}
+    model = mlp
+    if kind == "module":
+        loss: Any = nn.CrossEntropyLoss(**settings, label_smoothing=smoothing)
+    elif kind == "function":
+        loss = partial(nn.functional.cross_entropy, **settings, label_smoothing=smoothing)
+    else:
+        loss, model = nn.NLLLoss(**settings), lambda: nn.Sequential(mlp(), nn.LogSoftmax(1))
+    inputs, targets = vectors()
+    targets[::5] = ignored
+    coupling = probed(make_job(model, data=(inputs, targets), loss=loss))
+    assert coupling.kind == "separable", coupling
+    net = model().double()
+    objective = TrainingObjective(make_job(model, loss=loss), dtype=torch.float64)
+    value = objective.loss(net, (inputs.double(), targets), 64)
+    torch.testing.assert_close(value.sum / value.count, loss(net(inputs.double()), targets))
+
+
+def test_an_own_kind_of_a_loss_of_pytorch_is_taken_as_it_is() -> None:
+    """What overrides `forward` is probed like any other, and so is what sums by itself."""
+
+    class Doubled(nn.CrossEntropyLoss):
+        def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as PyTorch's
+            return 2 * super().forward(input, target)
+
+    assert probed(make_job(mlp, loss=Doubled(weight=torch.tensor([1.0, 2.0, 3.0, 4.0])))).kind == "whole_group"
+    assert probed(make_job(mlp, loss=nn.CrossEntropyLoss(reduction="sum"))).kind == "whole_group"
+
+
+@pytest.mark.parametrize("form", ["in memory", "items", "items held out"])
+def test_the_pool_has_classes_that_few_samples_have(form: str) -> None:
+    """One sample of 20,000, where the data or a dataset's attribute tell its class."""
+    inputs, targets = torch.zeros(20_000, 1), torch.zeros(20_000, dtype=torch.int64)
+    targets[12_345] = 1
+    job = make_job(mlp, data=(inputs, targets) if form == "in memory" else LabelledItems(inputs, targets))
+    if form == "items held out":
+        job = replace(job, valid=holdout(0.001))
+    assert probe_samples(job, samples_of(job), torch.float64).content[1].sum() == 1
 
 
 def test_every_cause_is_named() -> None:

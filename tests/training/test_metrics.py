@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,46 @@ def test_probabilities_are_of_scores_by_class_and_of_single_logits() -> None:
     metrics.update(torch.tensor([[0.0]]), torch.tensor([1]))
     assert [one.tolist() for one in seen] == [[[0.5, 0.5]], [[0.5]]]
     assert metrics.computed(World()) == {"seen": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "target"),
+    [
+        ({"loss": "binary_cross_entropy"}, torch.tensor([[1.0, 1.0]])),
+        ({"loss": torch.nn.BCEWithLogitsLoss(reduction="none")}, torch.tensor([[1.0, 1.0]])),
+        ({"loss": "mse"}, torch.tensor([[1, 1]])),
+        ({"loss": "mse", "labels": 2}, torch.tensor([[1.0, 1.0]])),
+    ],
+)
+def test_labels_have_probabilities_each_by_itself(changed: dict[str, Any], target: torch.Tensor) -> None:
+    """Where the loss, the target or the metric shows it; both of two labels can be likely, as of a softmax only one."""
+    seen: list[torch.Tensor] = []
+
+    class Watching(Counter):
+        num_labels = changed.get("labels")
+
+        def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+            super().update(output, target)
+            seen.append(output)
+
+    job = tiny_job(metrics={"seen": probabilities(Watching())}, loss=changed["loss"])
+    metrics = StatefulMetrics(job, torch.device("cpu"))
+    metrics.update(torch.tensor([[3.0, 3.0]]), target)
+    assert seen[0].min() > 0.9
+
+
+def test_shares_of_classes_are_of_a_softmax() -> None:
+    """Targets of the output's shape that are no labels: the classes of a cross-entropy compete."""
+    seen: list[torch.Tensor] = []
+
+    class Watching(Counter):
+        def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+            super().update(output, target)
+            seen.append(output)
+
+    metrics = StatefulMetrics(tiny_job(metrics={"seen": probabilities(Watching())}), torch.device("cpu"))
+    metrics.update(torch.tensor([[3.0, 3.0]]), torch.tensor([[0.3, 0.7]]))
+    assert seen[0].tolist() == [[0.5, 0.5]]
 
 
 @settings(max_examples=12)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import stoker
+from stoker import schedules
 from stoker.training.hooks import Update
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
 
@@ -56,6 +57,23 @@ def test_one_that_raises_is_told_of_at_once_and_at_the_end_and_the_run_goes_on()
     messages = [f"{failure}, and is called no more", f"{failure}, and saw nothing of the run after that"]
     assert [event["message"] for event in told.of("warned")] == messages
     assert told.kinds.index("finished") < len(told.kinds) - 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (schedules.multi_step(at=[stoker.updates(4), stoker.updates(8)]), [1.0] * 4 + [0.1] * 4 + [0.01]),
+        (schedules.warmup(0.5, then=schedules.step(every=stoker.updates(2))),
+         [0, 1 / 4.5, 0.2 / 4.5, 0.3 / 4.5, 0.04 / 4.5, 1e-2, 1e-3, 1e-3, 1e-4]),
+        (schedules.polynomial(), [1 - samples / 368 for samples in (0, 48, 80, 128, 160, 208, 240, 288, 320)]),
+    ],
+)  # fmt: skip
+def test_places_in_updates_come_at_these_updates(schedule: schedules.Schedule, rates: list[float]) -> None:
+    """Though each second batch, at an epoch's end, is smaller, so that shares of samples are none of updates."""
+    seen: list[float] = []
+    job = blobs_job(schedule=schedule, batch=48, until=stoker.updates(9), optimizer=stoker.SGD(lr=1.0))
+    stoker.train(job, sink=Heard(), hooks=[stoker.on("updated", lambda update: seen.append(update.lr))])
+    assert seen == pytest.approx(rates)
 
 
 def test_several_processes_are_not_looked_into() -> None:

@@ -97,6 +97,13 @@ def plan(
     with reported(debug=debug):
         cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
         if any(is_elsewhere(word) for word in on.split(",")):
+            of_devices = {
+                "--plan": pinned, "--network": network, "--preempted-every": preempted_every, "--slice": slice_length,
+                "--explain": explain,
+            }  # fmt: skip
+            if stray := next((option for option, value in of_devices.items() if value), None):
+                raise BadJob(f"{stray} is for devices, and --on {on} compares places elsewhere",
+                             remedy="Leave it out, or name devices alone, such as --on here,h100.")  # fmt: skip
             limits = api.PlanLimits(
                 max_cost_usd=parse_money(max_cost) if max_cost else None,
                 deadline_s=parse_duration(deadline) if deadline else None,
@@ -214,6 +221,9 @@ def train(
             if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
                 raise BadJob(f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
                              remedy="Leave it out, or name a pool: --on pool.")  # fmt: skip
+            if with_ui:
+                raise BadJob(f"--ui shows a run on this machine, and {on} is elsewhere",
+                             remedy="Leave it out; `stoker ui` shows what has come back of the run.")  # fmt: skip
             if fork:
                 raise BadJob(f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
                              remedy="Fork it here, or start a new run there without --fork.")  # fmt: skip

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -71,6 +71,7 @@ class PackedSource(IndexedSource):
             target=target if isinstance(target, str | int) else None,
         )  # fmt: skip
         self.dataset = dataset
+        self.reads_labels = bool(getattr(dataset, "reads_labels", False))
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
         if is_arrays:
@@ -97,6 +98,11 @@ class PackedSource(IndexedSource):
     def note(self) -> str | None:
         """As the dataset's."""
         return getattr(self.dataset, "note", None)
+
+    @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """As the dataset's."""
+        return self.dataset.encoding if isinstance(self.dataset, IndexedSource) else super().encoding
 
     @property
     def fingerprint(self) -> str:

@@ -61,6 +61,11 @@ def digests_by_text() -> Iterator[None]:
         _by_text.reset(token)
 
 
+def is_by_text() -> bool:
+    """Whether `digests_by_text` is in force: then jobs are described as before 2026-11-23."""
+    return _by_text.get()
+
+
 def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
     r"""Digests (16 hex digits) of what a job file and its local modules execute, by part.
 

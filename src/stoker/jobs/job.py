@@ -23,7 +23,7 @@ from stoker.jobs.objective import Objective, objective_checks
 from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
 from stoker.jobs.sampling import InOrder, Sampling
-from stoker.jobs.schedules import Constant, Plateau, Schedule, Warmup, bound
+from stoker.jobs.schedules import OPEN_SCHEDULE, Constant, Plateau, Schedule, Warmup, bound
 from stoker.jobs.sync import Sync
 from stoker.units import Duration
 
@@ -71,6 +71,12 @@ def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdou
     `stratify` takes that share of each class, as nearly as whole samples allow.
     """
     return Holdout(fraction, seed, stratify)
+
+
+class OpenAugmentation(tuple[Callable[..., Any], ...]):
+    """No transforms, of a Job that states none: a recipe may set some."""
+
+    __slots__ = ()
 
 
 @accepts_earlier_names
@@ -147,8 +153,8 @@ class Job:
     valid: Any = None
     test: Any = None
     metrics: Sequence[str | Callable[..., Any]] | Any = ()
-    schedule: Schedule = Constant()
-    augment: Sequence[Callable[..., Any]] = ()
+    schedule: Schedule = OPEN_SCHEDULE
+    augment: Sequence[Callable[..., Any]] = OpenAugmentation()
     mix: Mix | Sequence[Mix] | None = None
     clip_norm: float | None = None
     average: EMA | SWA | float | None = None

@@ -1,8 +1,9 @@
 """A Job as data, for its JobSpec: values as they are, functions and objects by what they do.
 
 A function is its name, the digest of its source (`stoker.jobs.code_digest`), its defaults and its closure; a callable
-object is its class, the digest of that class's source, and its attributes; an array is a digest of its content. Code of
-installed packages is only named: its version belongs to the Environment. What a function reads from its module is not
+object is its class, the digest of that class's source, and its attributes; an array is a digest of its content; an
+object that holds only such values, as a namespace of settings, is its class and its attributes. Code of installed
+packages is only named: its version belongs to the Environment. What a function reads from its module is not
 followed: for a job file, the digest of what is executed of it and its local imports covers it.
 """
 
@@ -18,9 +19,10 @@ from pathlib import PurePath
 from typing import Any
 
 from stoker.jobs.batch_size import AutoBatch, TokenBatch
-from stoker.jobs.code_digest import name_of, source_digest
+from stoker.jobs.code_digest import is_by_text, name_of, source_digest
 from stoker.jobs.earlier_names import SPELLINGS
 from stoker.jobs.job import Job
+from stoker.jobs.optimizers import Optimizer
 from stoker.jobs.sampling import Sampling
 from stoker.records import digest
 from stoker.records.codec import JSON
@@ -38,6 +40,9 @@ KEYS = (
 
 _LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")
 """Settings that were added later, and are left out if they are None, so that specs without them stay the same."""
+
+_MOST_PLAIN = 10_000
+"""Entries of a collection in an object that is described by its attributes."""
 
 _WORDS = ("torch.dtype", "torch.device")
 """Types whose values are described by their text. By name: jobs are described without torch."""
@@ -112,17 +117,22 @@ def _describe_routine(value: Any, within: tuple[int, ...]) -> JSON:
 
 
 def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
-    """The state of a callable object or dataclass; of any other object, such as a data set, only the type."""
+    """The state of a callable object, a dataclass or settings; of others, such as a data set, only the type."""
     described: dict[str, JSON] = {"type": name_of(type(value))}
     is_data = dataclasses.is_dataclass(value)
     if not (is_data or callable(value)):
-        return described
+        is_settings = _is_plain(value) and not is_by_text()
+        return described | ({key: _describe(item, within) for key, item in vars(value).items()} if is_settings else {})
     described |= _source(type(value))
     if is_data:
         state = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
         for field in dataclasses.fields(value):  # settings added later: specs without them stay the same
             if field.metadata.get("unsaid") and state[field.name] == field.default:
                 del state[field.name]
+        # The first pattern that matches decides. Digests sort keys, so that an order of its own is stated.
+        order = [*value.groups] if isinstance(value, Optimizer) and not is_by_text() else []
+        if all(isinstance(group, str) for group in order) and order != sorted(map(str, order)):
+            state["order"] = order
     elif hasattr(value, "state_dict"):  # a module: its parts are in its repr, and its tensors are registered
         public = {key: item for key, item in sorted(vars(value).items()) if not key.startswith("_")}
         state = {**public, "prints": repr(value), "state_dict": dict(value.state_dict())}
@@ -131,6 +141,28 @@ def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
         attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         state = dict(sorted((attributes | getattr(value, "__dict__", {})).items()))
     return described | {key: _describe(item, within) for key, item in state.items()}
+
+
+def _is_plain(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a value is made of numbers, texts, arrays and functions alone, as an `argparse.Namespace` is.
+
+    An object that can be indexed, such as a data set, is not; nor is one that holds something else, such as a file.
+    """
+    if value is None or isinstance(value, bool | int | float | str | PurePath | enum.Enum | type):
+        return True
+    if inspect.isroutine(value) or all(hasattr(value, name) for name in ("dtype", "shape", "tolist")):
+        return True
+    if id(value) in within:
+        return False
+    if isinstance(value, Mapping):
+        items: Any = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        items = value
+    elif callable(value) or hasattr(type(value), "__getitem__") or not hasattr(value, "__dict__"):
+        return name_of(type(value)) in _WORDS
+    else:
+        items = vars(value).values()
+    return len(items) <= _MOST_PLAIN and all(_is_plain(item, (*within, id(value))) for item in items)
 
 
 def _source(value: Any) -> dict[str, JSON]:

@@ -20,7 +20,7 @@ _KEEPS_STATE = ("update", "compute", "reset")
 class Named:
     """A metric with a name; otherwise it behaves as the metric.
 
-    `of_probabilities`: it takes the softmax of the scores (of a single logit the sigmoid) instead of the scores.
+    `of_probabilities`: it takes probabilities instead of the scores; see `probabilities`.
     """
 
     name: str
@@ -79,7 +79,10 @@ def _require_instances(metrics: Sequence[object]) -> None:
 
 
 def probabilities(metric: Callable[..., Any], name: str | None = None) -> Named:
-    """A stateful metric of probabilities: the softmax of the scores, or of one logit the sigmoid.
+    """A stateful metric of probabilities: the softmax of the scores; of one logit, or of labels, the sigmoid.
+
+    Scores are of labels if the job's loss is a binary cross-entropy of logits, if the metric has `num_labels` (as
+    torchmetrics' Multilabel…), or if targets are whole numbers or booleans of the output's shape.
 
     For metrics of torchmetrics that take either: they check in each batch for values outside [0, 1], so that with
     scores the result depends on how the data are cut into batches.

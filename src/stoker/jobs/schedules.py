@@ -1,7 +1,8 @@
 """Learning-rate schedules: pure functions of progress, so that they have no state to save.
 
-Progress is the share of the run's samples already trained on, from 0 up to (not including) 1. A schedule returns a
-factor of the optimiser's learning rate. Any function `progress -> factor` is a schedule; these are the usual ones.
+Progress is the share of the run's samples already trained on, from 0 up to (not including) 1; for a schedule with
+places in updates, the share of its updates. A schedule returns a factor of the optimiser's learning rate. Any function
+`progress -> factor` is a schedule; these are the usual ones.
 Places in the run are shares of it, or durations in the unit of the job's `until`, which a Job turns into shares:
 
 >>> thirds = step(every=epochs(30)).over(epochs(90))  # as Job(until=stoker.epochs(90)) does
@@ -15,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from stoker.errors import BadSetting
 from stoker.jobs.numeric_settings import is_number
@@ -38,12 +39,19 @@ _ROUNDING = 1e-9
 class Constant:
     """The learning rate as given, throughout."""
 
+    is_open: ClassVar[bool] = False
+    """Whether nobody asked for it, so that a recipe may set another schedule."""
+
     def __call__(self, progress: float) -> float:
         """Factor of the learning rate: 1 at any progress [1]."""
         return 1.0
 
 
 constant = Constant
+
+OPEN_SCHEDULE = Constant()
+"""The schedule of a Job that states none; it is equal to `constant()`, also in descriptions."""
+object.__setattr__(OPEN_SCHEDULE, "is_open", True)
 
 
 @dataclass(frozen=True)
@@ -385,6 +393,24 @@ class Plateau(Timed):
 
 
 plateau = Plateau
+
+
+def length_in_updates(schedule: object) -> float | None:
+    """Length of the run [updates] for a schedule with places in updates, which goes by the share of these; else None.
+
+    Updates differ in samples where an epoch ends in a smaller batch, so that shares of samples are none of updates.
+    """
+    return schedule.run.value if isinstance(schedule, Timed) and schedule.run and _is_in_updates(schedule) else None
+
+
+def _is_in_updates(value: object) -> bool:
+    if isinstance(value, Plateau):
+        return _is_in_updates(value.then)  # patience is no place
+    if isinstance(value, Timed):
+        return any(_is_in_updates(item) for name, item in vars(value).items() if name != "run")
+    if isinstance(value, tuple):
+        return any(map(_is_in_updates, value))
+    return isinstance(value, Duration) and value.unit == "updates"
 
 
 def _require_positive(name: str, value: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,17 @@ from stoker.jobs.lengths import Bucketed, Packed
 from stoker.jobs.run_length import Extent
 from stoker.jobs.sampling import Sampling
 from stoker.loading.dataset_adapters import SourceSamples, as_samples
-from stoker.loading.lengths import BucketedOrder, PackedSamples, first_dimension, lengths_of
+from stoker.loading.lengths import BucketedOrder, PackedSamples, collate_of, first_dimension, lengths_of
 from stoker.loading.order import Indices
-from stoker.loading.samples import OrderedSamples, RearrangedSamples, Samples, SampleSubset, hold_out, rows_of
+from stoker.loading.samples import (
+    ItemSamples,
+    OrderedSamples,
+    RearrangedSamples,
+    Samples,
+    SampleSubset,
+    hold_out,
+    rows_of,
+)
 from stoker.loading.sampling import DrawnSamples, held_out_by_class, labels_of, sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
@@ -81,7 +89,11 @@ def datasets_of(job: Job) -> Datasets:
             train, held_out[split] = hold_out(whole, given)
     test = None if job.test is None else _samples(job, job.test, "test")
     _require_separate_streams({"data": whole, **held_out, "test": test})
-    note = getattr(job.data, "note", None)
+    _require_one_encoding({"data": whole, **held_out, "test": test})
+    notes = [getattr(job.data, "note", None)]
+    if isinstance(whole, SourceSamples) and any(isinstance(given, Holdout) for given in job.validation.values()):
+        notes.append(whole.source.note_on_parts)
+    note = "; ".join(filter(None, notes)) or None
     if isinstance(job.sampling, Sampling):
         train = sampled(train, whole, job)
     elif isinstance(job.batch, TokenBatch) and not isinstance(job.sampling, Packed):
@@ -97,12 +109,12 @@ def datasets_of(job: Job) -> Datasets:
 
 def _samples(job: Job, data: Any, what: str) -> Samples:
     if not is_stream(data):
-        return as_samples(data, what=what, collate=job.fields.collate, seed=job.seed)
+        return as_samples(data, what=what, collate=collate_of(job), seed=job.seed)
     length = None
     if what == "data" and job.until.unit in ("samples", "updates"):  # then the samples of the whole run are known
         updates = job.until.value / (job.batch_size if job.until.unit == "samples" else 1)
         length = math.ceil(updates) * job.batch_size
-    return as_stream(data, what=what, collate=job.fields.collate, seed=job.seed, length=length)
+    return as_stream(data, what=what, collate=collate_of(job), seed=job.seed, length=length)
 
 
 def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
@@ -115,6 +127,35 @@ def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
                 "moves the other",
                 remedy="Make a second one for it, with the same arguments.",
             )
+
+
+def _require_one_encoding(sets: dict[str, Samples | None]) -> None:
+    """Raise BadJob if a number stands for something else in another set than in `data`.
+
+    A set may lack the last classes, or have more.
+    """
+    encodings = {what: _encoding_of(samples) for what, samples in sets.items()}
+    data = encodings.pop("data")
+    for what, encoding in encodings.items():
+        for name, meanings in encoding.items():
+            learned = data.get(name, ())
+            for index, (one, other) in enumerate(zip(meanings, learned, strict=False)):
+                if one != other:
+                    place = f"{name} {index}" if len(learned) > 1 else name
+                    raise BadJob(
+                        f"{place} is {one!r} in {what} and {other!r} in data, so that the model would be judged by "
+                        "other numbers than it learned",
+                        remedy="Give both the same: a table like=TABLE, that of data; or images the classes=SOURCE."
+                        "classes, mean and std of data.",
+                    )
+
+
+def _encoding_of(samples: Samples | None) -> Mapping[str, Sequence[object]]:
+    """The meaning of the numbers in samples, where their source, or a dataset as those of torchvision, states it."""
+    if isinstance(samples, SourceSamples):
+        return samples.source.encoding
+    numbers = getattr(samples.dataset, "class_to_idx", None) if isinstance(samples, ItemSamples) else None
+    return {"class": sorted(numbers, key=numbers.__getitem__)} if isinstance(numbers, Mapping) else {}
 
 
 def _require_indexed(job: Job) -> None:

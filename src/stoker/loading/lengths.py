@@ -5,8 +5,9 @@ Settings, costs and sources of bucketing and packing: `stoker.jobs.lengths`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +105,9 @@ def padded(
     """A `collate` for samples whose tensors differ in their first dimension: padded to the longest of the batch.
 
     Args:
-        pad: fill value, or one for each entry by its key (for tuples: its place; default 0), such as
-            `{"labels": -100}`, which losses ignore.
+        pad: fill value, or one for each entry by its key (for tuples: its place; default 0). Targets that are class
+            numbers get what the job's loss ignores, if it is a named cross-entropy (-100) or has an `ignore_index`;
+            otherwise, and to have them counted, state it: `{"labels": 0}`.
         to: fixed length of every batch, so that all have one shape, which is also the forecast's.
         multiple_of: pad to a multiple of this.
         mask: for samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
@@ -115,6 +117,42 @@ def padded(
         BadJob: `to` or `multiple_of` is no positive whole number.
     """
     return Padded(pad, to, multiple_of, mask)
+
+
+@dataclass(frozen=True)
+class _IgnoredInTargets:
+    """`padded`, but class numbers among the targets are padded with `ignored`, unless its `pad` names them."""
+
+    padded: Padded
+    fields: Fields
+    ignored: int
+
+    def __call__(self, items: list[Any]) -> Content:
+        """The batch, as `Padded` makes it."""
+        first, pad = items[0], self.padded.pad
+        keys: Any = {key: key for key in first} if isinstance(first, Mapping) else None
+        keys = tuple(range(len(first))) if isinstance(first, tuple) else keys
+        target = self.fields.target_of(keys)
+        if target is None or (isinstance(pad, Mapping) and target in pad):
+            return self.padded(items)
+        values = [torch.as_tensor(item[target]) for item in items if _has_length(item[target])]
+        if any(value.is_floating_point() and len(value) for value in values):
+            return self.padded(items)
+        fills = pad if isinstance(pad, Mapping) else dict.fromkeys(keys, pad)
+        return dataclasses.replace(self.padded, pad={**fills, target: self.ignored})(items)
+
+
+def collate_of(job: Job) -> Callable[[list[Any]], Any] | None:
+    """The job's collate function; one that pads does it with what the job's loss ignores in targets.
+
+    That is -100 for the named cross-entropies, and `ignore_index` of a loss that has it.
+    """
+    collate, loss = job.fields.collate, job.objective.loss
+    is_named = isinstance(loss, str) and loss.endswith("cross_entropy") and loss != "binary_cross_entropy"
+    ignored = -100 if is_named else getattr(loss, "ignore_index", None)
+    if not isinstance(collate, Padded) or not isinstance(ignored, int):
+        return collate
+    return _IgnoredInTargets(collate, job.fields, ignored)
 
 
 def has_one_shape(job: Job, train: Samples) -> bool:

@@ -21,6 +21,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.fields import TARGETS
 from stoker.jobs.sampling import Balanced, InOrder, Stratified, Weighted, as_array
+from stoker.loading.dataset_adapters import SourceSamples
 from stoker.loading.fields import Content
 from stoker.loading.order import (
     Indices,
@@ -79,7 +80,7 @@ def labels_of(samples: Samples, job: Job, given: Any = None) -> Labels:
         BadJob: targets are not known without reading samples, are no classes, or are not as many as samples; or a class
             named by the data has no samples.
     """
-    targets = as_array(_known_targets(samples, job) if given is None else given, "targets")
+    targets = known_targets(samples, job) if given is None else as_array(given, "targets")
     if len(targets) != len(samples):
         raise BadJob(
             f"there are {len(targets):,} targets for {len(samples):,} samples",
@@ -131,19 +132,39 @@ def shares(counts: Sequence[int] | Indices, total: int) -> list[int]:
     return [int(part) for part in whole]
 
 
-def _known_targets(samples: Samples, job: Job) -> Any:
-    """All targets, if they are known without reading samples."""
+def targets_at_hand(samples: Samples, job: Job) -> Any:
+    """All targets [N] as an array, if they are known without reading samples, and without reading records for them.
+
+    Raises:
+        BadJob: they are not.
+    """
+    inner = samples
+    while isinstance(inner, SampleSubset | OrderedSamples):
+        inner = inner.whole
+    if isinstance(inner, SourceSamples) and inner.source.reads_labels:
+        raise BadJob(f"the classes of {samples.name} are not known without reading every sample")
+    return known_targets(samples, job)
+
+
+def known_targets(samples: Samples, job: Job) -> Any:
+    """All targets [N] as an array.
+
+    Raises:
+        BadJob: they are known neither to a source nor to a dataset.
+    """
     keys = _KEYS if job.fields.target is None else (job.fields.target,)
     for key in keys:
         with suppress(KeyError, IndexError, TypeError):
             targets = samples.all_of(key)
             if isinstance(targets, torch.Tensor) and targets.dim() == 1:
-                return targets
+                return as_array(targets, "targets")
+    if isinstance(samples, SampleSubset | OrderedSamples):
+        return rows_of(samples, known_targets(samples.whole, job))
     dataset = samples.dataset if isinstance(samples, ItemSamples) else None
     for name in _ATTRIBUTES:
         targets = getattr(dataset, name, None)
         if targets is not None and not callable(targets):
-            return targets
+            return as_array(targets, "targets")
     raise BadJob(
         f"the classes of {samples.name} are not known without reading every sample",
         remedy="Give them as targets=…, one for each sample, or let the dataset have an attribute `targets`. "

@@ -26,6 +26,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job, Muon, schedules
+from stoker.jobs.job import OpenAugmentation
 from stoker.loading import transforms
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import for_evaluation
@@ -39,9 +40,9 @@ _LEAST_PIXELS_TO_SHIFT = 16
 def fast(job: Job) -> Job:
     """The job with its open settings chosen for few epochs; its model, batch and length stay.
 
-    Set are, each only if the job leaves it at its default: `optimizer` (Muon, normalised, with SGD for gains, biases
-    and the output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1), `augment`
-    (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
+    Set are, each only if the job does not state it: `optimizer` (Muon, normalised, with SGD for gains, biases and the
+    output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1, also in place of 0),
+    `augment` (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
 
     Raises:
         BadJob: the loss is not the cross-entropy, the inputs are not images, or the model has no convolutions with
@@ -63,13 +64,13 @@ def fast(job: Job) -> Job:
         job = whitened(job)
     shifts = [transforms.RandomShift(1)] if min(images_BCHW.shape[2:]) >= _LEAST_PIXELS_TO_SHIFT else []
     rest = SGD(lr=0.03, momentum=0.85, nesterov=True)
-    recipe: dict[str, Any] = {
-        "optimizer": Muon(lr=0.06, momentum=0.6, steps=3, adjust="none", normalize=True, rest=rest),
-        "schedule": schedules.warmup_linear(warmup=0.1),
-        "augment": (transforms.AlternatingFlip(), *shifts),
-    }
-    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
-    left_open = {name: value for name, value in recipe.items() if getattr(job, name) == defaults[name]}
+    left_open: dict[str, Any] = {}
+    if job.optimizer is None:
+        left_open["optimizer"] = Muon(lr=0.06, momentum=0.6, steps=3, adjust="none", normalize=True, rest=rest)
+    if getattr(job.schedule, "is_open", False):
+        left_open["schedule"] = schedules.warmup_linear(warmup=0.1)
+    if isinstance(job.augment, OpenAugmentation):
+        left_open["augment"] = (transforms.AlternatingFlip(), *shifts)
     if not job.objective.label_smoothing:
         left_open["loss"] = dataclasses.replace(job.objective, label_smoothing=0.1)
     return dataclasses.replace(job, recipe="fast", **left_open)

@@ -248,6 +248,8 @@ def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
 
 _ROUNDS_FOR_EACH = 2
 """Rounds of the probe for each comparison of parts, which costs as much as two rounds."""
+_MEDLEY = 4
+"""Samples of a batch of contrasts, as a multiple of those of a round."""
 _GRADIENT_ROUNDING = 10
 """Tolerance of gradients as a multiple of that of losses: they are sums over many more terms."""
 
@@ -277,6 +279,7 @@ class _Pass:
 def compare_parts(probe: CouplingProbe) -> Agreement:
     """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts.
 
+    The batches are those of the first rounds, and some that hold one sample of every class as far as they have room.
     Watching every operation to silence draws costs more than the operations of a recurrent layer: where no pass was
     seen to draw, it is done only if the parts do not agree without.
     """
@@ -291,9 +294,15 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     differences: list[float] = []
     if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
         return Agreement(math.nan)
-    for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
-        batch = probe.pool.batch(quad.first, quad.second)
-        agreement = _compare_cut(probe, model, batch, max(1, len(quad.first) - 1))
+    rounds, cut = max(1, probe.rounds // _ROUNDS_FOR_EACH), max(1, min(probe.sizes) - 1)
+    quads = itertools.islice(probe.quads(), rounds)
+    num_rows = sum(probe.sizes)
+    size = min(probe.job.batch_size, _MEDLEY * num_rows)
+    medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * _MEDLEY * num_rows // size)
+    batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
+    batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
+    for model, batch in batches:
+        agreement = _compare_cut(probe, model, batch, cut)
         if agreement.problem is not None:
             return agreement
         differences.append(agreement.largest)

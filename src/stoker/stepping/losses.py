@@ -41,6 +41,9 @@ _SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squee
 """Operations, by the beginnings of their names in a graph, that leave values as they are."""
 _WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
 
+_MEAN_SETTINGS = {"weight", "ignore_index", "label_smoothing"}
+"""Arguments of PyTorch's functions with which they give a mean over targets, by weight."""
+
 Result = TypeVar("Result")
 
 Compared = Callable[[], tuple[Any, Any]]
@@ -62,13 +65,15 @@ LossForm = Literal["sum and count", "value per sample", "scalar"]
 class _Measure:
     """A loss or metric by name. Its function takes (model, batch) if `takes_model`, else (output, target).
 
-    With `takes_scores` it is given the logits of an output that has them under a name.
+    With `takes_scores` it is given the logits of an output that has them under a name. `count_of` counts a target where
+    the function gives the sum alone.
     """
 
     name: str
     function: Callable[..., Any]
     takes_model: bool
     takes_scores: bool = False
+    count_of: Callable[[torch.Tensor], torch.Tensor | float] | None = None
 
 
 class TrainingObjective:
@@ -218,8 +223,21 @@ class TrainingObjective:
         if isinstance(given, nn.Module):
             placed = copy.deepcopy(given).to(device=self._device, dtype=self._dtype)
             is_of_torch = type(given).__module__.startswith("torch.nn")
-            return _Measure(name, placed, takes_model(given.forward), takes_scores=is_of_torch)
+            count_of = None
+            is_plain = type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+            if is_plain and isinstance(placed, nn.CrossEntropyLoss | nn.NLLLoss) and placed.reduction == "mean":
+                placed.reduction = "sum"
+                count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
+            return _Measure(name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of)
         if not isinstance(given, str):
+            settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
+            function = given.func if isinstance(given, functools.partial) and not given.args else given
+            if function in (F.cross_entropy, F.nll_loss) and settings.keys() <= _MEAN_SETTINGS:
+                count_of = functools.partial(
+                    _weight_of, weight=settings.get("weight"), ignored=settings.get("ignore_index", IGNORED_TARGET)
+                )
+                summed = functools.partial(given, reduction="sum")
+                return _Measure(name, summed, takes_model=False, count_of=count_of)
             return _Measure(name, given, takes_model(given))
         if given == "own":
             return _Measure(name, _own_loss, takes_model=False)
@@ -287,6 +305,8 @@ class TrainingObjective:
             if self._entries is not None and isinstance(target, MixedTarget):
                 return mixed_loss(self._entries, output, target)
             value = measure.function(output, target)
+            if measure.count_of is not None:
+                return Loss(value, measure.count_of(target))
         except (IndexError, RuntimeError, ValueError) as error:
             message, remedy = _misfit(measure.name, output, target, error)
             raise BadJob(message, remedy=remedy) from error
@@ -349,6 +369,12 @@ def without_values() -> Iterator[None]:
         _WITHOUT_VALUES.reset(token)
 
 
+def is_by_label(loss: object) -> bool:
+    """Whether a loss takes each score for the logit of a label by itself, not of one class among others."""
+    is_named = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
+    return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
+
+
 def normalised_twice(loss: object, output: Any) -> str | None:
     """A notice for a loss that normalises scores itself and is given probabilities; None if it is not.
 
@@ -357,8 +383,7 @@ def normalised_twice(loss: object, output: Any) -> str | None:
     """
     of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
     of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
-    of_pairs = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
-    if not (of_classes or of_pairs or isinstance(loss, nn.BCEWithLogitsLoss)):
+    if not (of_classes or is_by_label(loss)):
         return None
     node = getattr(scores(output), "grad_fn", None)
     while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
@@ -415,6 +440,20 @@ def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: 
     if target.is_floating_point():
         return Loss(total, target.numel() // target.shape[1])
     return Loss(total, _num_valid(target))
+
+
+def _weight_of(target: torch.Tensor, *, weight: torch.Tensor | None, ignored: int) -> torch.Tensor | float:
+    """The divisor of the mean of PyTorch's cross-entropies: the class weights of the targets that are not ignored.
+
+    Targets that are probabilities count as one each, whatever the weights.
+    Source: PyTorch 2.13, aten/src/ATen/native/LossNLL.cpp; label smoothing divides by the same.
+    """
+    if target.is_floating_point():
+        return target.numel() // target.shape[1]
+    if weight is None:
+        return _num_valid(target) if ignored == IGNORED_TARGET else (target != ignored).sum()
+    is_valid = target != ignored
+    return (weight[target.masked_fill(~is_valid, 0).long()] * is_valid).sum()
 
 
 def _num_valid(target: torch.Tensor) -> torch.Tensor | int:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from stoker.loading.batches import Batch, InputPipeline
 from stoker.loading.fields import Content, map_tensors, take
 from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of, seed_generators
 from stoker.loading.samples import BadSample, Samples
+from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
@@ -33,6 +35,10 @@ from stoker.stepping.python_state import is_shared, python_generators, python_st
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
+_MOST_COMPARED, _FEW_VALUES = 2**20, 64
+"""Numbers of a tensor among which values are counted, and distinct values that are few."""
+_MOST_TARGETS = 2**22
+"""Targets among which rare ones are looked for: sorting these takes half a second."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +71,19 @@ class ProbeSamples:
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
         """Rows for an endless series of comparisons of halves of these sizes.
 
-        The first compare the samples that differ most, such as those with most and least padding. In every second one
-        the substitutes are copies of one sample, which overflow a capacity that samples seldom reach.
+        In every second one the halves are the contrasts of one tensor, or they and their substitutes are samples as
+        drawn. In the others the substitutes are copies of one sample, which overflow a capacity that samples seldom
+        reach.
         """
-        turn, extremes = 0, self._extremes()
+        turn, contrasts, each = 0, self.contrasts, min(sizes)
         while True:
-            low, high = (rows[turn // 2 * min(sizes) :] for rows in extremes)
             picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
+            again, tensor = divmod(turn // 2, max(1, len(contrasts)))
+            pairs = contrasts[tensor][again * each : (again + 1) * each] if contrasts else ()
             if turn % 2:
                 picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
-            elif len(low):
+            elif pairs:
+                low, high = np.array(pairs, np.int64).T
                 picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
             for place in (0, 1):
                 if np.array_equal(picked[place], picked[place + 2]):
@@ -82,30 +91,60 @@ class ProbeSamples:
             yield HalvesAndSubstitutes(*picked)
             turn += 1
 
+    def medleys(self, size: int, same: int, at_least: int) -> Iterator[Indices]:
+        """Batches of up to `size` rows that hold `same` copies of one sample and then one for each contrast.
+
+        The last one has only the rest of these, but `at_least` rows. A mean that weighs samples by something of which
+        few have more or less is another in parts of such a batch than in the whole.
+        """
+        by_turns = itertools.chain.from_iterable(itertools.zip_longest(*self.contrasts))
+        pairs = [pair for pair in by_turns if pair is not None]
+        highs = list(dict.fromkeys(high for _, high in pairs))
+        for start in range(0, len(highs), size - same):
+            chunk = np.array(highs[start : start + size - same], np.int64)
+            rows = np.resize(chunk, max(len(chunk), at_least - same))
+            yield np.concatenate([np.repeat(np.int64(pairs[0][0]), same), rows])
+
     def _rows(self, size: int, seed: int, turn: int, place: int) -> Indices:
         order = KeyedPermutation(len(self), key_of(RandomStream.PROBE, seed, turn, place))
         return order(np.arange(size, dtype=np.int64) % len(self))
 
-    def _extremes(self) -> tuple[Indices, Indices]:
-        """Rows that hold an entry's lowest and highest values least and most often, such as padding."""
-        low: list[int] = []
-        high: list[int] = []
+    @cached_property
+    def contrasts(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each tensor, pairs of the rows that hold a value of it least and most often.
+
+        The values are all there are, the rarest first, where these are few, such as labels; else the lowest and the
+        highest, such as padding. Tensors of fewest numbers come first: labels and weights before inputs.
+        """
+        flats: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dim() > 0 and tensor.shape[0] == len(self) and tensor.numel() and not tensor.is_complex():
-                flat = tensor.reshape(len(self), -1)
-                for extreme in (flat.min(), flat.max()):
-                    times = (flat == extreme).sum(1)
-                    low.append(int(times.argmin()))
-                    high.append(int(times.argmax()))
+                flats.insert(0, tensor.reshape(len(self), -1))  # of equally many numbers, the last is the target
             return tensor
 
         map_tensors(self.content, note)
-        return np.array(low or [0], np.int64), np.array(high or [1], np.int64)
+        by_tensor = [_contrasts(flat) for flat in sorted(flats, key=torch.numel)]
+        return tuple(filter(None, by_tensor))
+
+
+def _contrasts(flat: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """Pairs of different rows of a tensor [B, ...] that hold a value least and most often, each pair once."""
+    values = torch.stack([flat.min(), flat.max()])
+    if flat.numel() <= _MOST_COMPARED:
+        found, counts = flat.unique(return_counts=True)
+        values = found[counts.argsort(stable=True)] if len(found) <= _FEW_VALUES else values
+    pairs: dict[frozenset[int], tuple[int, int]] = {}
+    for value in values:
+        times = (flat == value).sum(1)
+        low, high = int(times.argmin()), int(times.argmax())
+        if low != high:
+            pairs.setdefault(frozenset((low, high)), (low, high))
+    return tuple(pairs.values())
 
 
 def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: int = _MOST_IN_MEMORY) -> ProbeSamples:
-    """A pool of up to 512 of the job's samples, the same ones every time.
+    """A pool of up to 512 of the job's samples, the same ones every time; with the rarest targets where it is whole.
 
     Raises:
         BadJob: a sample cannot be fetched, or samples do not collate.
@@ -116,6 +155,8 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: in
         map_tensors(samples.fetch(order(np.arange(1, dtype=np.int64)), 0), lambda tensor: sizes.append(tensor.nbytes))
         most = min(samples.num_at_hand, at_most, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
         indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, sum(sizes)))), dtype=np.int64))
+        if at_most == _MOST_IN_MEMORY:
+            indices = _with_rare_targets(indices, samples, job)
         content = samples.fetch(indices, 0)
         map_tensors(content, _require_computable)
     except BadSample as problem:
@@ -123,6 +164,22 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: in
     fields = job.fields
     pipeline = InputPipeline(torch.device("cpu"), fields, samples.prepare, job.augment, job.seed, dtype=dtype)
     return ProbeSamples(content, indices, pipeline)
+
+
+def _with_rare_targets(indices: Indices, samples: Samples, job: Job) -> Indices:
+    """`indices` with a sample of each class that they lack, up to a quarter of them, where classes are known unread."""
+    try:
+        targets = targets_at_hand(samples, job)
+    except BadJob:
+        return indices
+    if len(targets) != len(samples) or len(targets) > _MOST_TARGETS:
+        return indices
+    classes, firsts, counts = np.unique(targets, return_index=True, return_counts=True)
+    if targets.dtype.kind == "f" and len(classes) > _FEW_VALUES:  # amounts
+        return indices
+    firsts = firsts[np.argsort(counts, kind="stable")]
+    lacking = firsts[~np.isin(targets[firsts], targets[indices])][: len(indices) // 4]
+    return np.concatenate([indices[: len(indices) - len(lacking)], lacking])
 
 
 def _require_computable(tensor: torch.Tensor) -> None:

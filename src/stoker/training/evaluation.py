@@ -28,7 +28,7 @@ from stoker.loading.batches import Batch, Split, in_order
 from stoker.loading.fields import Content
 from stoker.loading.samples import Samples
 from stoker.records.codec import JSON
-from stoker.stepping.losses import Compared
+from stoker.stepping.losses import Compared, is_by_label
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.world import World, gather_bytes, gather_json
@@ -146,7 +146,8 @@ class StatefulMetrics:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         self._metrics: dict[str, Any] = {}
-        self._of_probabilities: set[str] = set()
+        self._of_probabilities: dict[str, bool] = {}
+        """Whether each of these metrics has a probability for every label, rather than one distribution of classes."""
         for metric in filter(is_stateful, job.metrics):
             given: Any = copy.deepcopy(metric.metric if isinstance(metric, Named) else metric)
             placed = given.to(device) if hasattr(given, "to") else given
@@ -156,7 +157,9 @@ class StatefulMetrics:
             placed.reset()
             self._metrics[metric_name(metric)] = placed
             if isinstance(metric, Named) and metric.of_probabilities:
-                self._of_probabilities.add(metric_name(metric))
+                parts = placed.modules() if hasattr(placed, "modules") else (placed,)
+                has_labels = any(getattr(part, "num_labels", None) for part in parts)  # as torchmetrics' Multilabel…
+                self._of_probabilities[metric_name(metric)] = has_labels or is_by_label(job.objective.loss)
 
     def update(self, output: Any, target: Any) -> None:
         """Update all of them with a batch.
@@ -167,8 +170,11 @@ class StatefulMetrics:
         for name, metric in self._metrics.items():
             try:
                 seen = output
-                if name in self._of_probabilities:  # of scores [B, classes, ...], or of one logit a sample
-                    seen = output.softmax(1) if output.dim() > 1 and output.shape[1] > 1 else output.sigmoid()
+                if (by_label := self._of_probabilities.get(name)) is not None:
+                    # Of scores [B, classes, ...]; or of one logit a sample, or of labels [B, labels, ...].
+                    is_flags = output.shape == getattr(target, "shape", None) and not target.is_floating_point()
+                    is_single = output.dim() < 2 or output.shape[1] == 1
+                    seen = output.sigmoid() if by_label or is_flags or is_single else output.softmax(1)
                 metric.update(seen, target)
             except (TypeError, ValueError, RuntimeError, IndexError) as problem:
                 raise BadJob(f"metric {name} raised {type(problem).__name__}: {str(problem).strip()}",

@@ -16,6 +16,7 @@ from stoker.activity import doing
 from stoker.devices.hardware import checkpoint_interval_s
 from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
+from stoker.jobs.schedules import length_in_updates
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.samples import Samples, reads_repeated
 from stoker.loading.workers import WorkerDeath
@@ -189,6 +190,7 @@ class Loop:
     def _updated(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
         """Make the update at `position`, again if it fails and can be made; its loss, or None where it is skipped."""
         batch.progress, trials = progress, self.trials
+        progress = self._scheduled(position, progress)
         failure: Replanned | Shortage | None = None
         if trials is not None:
             trials.before(batch, position)
@@ -237,13 +239,19 @@ class Loop:
                     rest += itertools.islice(batches, at_once - 1)
                     self.telemetry.lap("data")
                     self.recovery.keep()
-                    progresses = [self.extent.position(start + index).samples / total for index in range(at_once)]
+                    positions = [self.extent.position(start + index) for index in range(at_once)]
+                    progresses = [self._scheduled(position, position.samples / total) for position in positions]
                     losses = self.step.updates(rest, start, progresses)
                     if losses:
                         self.telemetry.updated_together(losses, batch.whole_size)
                         self.reached = self.extent.position(start + len(losses))
                     del rest[: len(losses)]
                 yield from rest
+
+    def _scheduled(self, position: Position, progress: float) -> float:
+        """The share of the run before `position` by which the schedule goes: `progress`, of samples, or of updates."""
+        updates = length_in_updates(self.step.job.schedule)
+        return progress if updates is None else position.updates / updates
 
     def _is_quiet(self, updates: int, end: int) -> bool:
         """Whether nothing but updates is due up to `updates` and in the update after."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,30 @@ def test_labels_can_come_from_a_table(tmp_path: Path) -> None:
         ("0.png", 0),
         ("1.png", 1),
         ("2.png", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (range(12), [*map(str, range(12))]), ([10, 9, 100], ["9", "10", "100"]), (["10", "9", "x"], ["10", "9", "x"]),
+        (["-1", "10", "9"], ["-1", "10", "9"]), (["1", "01", "²"], ["01", "1", "²"]),
+        (["10", "1", "01"], ["01", "1", "10"]),
+    ],
+)  # fmt: skip
+def test_labels_that_are_numbers_are_in_the_order_of_numbers(
+    labels: Sequence[object], classes: list[str], tmp_path: Path
+) -> None:
+    """Those from 0 on are their own numbers, as the labels of another set or of a script are."""
+    lines = []
+    for at, label in enumerate(labels):
+        (tmp_path / f"{at}.png").write_bytes(png_of(at))
+        lines.append(f"{at}.png,{label}\n")
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(lines), encoding="utf-8")
+    source = stoker.data.image_folder(tmp_path, labels=tmp_path / "labels.csv")
+    assert source.classes == tuple(classes)
+    assert [source.classes[number] for number in source.labels()] == [
+        str(label) for _, label in sorted(zip(map("{}.png".format, range(len(labels))), labels, strict=True))
     ]
 
 

@@ -59,6 +59,18 @@ def test_an_empty_list_has_the_numbers_of_its_column() -> None:
     assert words.rows(np.array([1, 0]))["words"] == [[], ["a"]]
 
 
+def test_truth_values_are_whole_numbers() -> None:
+    """As labels of two classes, and as inputs, alone and in batches; they are so in lists as well."""
+    source = stoker.data.huggingface(dataset(label=[True, False], flag=[False, True], flags=[[True], [False]]))
+    batch = source.rows(np.array([0, 1]))
+    assert {name: (entry.dtype, entry.tolist()) for name, entry in batch.items()} == {
+        "label": (torch.int64, [1, 0]), "flag": (torch.int64, [0, 1]), "flags": (torch.int64, [[1], [0]]),
+    }  # fmt: skip
+    one = as_samples(source, what="data", collate=torch.utils.data.default_collate).fetch(np.array([0]), 0)
+    assert (one["label"].dtype, one["flag"].dtype) == (torch.int64, torch.int64)
+    assert source.labels().tolist() == [1, 0]
+
+
 def test_numbers_beyond_int64_and_labels_that_are_missing_are_told() -> None:
     """Neither becomes a negative number."""
     given = datasets.Dataset(pa.table({"v": pa.array([[2**63 + 5]], pa.list_(pa.uint64()))}))

@@ -12,6 +12,7 @@ import torch
 import stoker
 from stoker.data.files import table_blocks
 from stoker.errors import BadJob
+from stoker.loading.datasets import datasets_of
 
 
 def csv_at(path: Path) -> Path:
@@ -105,3 +106,24 @@ def test_words_after_a_number_that_was_taken_for_missing_are_refused(
     assert 'target_kind="class"' in str(told.value.remedy)
     source = stoker.data.csv(path, target="y", target_kind="class", missing=missing)
     assert source.classes == ("1", "2", "3", "NA", "cat")
+
+
+def test_means_that_saw_what_is_set_aside_are_noted(tmp_path: Path) -> None:
+    """After a split and for a holdout; not where nothing is missing, no part is set aside, or means are of another."""
+    rows = [f"{'' if at == 3 else at},{at % 2}" for at in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *rows]))
+    table = stoker.data.csv(tmp_path / "t.csv", target="y", missing={"a": "mean"})
+    words = "the means in place of missing values of 'a' are of all rows, those set aside included"
+    parts = table.split(valid=0.2)
+    assert [words in (part.note or "") for part in (parts.train, parts.valid, table)] == [True, False, False]
+    like = stoker.data.csv(tmp_path / "t.csv", like=table)
+    assert words not in (like.split(valid=0.2).train.note or "")
+    for data, valid, is_noted in ((table, stoker.holdout(0.2), True), (table, table, False), (like, table, False)):
+        job = stoker.Job(
+            model=object, data=data, valid=valid, loss="mse", optimizer=stoker.SGD(lr=0.1), batch=4,
+            until=stoker.epochs(1),
+        )  # fmt: skip
+        assert (words in (datasets_of(job).note or "")) == is_noted
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *(f"{at},0" for at in range(20))]))
+    whole = stoker.data.csv(tmp_path / "t.csv", target="y", missing={"a": "mean"})
+    assert words not in (whole.split(valid=0.2).train.note or "")

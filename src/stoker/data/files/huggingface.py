@@ -87,7 +87,7 @@ class HuggingFace(IndexedSource):
             if self._kinds[name] == "text":
                 batch[name] = entries
             elif not isinstance(entries[0], torch.Tensor):
-                batch[name] = torch.tensor(entries)
+                batch[name] = torch.tensor(entries, dtype=torch.int64)
             elif any(entry.shape != entries[0].shape for entry in entries):
                 return None  # the reader of single rows reports which two differ
             else:
@@ -132,7 +132,9 @@ class HuggingFace(IndexedSource):
                 ) from error
         if kind == "numbers":
             return _numbers(value, self._dtypes[name], f"{name!r} in row {index} of {self.name}")
-        return _numbers(float(value), self._dtypes[name], name) if kind == "number" else value
+        if kind == "number":
+            return _numbers(float(value), self._dtypes[name], name)
+        return int(value) if kind == "integer" else value  # a truth value is one
 
     def _lacking(self, name: str, index: int) -> BadJob:
         return BadJob(

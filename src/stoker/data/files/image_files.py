@@ -156,14 +156,55 @@ class ImageFolder(IndexedSource):
         dropped = left_out(self._clean, self.root)
         if self._labels_file is not None:
             labelled = list(_labelled(self._labels_file, self.root))
-            return _listed(self.root, labelled, self._given_classes, dropped, note=None)
+            return self._listed(labelled, self._given_classes, dropped, notes=[])
         names = list(files_below(self.root))
         others = [name for name in names if Path(name).suffix.lower() not in SUFFIXES]
-        note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
+        notes = [f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}"] if others else []
         left_aside = set(others)
         # The label is the first folder of the path, "" if there is none.
         labelled = [(name, name.partition("/")[0] if "/" in name else "") for name in names if name not in left_aside]
-        return _listed(self.root, labelled, self._given_classes or _folders(self.root), dropped, note)
+        return self._listed(labelled, self._given_classes or _folders(self.root), dropped, notes)
+
+    def _listed(
+        self, labelled: list[tuple[str, str]], classes: tuple[str, ...] | None, dropped: frozenset[str],
+        notes: list[str],
+    ) -> ImageListing:  # fmt: skip
+        """The listing of files with their classes, in the order of their names."""
+        root = self.root
+        kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
+        require_known(dropped, len(labelled) - len(kept), str(root))
+        known = classes if classes is not None else _in_order({label for _, label in kept})
+        numbers = {label: number for number, label in enumerate(known)}
+        for name, label in kept:
+            if not label:
+                raise BadJob(
+                    f"{root / name} is in no folder of a class",
+                    remedy="Put it into a folder named after its class, leave it out with clean=…, or give "
+                    "labels=FILE.",
+                )
+            if label not in numbers:
+                raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
+                             remedy="Name it among classes=…, or take it away.")  # fmt: skip
+        labels = np.array([numbers[label] for _, label in kept], np.int64)
+        if not kept:
+            raise BadJob(
+                f"there are no images in {root}", remedy="Give a folder with one folder of images for each class."
+            )
+        counts = np.bincount(labels, minlength=len(known))
+        empty = ", ".join(repr(name) for name, count in zip(known, counts, strict=True) if not count)
+        if empty and self._given_classes is None:
+            raise BadJob(
+                f"{root} has no images of {empty} ({len(labels):,} of the other classes)",
+                remedy="Take the empty folder away, or name the classes that count: classes=[…].",
+            )
+        if empty:
+            notes = [f"{root} has no images of {empty}", *notes]
+        files = [existing_version(root / name, remedy="It is named among the images.") for name, _ in kept]
+        versions = np.array(files, np.int64).reshape(-1, 2)
+        if len(kept) < len(labelled):
+            left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
+            notes = [left, *notes]
+        return ImageListing(Names(name for name, _ in kept), versions, labels, known, "; ".join(notes) or None)
 
     @cached_property
     def _versions(self) -> np.typing.NDArray[np.int64]:
@@ -247,7 +288,7 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
         std: divisor after that; default 1.
         classes: their names in the order of their numbers; default: the folders, sorted.
         labels: a CSV file with a header, if there are no folders of classes: its first column is a file below `path`,
-            its second the class.
+            its second the class; classes that are whole numbers are sorted by value.
         clean: the clean list of `stoker data check`, whose samples are left out.
 
     Raises:
@@ -260,40 +301,10 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
     return ImageFolder(root, form, named, table, clean)
 
 
-def _listed(
-    root: Path, labelled: list[tuple[str, str]], classes: tuple[str, ...] | None, dropped: frozenset[str],
-    note: str | None,
-) -> ImageListing:  # fmt: skip
-    """The listing of files with their classes, in the order of their names."""
-    kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
-    require_known(dropped, len(labelled) - len(kept), str(root))
-    known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
-    numbers = {label: number for number, label in enumerate(known)}
-    for name, label in kept:
-        if not label:
-            raise BadJob(
-                f"{root / name} is in no folder of a class",
-                remedy="Put it into a folder named after its class, leave it out with clean=…, or give labels=FILE.",
-            )
-        if label not in numbers:
-            raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
-                         remedy="Name it among classes=…, or take it away.")  # fmt: skip
-    labels = np.array([numbers[label] for _, label in kept], np.int64)
-    if not known:
-        raise BadJob(f"there are no images in {root}", remedy="Give a folder with one folder of images for each class.")
-    counts = np.bincount(labels, minlength=len(known))
-    empty = [name for name, count in zip(known, counts, strict=True) if not count]
-    if empty:
-        raise BadJob(
-            f"{root} has no images of {', '.join(map(repr, empty))} ({len(labels):,} of the other classes)",
-            remedy="Take the empty folder away, or name the classes that count: classes=[…].",
-        )
-    files = [existing_version(root / name, remedy="It is named among the images.") for name, _ in kept]
-    versions = np.array(files, np.int64).reshape(-1, 2)
-    if len(kept) < len(labelled):
-        left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
-        note = left if note is None else f"{left}; {note}"
-    return ImageListing(Names(name for name, _ in kept), versions, labels, known, note)
+def _in_order(labels: set[str]) -> tuple[str, ...]:
+    """The labels of a table, sorted; by value if all are whole numbers, so that 0 to 11 keep theirs."""
+    are_numbers = all(label.isascii() and label.isdecimal() for label in labels)
+    return tuple(sorted(sorted(labels), key=int) if are_numbers else sorted(labels))
 
 
 def _folders(root: Path) -> tuple[str, ...]:

@@ -33,7 +33,12 @@ class IndexedSource(ABC):
 
     Attributes:
         name: its name in errors and reports.
+        form: the conversion of images, an `ImageForm`; None where there are none.
+        reads_labels: whether `labels` reads every sample.
     """
+
+    form: Any = None
+    reads_labels = False
 
     def __init__(self, name: str, *, classes: tuple[str, ...] = (), target: str | int | None = None) -> None:
         self.name = name
@@ -67,6 +72,12 @@ class IndexedSource(ABC):
         return self._classes
 
     @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """The meaning of the numbers in samples, in their order, by what they number; a job's sets must agree in it."""
+        images = {} if self.form is None else {"image mean": self.form.mean, "image std": self.form.std}
+        return {"class": self.classes, **images}
+
+    @property
     def target(self) -> str | int | None:
         """The entry of a sample that is its label: a key of a dict or an index of a tuple; None if there is none."""
         return self._target
@@ -74,6 +85,11 @@ class IndexedSource(ABC):
     @property
     def note(self) -> str | None:
         """A line for the user about the data, or None."""
+        return None
+
+    @property
+    def note_on_parts(self) -> str | None:
+        """A line for the user where a part of the samples is set aside, or None."""
         return None
 
     @property
@@ -139,6 +155,7 @@ class Subset(IndexedSource):
         super().__init__(f"{whole.name}[{what}]", classes=whole.classes, target=whole.target)
         self.whole = whole
         self.indices = indices
+        self.reads_labels = whole.reads_labels
         self._rule = rule
         self._note = note
 
@@ -154,7 +171,8 @@ class Subset(IndexedSource):
     @property
     def note(self) -> str | None:
         """The division of the whole, and the whole's own note."""
-        notes = [note for note in (self._note, self.whole.note) if note is not None]
+        on_parts = self.whole.note_on_parts if self._note else None
+        notes = [note for note in (self._note, on_parts, self.whole.note) if note is not None]
         return "; ".join(notes) or None
 
     def sample(self, index: int) -> Any:
@@ -177,6 +195,11 @@ class Subset(IndexedSource):
     def prepare(self, batch: Any) -> Any:
         """As the whole does."""
         return self.whole.prepare(batch)
+
+    @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """The whole's."""
+        return self.whole.encoding
 
 
 class Splits(NamedTuple):

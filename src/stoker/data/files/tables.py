@@ -101,6 +101,15 @@ class Table(IndexedSource):
         return self.table.record.categories
 
     @property
+    def encoding(self) -> Mapping[str, Sequence[object]]:
+        """Features, classes, values of categories, and the means that stand for missing values."""
+        record = self.table.record
+        means = {f"mean of {name!r}": (mean,) for name, mean in record.means.items() if record.missing.get(name)}
+        target = () if record.target_kind is None else ("a class" if record.target_kind == "class" else "a number",)
+        values = {f"{name!r}, value": known for name, known in record.categories.items()}
+        return {"feature": record.features, "target": target, "class": record.classes, **values, **means}
+
+    @property
     def note(self) -> str | None:
         """Counts of missing values and of rows left out."""
         record = self.table.record
@@ -111,6 +120,18 @@ class Table(IndexedSource):
             f"{record.num_cleaned:,} rows are left out by the clean list" if record.num_cleaned else "",
         ]
         return f"{self.name}: {'; '.join(filter(None, parts))}" if any(parts) else None
+
+    @property
+    def note_on_parts(self) -> str | None:
+        """The features with means that are of this table's rows, whatever part these are in."""
+        record = self.table.record
+        filled = [] if self._like is not None else [repr(name) for name in record.means if record.missing.get(name)]
+        return (
+            f"the means in place of missing values of {', '.join(filled)} are of all rows, those set aside included; "
+            "with files of their own, read like=TABLE, they would be of the training rows"
+            if filled
+            else None
+        )
 
     def __len__(self) -> int:
         """Number of rows."""

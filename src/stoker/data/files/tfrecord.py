@@ -43,6 +43,8 @@ Kind = str | tuple[str, Sequence[int]]
 class TFRecord(IndexedSource):
     """Examples as dicts with the entries `features`."""
 
+    reads_labels = True
+
     def __init__(
         self, paths: tuple[Path, ...], features: dict[str, tuple[str, tuple[int, ...]]], form: ImageForm,
         target: str | None, classes: tuple[str, ...], clean: Clean,

@@ -58,6 +58,8 @@ class Members:
 class WebDataset(IndexedSource):
     """Samples of shards: a tuple with an entry for each of `fields`."""
 
+    reads_labels = True
+
     def __init__(
         self, paths: tuple[Path, ...], fields: tuple[str, ...], form: ImageForm, classes: tuple[str, ...], clean: Clean
     ) -> None:
