@@ -70,7 +70,7 @@ def manifest() -> CheckpointManifest:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.data())
 def test_every_record_survives_writing_and_reading(record: type, data: st.DataObject) -> None:
     """What is read is what was written, field by field, and so is its digest."""
