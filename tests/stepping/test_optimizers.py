@@ -139,7 +139,7 @@ def is_matrix(_name: str, parameter: nn.Parameter) -> bool:
 
 
 def test_groups_by_predicate_are_those_of_pytorchs_own_loop() -> None:
-    """Decay of matrices alone, in float64 over twelve updates at another micro-batch; the rest has the optimiser's own."""
+    """Decay of matrices alone, in float64, over twelve updates at another micro-batch; the rest has its own."""
     groups = {is_matrix: {"weight_decay": 0.3}, "*bias": {"lr": 0.02}}
     job = make_job(mlp, optimizer=AdamW(lr=0.01, weight_decay=0.0, groups=groups))
 
