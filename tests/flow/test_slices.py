@@ -64,12 +64,12 @@ def test_a_slice_that_is_too_short_makes_one_update() -> None:
 def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
     """By the time of the process; the last one ends with 0."""
     path, name = job_file(), "timed"
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=700", "--plan", plan_over(Layout()), "--json"]
-    first = stoker_process(*arguments, "--run-dir", name, "--slice", "3s")
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=500", "--plan", plan_over(Layout()), "--json"]
+    first = stoker_process(*arguments, "--run-dir", name, "--slice", "1.5s")
     assert first.code == 75, first.err
     stopped = first.of("stopped")[0]
     assert stopped["reason"] == "slice over"
-    assert 0 < stopped["samples"] < 700 * 80
+    assert 0 < stopped["samples"] < 500 * 80
     assert stoker.load(name).record.samples == stopped["samples"]
     last = stoker_process(*arguments, "--run-dir", name, "--slice", "10min")
     assert last.code == 0, last.err
