@@ -20,7 +20,6 @@ from tests.serving.asking import running
 EASY = Objective(q=0.9, within_s=2.0)
 
 
-@pytest.mark.slow
 def test_a_search_writes_the_settings_that_a_server_loads(tmp_path: Path) -> None:
     """What was found lies beside the versions, with its basis; limits that the user had set are kept."""
     tiny_artifact(tmp_path, name="digits")
