@@ -38,9 +38,12 @@ LONGEST_S = 300.0
 """How long a program may run on after it was last spoken to [s], before it is killed."""
 _IMPORTED = (
     "stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "stoker.reporting.run_page",
-    "stoker.stepping.layouts.sharded", "torch._dynamo",
+    "stoker.stepping.layouts.sharded", "torch.distributed.tensor.debug", "stoker.layouts.stages",
+    "stoker.planning.model.cpu_times", "numpy.ma", "numpy.ctypeslib", "encodings.idna", "torch._dynamo",
 )  # fmt: skip
 """What a run imports from its command to its report."""
+_IMPORTED_IF_INSTALLED = ("pydantic.type_adapter",)
+"""What Typer imports when it reads a command's options."""
 _MOST_BYTES = 2**17  # of an order, most of which is the environment
 _MOST_FILES = 8  # with an order
 
@@ -269,6 +272,9 @@ def _serve(orders: socket.socket) -> None:
     """Import what every run needs, then fork for each order."""
     for module in _IMPORTED:
         importlib.import_module(module)
+    for module in _IMPORTED_IF_INSTALLED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
