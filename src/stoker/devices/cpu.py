@@ -44,7 +44,7 @@ def read_limits(membership: str, root: Path) -> CgroupLimits:
     """
     quotas: list[float] = []
     memories: list[int] = []
-    for directory in _group_directories(membership, root):
+    for directory in filter(os.path.isdir, _group_directories(membership, root)):
         quota = _cpu_quota(directory)
         if quota is not None:
             quotas.append(quota)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 import time
@@ -52,6 +53,9 @@ class ProbeSamples:
     content: Content
     indices: Indices
     pipeline: InputPipeline
+    _known: dict[tuple[tuple[int, int], int], list[HalvesAndSubstitutes]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -63,29 +67,36 @@ class ProbeSamples:
         return Batch(take(self.content, chosen.tolist(), len(self)), self.indices[chosen], 0, self.pipeline)
 
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
-        """Rows for an endless series of comparisons of halves of these sizes.
+        """Rows for an endless series of comparisons of halves of these sizes; they are to be read only.
 
         The first compare the samples that differ most, such as those with most and least padding. In every second one
         the substitutes are copies of one sample, which overflow a capacity that samples seldom reach.
         """
-        turn, extremes = 0, self._extremes()
-        while True:
-            low, high = (rows[turn // 2 * min(sizes) :] for rows in extremes)
-            picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
-            if turn % 2:
-                picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
-            elif len(low):
-                picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
-            for place in (0, 1):
-                if np.array_equal(picked[place], picked[place + 2]):
-                    picked[place + 2] = (picked[place + 2] + 1) % len(self)
-            yield HalvesAndSubstitutes(*picked)
-            turn += 1
+        known = self._known.setdefault((sizes, seed), [])
+        for turn in itertools.count():
+            if turn == len(known):
+                known.append(self._quad(sizes, seed, turn))
+            yield known[turn]
+
+    def _quad(self, sizes: tuple[int, int], seed: int, turn: int) -> HalvesAndSubstitutes:
+        low, high = (rows[turn // 2 * min(sizes) :] for rows in self._extremes)
+        picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
+        if turn % 2:
+            picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
+        elif len(low):
+            picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
+        for place in (0, 1):
+            if np.array_equal(picked[place], picked[place + 2]):
+                picked[place + 2] = (picked[place + 2] + 1) % len(self)
+        for rows in picked:
+            rows.flags.writeable = False  # the same ones are compared again and again
+        return HalvesAndSubstitutes(*picked)
 
     def _rows(self, size: int, seed: int, turn: int, place: int) -> Indices:
         order = KeyedPermutation(len(self), key_of(RandomStream.PROBE, seed, turn, place))
         return order(np.arange(size, dtype=np.int64) % len(self))
 
+    @functools.cached_property
     def _extremes(self) -> tuple[Indices, Indices]:
         """Rows that hold an entry's lowest and highest values least and most often, such as padding."""
         low: list[int] = []
