@@ -26,7 +26,7 @@ from tests.forked import Forked
 
 TWO = Layout(replicas=2)
 
-LONG = "settings['evaluate_every'] = stoker.epochs(50)"
+LONG = "settings['evaluation'] = stoker.Evaluation(every=stoker.epochs(50))"
 """For runs that are cut into: few evaluations, so that most of the time is updates."""
 
 

@@ -42,8 +42,13 @@ OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default: earlier versions read what lacks it."""
 
 
+_WRITTEN_AS_THEY_ARE = frozenset({types.NoneType, bool, int})
+
+
 def to_json(value: object) -> JSON:
     """Plain JSON values of a record, or of records inside lists, tuples and dicts."""
+    if type(value) in _WRITTEN_AS_THEY_ARE:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         written = [f for f in dataclasses.fields(value)
                    if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)]  # fmt: skip
