@@ -298,7 +298,7 @@ def launched(*paths: Path) -> list[Outcome]:
         words = ["train", str(path), "--plan", str(plan), "--run-dir", "run", "--json"]
         with Path(f"errors{rank}.txt").open("w", encoding="utf-8") as told:
             env = os.environ | where | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
-            processes.append(Forked("stoker", words, stderr=told, env=env))
+            processes.append(Forked("stoker", words, stderr=told, env=env, leaves_memory=True))
     return [
         Outcome(out=process.communicate(), code=process.wait(), err=Path(f"errors{rank}.txt").read_text("utf-8"))
         for rank, process in enumerate(processes)
