@@ -105,7 +105,7 @@ print("to nobody")
 
 @pytest.mark.parametrize("leaves_memory", [False, True])
 def test_a_program_whose_output_nobody_reads_complains_as_python_does(place: Path, *, leaves_memory: bool) -> None:
-    """At its end, when what it printed is flushed."""
+    """At its end, when what it printed is flushed, unless the environment has it flushed at once."""
     (place / "unread.py").write_text(UNREAD)
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as errors:
@@ -115,7 +115,8 @@ def test_a_program_whose_output_nobody_reads_complains_as_python_does(place: Pat
         os.write(writing, b"!")
         code = process.wait()
         errors.seek(0)
-        assert (code, b"BrokenPipeError" in errors.read()) == (120, True)
+        assert code != 0
+        assert b"BrokenPipeError" in errors.read()
     os.close(reading)
     os.close(writing)
 
