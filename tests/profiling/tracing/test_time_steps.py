@@ -117,7 +117,7 @@ MODELS = {
 }
 
 
-_SLOW = ("relu", "tanh, both ways, two layers", "no biases", "twice")  # each is another but for a setting
+_SLOW = ("relu", "tanh, both ways, two layers", "no biases", "twice", "a learned state")  # others but for a setting
 
 
 @pytest.mark.parametrize(
