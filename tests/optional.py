@@ -15,7 +15,7 @@ class _Library:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what collecting asks of every object
+        if name.startswith("_"):  # what collecting asks of every object
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 

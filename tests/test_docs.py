@@ -35,6 +35,7 @@ from stoker.records import (
     Rejection,
     loads,
 )
+from tests.cases import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
@@ -46,7 +47,7 @@ PAGES = [README, EXAMPLES / "README.md", *sorted(DOCS.rglob("*.md"))]
 # What the reference calls an argument that may be one of two things.
 _ONE_OF_TWO = {("profile", "job"): "job_or_step", ("profile", "step_fn"): "job_or_step"}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+every_page = each_of(PAGES, name=lambda page: page.relative_to(ROOT))
 
 
 def _blocks(page: Path, language: str) -> list[str]:

@@ -72,6 +72,55 @@ def test_an_interrupt_is_an_exception_of_python(waiting: Forked) -> None:
     assert waiting.wait() == 7
 
 
+ENDS = """
+import atexit, sys, threading
+def last():
+    threading.main_thread().join()
+    print("a thread")
+atexit.register(print, "at exit")
+threading.Thread(target=last).start()
+print("not flushed", end=" ")
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("leaves_memory", [False, True])
+@pytest.mark.parametrize(("code", "ended"), [("None", 0), ("3", 3), ("'why'", 1)])
+def test_a_program_comes_to_its_end(place: Path, code: str, ended: int, *, leaves_memory: bool) -> None:
+    """Threads, functions for the end, and what was not flushed, whether or not its memory is torn down."""
+    (place / "ends.py").write_text(ENDS.format(code=code))
+    with tempfile.TemporaryFile() as errors:
+        process = Forked("ends", [], stderr=errors, env=dict(os.environ), leaves_memory=leaves_memory)
+        assert process.communicate() == "not flushed a thread\nat exit\n"
+        errors.seek(0)
+        assert (process.returncode, errors.read()) == (ended, b"why\n" if ended == 1 else b"")
+
+
+UNREAD = """
+import os, sys
+os.read(int(sys.argv[1]), 1)
+print("to nobody")
+"""
+
+
+@pytest.mark.parametrize("leaves_memory", [False, True])
+def test_a_program_whose_output_nobody_reads_complains_as_python_does(place: Path, *, leaves_memory: bool) -> None:
+    """At its end, when what it printed is flushed, unless the environment has it flushed at once."""
+    (place / "unread.py").write_text(UNREAD)
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        process = Forked("unread", [str(reading)], stderr=errors, env=dict(os.environ), leaves_memory=leaves_memory,
+                         pass_fds=[reading])  # fmt: skip
+        process.stdout.close()
+        os.write(writing, b"!")
+        code = process.wait()
+        errors.seek(0)
+        assert code != 0
+        assert b"BrokenPipeError" in errors.read()
+    os.close(reading)
+    os.close(writing)
+
+
 STARTS_A_WORKER = """
 import os, sys
 from stoker.training.elastic.worker_pool import subprocess

@@ -12,12 +12,13 @@ import sys
 from tests.optional import optional
 library = optional("colorsys")
 hasattr(library, "__wrapped__")
+hasattr(library, "_mock_name")
 print("colorsys" in sys.modules, library.rgb_to_hsv(1.0, 0.0, 0.0), "colorsys" in sys.modules)
 """
 
 
 def test_a_library_is_imported_when_it_is_used() -> None:
-    """Not when it is named, nor when collecting asks whether it wraps something."""
+    """Not when it is named, nor when collecting asks whether it wraps something, or is a mock."""
     done = subprocess.run([sys.executable, "-c", ON_USE], capture_output=True, text=True, check=True)
     assert done.stdout == "False (0.0, 1.0, 1.0) True\n"
 

@@ -20,7 +20,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if gc.get_threshold()[0] == 0:
-            if gc.get_freeze_count() == 0:  # else somebody keeps objects from being visited for good
+            is_worth_it = gc.get_count()[0] > before[0]  # new objects than a collection of them waits for
+            if is_worth_it and gc.get_freeze_count() == 0:  # else somebody keeps objects from being visited for good
                 gc.freeze()  # into a generation of their own, without visiting them,
                 gc.unfreeze()  # and into the oldest
             gc.set_threshold(*before)

@@ -14,12 +14,13 @@ from stoker.devices.catalogue import (
     normalized_name,
 )
 from stoker.records import Device
+from tests.cases import each_of
 
 KNOWN = builtin_catalogue()
 CUDA = [entry for entry in KNOWN.entries if entry.kind == "cuda"]
 
-every_entry = pytest.mark.parametrize("entry", KNOWN.entries, ids=lambda entry: entry.name)
-every_gpu = pytest.mark.parametrize("entry", CUDA, ids=lambda entry: entry.name)
+every_entry = each_of(KNOWN.entries, name=lambda entry: entry.name)
+every_gpu = each_of(CUDA, name=lambda entry: entry.name)
 
 
 def one(name: str) -> CatalogueEntry:

@@ -170,6 +170,7 @@ def test_a_model_made_elsewhere_needs_rows(model: Artifact) -> None:
 
 
 @pytest.mark.usefixtures("twice_as_fast")
+@pytest.mark.slow
 def test_a_run_brings_its_own_rows_and_metric(place: Path) -> None:
     """Rows are the job's, stored as bytes; the metric is its first, and the original has the accuracy of the run."""
     Path("digits.py").write_text(DIGITS.replace("holdout(0.1)", "holdout(0.4)"))

@@ -39,7 +39,7 @@ def test_a_disk_that_fills_up_while_training_keeps_the_checkpoint_before() -> No
     assert_equal_weights(stoker.load(run.name), stoker.load(whole.of("finished")[0]["run"]))
 
 
-@pytest.mark.parametrize("room", [0, 500, 2_000, 4_000, 8_000, 12_000, 16_000, 20_000])
+@pytest.mark.parametrize("room", [0, 2_000, 8_000, 20_000])
 def test_a_disk_that_is_full_from_the_start_leaves_no_run_or_one_that_goes_on(room: int) -> None:
     """However little fits: in words, with an exit code, and what is there is nothing or a run that can be continued."""
     job_file()

@@ -163,6 +163,7 @@ def test_the_norm_that_is_told_is_that_before_clipping() -> None:
     assert plain.of("progress")[0]["grad_norm"] > 1e-2
 
 
+@pytest.mark.slow  # each habit by itself is resumed above, and what a kill leaves is tested in test_resume
 def test_killed_again_and_again_a_run_with_all_of_it_ends_at_the_same_bits() -> None:
     """SIGKILL at several moments: a plateau, SWA with batch norms, an end before its time, two sets, weights kept."""
     changes = """settings["model"] = lambda: nn.Sequential(

@@ -13,7 +13,7 @@ import stoker
 from stoker.records import Layout
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs_job
 from tests.flow.command import Running, job_file, stoker_here, stoker_process
-from tests.flow.test_many_processes import TWO, plan_over
+from tests.flow.test_many_processes import LONG, TWO, plan_over
 
 
 def url(place: Path) -> str:
@@ -59,8 +59,8 @@ def test_a_fork_of_a_finished_run_begins_where_that_ended(place: Path, monkeypat
 
 def test_another_layout_goes_on_from_the_mirror() -> None:
     """Two processes on the first machine, killed without warning; one on the second, equal to rounding."""
-    path, keep = job_file(), f"file://{Path.cwd()}/bucket"
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=160", "--keep", keep, "--run-dir"]
+    path, keep = job_file(LONG), f"file://{Path.cwd()}/bucket"
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=200", "--keep", keep, "--run-dir"]
     with Running(*arguments, "a/run", "--on", "2xhere", "--plan", plan_over(TWO), "--checkpoint-every", "0.05") as run:
         run.until("checkpointed", 3)
         while not any(Path("bucket/run/checkpoints").glob("*/manifest.json")):
@@ -70,7 +70,7 @@ def test_another_layout_goes_on_from_the_mirror() -> None:
     assert done.code == 0, done.err
     assert done.of("resumed")[0]["samples"] > 0
     assert done.of("replanned")[0]["new"]["layout"]["replicas"] == 1
-    assert stoker_here("train", path, "--set", "epochs=160", "--plan", plan_over(Layout()), "--run-dir", "c").code == 0
+    assert stoker_here("train", path, "--set", "epochs=200", "--plan", plan_over(Layout()), "--run-dir", "c").code == 0
     weights, expected = stoker.load("b/run").weights(), stoker.load("c").weights()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)

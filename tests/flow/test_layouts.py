@@ -31,9 +31,15 @@ from tests.stepping.models import make_job, texts
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which these tests leave each other what they traced."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+def _one_cache(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(traces))
 
 
 def gpt_job(**changes: object) -> Job:

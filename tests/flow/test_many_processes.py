@@ -21,12 +21,12 @@ from stoker.errors import BadJob, NoDevice
 from stoker.records import Layout, dumps
 from stoker.training import train
 from tests.flow.builders import PLAN, blobs_job
-from tests.flow.command import Running, job_file, stoker_process
+from tests.flow.command import Outcome, Running, job_file, stoker_process
 from tests.forked import Forked
 
 TWO = Layout(replicas=2)
 
-LONG = "settings['evaluate_every'] = stoker.epochs(50)"
+LONG = "settings['evaluation'] = stoker.Evaluation(every=stoker.epochs(50))"
 """For runs that are cut into: few evaluations, so that most of the time is updates."""
 
 
@@ -42,12 +42,13 @@ def workers_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_two_processes_end_where_one_does() -> None:
+@pytest.mark.parametrize("forks_workers", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_two_processes_end_where_one_does(*, forks_workers: bool) -> None:
     """The same metrics to rounding; every event told once, in order; nobody left over."""
     path = job_file()
     one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
     two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json",
-                         forks_workers=False)  # fmt: skip
+                         forks_workers=forks_workers)  # fmt: skip
     assert (one.code, two.code) == (0, 0), two.err
     alone, together = stoker.load("one"), stoker.load("two")
     for name, value in alone.metrics.items():
@@ -66,9 +67,9 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
     plan = plan_over(TWO)
     for number in (0, 1):
         name = f"killed{number}"
-        settings = ("--set", "epochs=160", "--on", "2xhere", "--plan", plan, "--run-dir", name)
+        settings = ("--set", "epochs=80", "--on", "2xhere", "--plan", plan, "--run-dir", name)
         with Running("train", path, *settings) as run:
-            run.until("progress", 2)
+            run.until("progress")  # of the first update
             os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
             ended = run.end()
         assert ended.code == 0, ended.err
@@ -76,7 +77,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
                    for one in ended.of("warned"))  # fmt: skip
         assert ended.of("recovered")
         record = stoker.load(name).record
-        assert (record.status, record.samples) == ("finished", 160 * 80)
+        assert (record.status, record.samples) == ("finished", 80 * 80)
         progress = [event["samples"] for event in ended.of("progress")]
         assert progress == sorted(progress)
 
@@ -129,18 +130,18 @@ def test_a_lost_site_does_not_send_the_others_back() -> None:
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     """One interrupt: all processes save and leave; then one process alone may go on from the checkpoint of two."""
     path, plan = job_file(LONG), plan_over(TWO)
-    settings = ("train", path, "--set", "epochs=200", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
+    settings = ("train", path, "--set", "epochs=100", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
     with Running(*settings) as run:
-        run.until("progress", 2)
+        run.until("progress")  # of the first update
         ended = run.end(signal.SIGINT)
     assert ended.code == 130, ended.err
     stopped = stoker.load("run").record
     assert stopped.status == "unfinished"
-    assert 0 < stopped.samples < 200 * 80
+    assert 0 < stopped.samples < 100 * 80
     again = stoker_process(*settings, "--json")
     assert again.code == 0, again.err
     assert again.of("resumed")[0]["samples"] == stopped.samples
-    assert stoker.load("run").record.samples == 200 * 80
+    assert stoker.load("run").record.samples == 100 * 80
 
 
 NORMS = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
@@ -250,8 +251,9 @@ def test_out_of_memory_in_one_process_makes_all_take_smaller_parts() -> None:
         assert together.metrics[name] == pytest.approx(value, abs=1e-5)
 
 
-def test_a_launchers_processes_find_each_other() -> None:
-    """Started by torchrun, they train one run, told by one of them, and all leave with exit code 0."""
+@pytest.mark.slow  # the start of three interpreters
+def test_torchruns_processes_find_each_other() -> None:
+    """Started by it, they train one run, told by one of them, and all leave with exit code 0."""
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stoker", "train"]
     done = subprocess.run(
         [sys.executable, *words, str(job_file()), "--plan", str(plan_over(TWO)), "--run-dir", "run", "--json"],
@@ -285,21 +287,37 @@ def test_processes_of_one_machine_listen_on_loopback_alone() -> None:
     assert set(addresses) <= LOOPBACK
 
 
-def test_different_job_files_under_a_launcher_are_refused_by_all() -> None:
-    """Each process exits with 2; the first says what differs."""
+def launched(*paths: Path) -> list[Outcome]:
+    """How processes end that a launcher starts, one for each job file."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "STOKER_SECRET": "s" * 32}
+    where = {"WORLD_SIZE": f"{len(paths)}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
+             "STOKER_SECRET": "s" * 32}  # fmt: skip
     plan, processes = plan_over(TWO), []
-    for rank in ("0", "1"):
-        path = job_file(f"settings['seed'] = {rank}", name=f"blobs{rank}.py")
-        words = ["train", str(path), "--plan", str(plan), "--run-dir", "run"]
+    for rank, path in enumerate(paths):
+        words = ["train", str(path), "--plan", str(plan), "--run-dir", "run", "--json"]
         with Path(f"errors{rank}.txt").open("w", encoding="utf-8") as told:
-            env = os.environ | where | {"RANK": rank, "LOCAL_RANK": rank}
-            processes.append(Forked("stoker", words, stderr=told, env=env))
-    for process in processes:
-        process.communicate()
-    errors = [Path(f"errors{rank}.txt").read_text(encoding="utf-8") for rank in ("0", "1")]
-    assert [process.returncode for process in processes] == [2, 2], errors
+            env = os.environ | where | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+            processes.append(Forked("stoker", words, stderr=told, env=env, leaves_memory=True))
+    return [
+        Outcome(out=process.communicate(), code=process.wait(), err=Path(f"errors{rank}.txt").read_text("utf-8"))
+        for rank, process in enumerate(processes)
+    ]
+
+
+def test_a_launchers_processes_find_each_other() -> None:
+    """They train one run, told by one of them, and all leave with exit code 0."""
+    first, other = launched(job_file(), job_file())
+    assert (first.code, other.code, other.out) == (0, 0, ""), first.err + other.err
+    kinds = [event["event"] for event in first.events]
+    assert (kinds[0], kinds[-1], kinds.count("finished")) == ("planned", "finished", 1)
+    assert stoker.load("run").status == "finished"
+
+
+def test_different_job_files_under_a_launcher_are_refused_by_all() -> None:
+    """Each process exits with 2; the first says what differs."""
+    outcomes = launched(*(job_file(f"settings['seed'] = {rank}", name=f"blobs{rank}.py") for rank in (0, 1)))
+    errors = [outcome.err for outcome in outcomes]
+    assert [outcome.code for outcome in outcomes] == [2, 2], errors
     assert sum("error:" in error for error in errors) == 1, errors
     assert "seed" in "".join(errors) or "job" in "".join(errors), errors

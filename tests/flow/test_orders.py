@@ -36,9 +36,9 @@ def plan_file(plan: Plan) -> Path:
     ("kind", "plan"),
     [
         ("stream", PLAN),
-        ("shuffled-seekable", BY_WORKER),
+        pytest.param("shuffled-seekable", BY_WORKER, marks=pytest.mark.slow),
         ("balanced", BY_WORKER),
-        ("packed", PLAN),
+        pytest.param("packed", PLAN, marks=pytest.mark.slow),
         ("tokens", BY_WORKER),
     ],
 )

@@ -94,7 +94,13 @@ def given_schedule(to: stoker.Job, of: stoker.Run, folder: str) -> stoker.Run:
 
 
 @pytest.mark.parametrize(
-    "stops", [(2,), (7,), (5, 12), (11, 16, 40)], ids=["comparing", "trying", "twice", "to the end"]
+    "stops",
+    [
+        pytest.param((2,), id="comparing"),
+        pytest.param((7,), id="trying"),
+        pytest.param((5, 12), id="twice", marks=pytest.mark.slow),
+        pytest.param((11, 16, 40), id="to the end"),
+    ],
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one_under_its_schedule(stops: tuple[int, ...]) -> None:
     """Bit for bit; it goes on choosing where it was not settled, and replays what lies beyond its last checkpoint."""

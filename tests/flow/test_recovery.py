@@ -286,15 +286,24 @@ class Items(torch.utils.data.Dataset):
         return self.inputs[index] + 0.01 * torch.rand(6), self.targets[index]
 
 
+BY_WORKERS = dataclasses.replace(PLAN, loader="workers", num_workers=2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> stoker.Run:
+    """A run whose workers were left alone."""
+    return stoker.train(
+        blobs_job(data=Items()), plan=BY_WORKERS, sink=Heard(), run_dir=tmp_path_factory.mktemp("undisturbed") / "run"
+    )
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are tested where they are forked")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_else_changes(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    undisturbed: stoker.Run, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights are those of a run that was left alone, bit for bit."""
-    plan = dataclasses.replace(PLAN, loader="workers", num_workers=2)
-    whole = stoker.train(blobs_job(data=Items()), plan=plan, sink=Heard(), run_dir="whole")
     monkeypatch.setenv("STOKER_WATCHDOG", "0.2")
 
     def strike() -> None:
@@ -302,12 +311,12 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_else_changes(
             os.kill(worker.pid or 0, number)
 
     heard = Doing(80, strike)
-    run = stoker.train(blobs_job(data=Items()), plan=plan, sink=heard, run_dir="struck")
+    run = stoker.train(blobs_job(data=Items()), plan=BY_WORKERS, sink=heard, run_dir="struck")
     assert [fields["what"] for fields in heard.of("recovered")] == ["loader worker"]
     if number == signal.SIGSTOP:
         assert any("nothing has moved for" in fields["message"] for fields in heard.of("warned"))
         assert (run.directory.dumps / "stacks.txt").exists()
-    assert_equal_weights(run, whole)
+    assert_equal_weights(run, undisturbed)
 
 
 def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:

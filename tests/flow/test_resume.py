@@ -133,12 +133,12 @@ class Counting(nn.Module):
         global PASSES
         self.passes += self.training
         PASSES += self.training
-        if self.passes > 100 and not Path("once").exists() and any(Path("killed/checkpoints").glob("[0-9]*")):
+        if self.passes > 40 and not Path("once").exists() and any(Path("killed/checkpoints").glob("[0-9]*")):
             Path("once").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.layer(x) * (1.0 if self.passes < 300 else 1.5) * (1.0 if PASSES < 310 else 1.5)
-settings.update(model=Counting, until=stoker.updates(400),
-                evaluation=stoker.Evaluation(select="last", every=stoker.updates(200)))
+        return self.layer(x) * (1.0 if self.passes < 150 else 1.5) * (1.0 if PASSES < 155 else 1.5)
+settings.update(model=Counting, until=stoker.updates(200),
+                evaluation=stoker.Evaluation(select="last", every=stoker.updates(100)))
 """
 
 
@@ -164,5 +164,5 @@ def test_a_count_in_the_model_survives_a_kill() -> None:
     assert stoker_process(*arguments).code == -signal.SIGKILL
     outcome = stoker_here(*arguments, "--json")
     assert outcome.code == 0
-    assert 0 < outcome.of("resumed")[0]["updates"] < 300
+    assert 0 < outcome.of("resumed")[0]["updates"] < 150
     assert_equal_weights(stoker.load("killed"), trained_at_once(*arguments[1:4]))

@@ -64,12 +64,12 @@ def test_a_slice_that_is_too_short_makes_one_update() -> None:
 def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
     """By the time of the process; the last one ends with 0."""
     path, name = job_file(), "timed"
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=700", "--plan", plan_over(Layout()), "--json"]
-    first = stoker_process(*arguments, "--run-dir", name, "--slice", "3s")
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=300", "--plan", plan_over(Layout()), "--json"]
+    first = stoker_process(*arguments, "--run-dir", name, "--slice", "1s")
     assert first.code == 75, first.err
     stopped = first.of("stopped")[0]
     assert stopped["reason"] == "slice over"
-    assert 0 < stopped["samples"] < 700 * 80
+    assert 0 < stopped["samples"] < 300 * 80
     assert stoker.load(name).record.samples == stopped["samples"]
     last = stoker_process(*arguments, "--run-dir", name, "--slice", "10min")
     assert last.code == 0, last.err
@@ -81,11 +81,11 @@ def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
 def test_several_processes_end_their_slice_together() -> None:
     """They leave after the same update, with 75, and the same command goes on to the bits of a run that was not cut."""
     path, plan = job_file(LONG), plan_over(TWO)
-    arguments: list[str | Path] = ["train", path, "--set", "epochs=250", "--on", "2xhere", "--plan", plan, "--json"]
-    first = stoker_process(*arguments, "--run-dir", "two", "--slice", "2s")
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=80", "--on", "2xhere", "--plan", plan, "--json"]
+    first = stoker_process(*arguments, "--run-dir", "two", "--slice", "0.5s")
     assert first.code == 75, first.err
     samples = first.of("stopped")[0]["samples"]
-    assert 0 < samples < 250 * 80
+    assert 0 < samples < 80 * 80
     last = stoker_process(*arguments, "--run-dir", "two")
     assert last.code == 0, last.err
     assert last.of("resumed")[0]["samples"] == samples

@@ -29,7 +29,7 @@ def test_patterns_say_what_else_is_meant() -> None:
 
 
 def test_l2_is_sgds_weight_decay_of_twice_the_weight_where_it_is_of_all() -> None:
-    """To 1e-9 over 30 updates, and whatever the micro-batches."""
+    """To 1e-9 over a dozen updates, and whatever the micro-batches."""
     decayed = trained(make_job(mlp, optimizer=stoker.SGD(lr=0.1, weight_decay=0.02)), 16)
     punished = make_job(mlp, loss=stoker.Objective("cross_entropy", penalty=stoker.l2(0.01, of=["*"])))
     assert largest_difference(trained(punished, 16), decayed) < 1e-9

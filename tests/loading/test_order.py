@@ -43,10 +43,10 @@ def test_other_keys_give_other_orders() -> None:
     assert tuple(range(50)) not in orders
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 16, 33])
+@pytest.mark.parametrize("size", [2, 7, 33])
 def test_every_index_comes_equally_often_at_every_position(size: int) -> None:
     """Over many keys: chi-squared of the size x size table of counts lies within five deviations of its mean."""
-    num_keys = 3000
+    num_keys = 1000
     table = np.zeros((size, size))
     for epoch in range(num_keys):
         table[np.arange(size), KeyedPermutation(size, key_of(RandomStream.ORDER, 1, epoch))(np.arange(size))] += 1

@@ -80,7 +80,9 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.01)
 
 
-@pytest.mark.parametrize("loss", ["own", "cross_entropy", torch.nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(
+    "loss", ["own", "cross_entropy", pytest.param(torch.nn.CrossEntropyLoss(), marks=pytest.mark.slow)]
+)
 def test_a_classifier_learns_as_in_a_loop_of_its_own(loss: Any) -> None:
     """By its own loss, by ours, by PyTorch's module: to 1e-5 over 50 updates."""
     job = classified(loss=loss)

@@ -8,6 +8,7 @@ import pytest
 from stoker.pool import events as on
 from stoker.pool.events import KINDS, Refused, sha256
 from stoker.pool.lease import LIVE, METERED, TRANSITIONS, LeaseState
+from tests.cases import each_of
 from tests.pool.book import Book
 
 STATES = get_args(LeaseState)
@@ -31,9 +32,10 @@ LEGAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "kind"), list(product(STATES, OF_LEASES)))
-def test_every_pair_of_state_and_event(state: LeaseState, kind: str) -> None:
+@each_of(product(STATES, OF_LEASES))
+def test_every_pair_of_state_and_event(pair: tuple[LeaseState, str]) -> None:
     """What the table of the design allows happens, and everything else is refused with what is possible."""
+    state, kind = pair
     book = Book()
     book.run()
     book.forced(state)

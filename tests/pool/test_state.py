@@ -275,14 +275,14 @@ def test_roots_are_of_all_events_since_the_last() -> None:
     assert book.state.first_unanchored == last + 2
 
 
-def test_money_over_ten_thousand_random_operations() -> None:
+def test_money_over_thousands_of_random_operations() -> None:
     """Whatever happens, in whatever order, no credit is made or lost, none is owed, and refusals change nothing."""
     draw = random.Random(7)
     book = Book(verdicts_to_slash=1)
     keys = [book.operator, book.renter, book.agent, book.other, book.third]
     taken = refused = 0
     kinds: set[str] = set()
-    for number in range(10_000):
+    for number in range(4_000):
         book.pass_time(draw.choice((0.5, 5, 5, 40)))
         key, body = draw.choice(keys), random_body(book, draw, number)
         if draw.random() < 0.85:
@@ -296,8 +296,8 @@ def test_money_over_ten_thousand_random_operations() -> None:
             refused += 1
             assert (book.state.seq, dict(book.state.accounts.balances), book.state.accounts.deposited) == before
         book.state.accounts.require_conserved(is_thorough=True)
-    assert taken > 2000, (taken, refused)
-    assert refused > 1000, (taken, refused)
+    assert taken > 800, (taken, refused)
+    assert refused > 400, (taken, refused)
     assert kinds >= set(on.KINDS) - {"founded", "preempting"}, set(on.KINDS) - kinds
     for lease in book.state.leases.values():
         if lease.state in ("final", "slashed", "refunded"):

@@ -44,6 +44,7 @@ from stoker.records import (
     to_json,
 )
 from stoker.records.progress import read_event
+from tests.cases import each_of
 from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
 
 PLAN = Plan(device="cpu", micro_batch=64)
@@ -52,6 +53,7 @@ PARTS = {
     StoredPiece, StoredTensor, TensorShape, TensorSpec, Tolerance, Widened,
 }  # fmt: skip
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
+every_record = each_of(RECORDS, name=lambda record: record.__name__)
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
 
 
@@ -69,8 +71,8 @@ def manifest() -> CheckpointManifest:
     )
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
-@settings(max_examples=12)
+@every_record
+@settings(max_examples=6)
 @given(st.data())
 def test_every_record_survives_writing_and_reading(record: type, data: st.DataObject) -> None:
     """What is read is what was written, field by field, and so is its digest."""
@@ -80,7 +82,7 @@ def test_every_record_survives_writing_and_reading(record: type, data: st.DataOb
     assert digest(again) == digest(original)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+@every_record
 def test_every_record_states_what_it_is(record: type) -> None:
     """Records are frozen and take keywords only, so that a new field cannot be mistaken for an old one."""
     assert record in PARTS or record.schema >= 1
@@ -88,9 +90,7 @@ def test_every_record_states_what_it_is(record: type) -> None:
     assert all(field.kw_only for field in dataclasses.fields(record))
 
 
-@pytest.mark.parametrize(
-    "record", sorted(PARTS, key=lambda record: record.__name__), ids=lambda record: record.__name__
-)
+@each_of(sorted(PARTS, key=lambda record: record.__name__), name=lambda record: record.__name__)
 def test_parts_of_records_are_nothing_but_their_fields(record: type) -> None:
     """A part repeats neither its name nor a version in the file, and is no document of its own."""
     assert not hasattr(record, "schema")

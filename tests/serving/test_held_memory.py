@@ -281,7 +281,7 @@ class HalfMessages:
             self.closed.add(stream)
 
 
-@pytest.mark.parametrize("method", [b"ModelInfer", b"ModelStreamInfer"])
+@pytest.mark.parametrize("method", [b"ModelInfer", pytest.param(b"ModelStreamInfer", marks=pytest.mark.slow)])
 def test_half_messages_of_grpc_are_bounded(server: Attacked, method: bytes) -> None:
     """A hundred calls that send 3.9 of 4 MiB and wait: most are refused, the rest fit; others are answered."""
     before = server.resident_bytes()

@@ -44,7 +44,7 @@ def trained(
     micro_batch: int,
     coupling: Coupling = SEPARABLE,
     *,
-    updates: int = 30,
+    updates: int = 12,
     dropout: bool = True,
     **plan: object,
 ) -> Step:

@@ -108,7 +108,6 @@ class _Step(Step):
 _SGD = stoker.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("job", "goes_together"), [
     (_job(), True),
     (_job(optimizer=stoker.AdamW(lr=1e-2), valid=_data()), True),
@@ -120,8 +119,19 @@ _SGD = stoker.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
     (_job(_with_dropout), False),
     (_job(_with_batch_norm), False),
 ], ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "batch norm"])  # fmt: skip
-def test_a_run_is_that_of_single_updates(job, goes_together: bool, settings, tmp_path: Path) -> None:
-    """Three epochs, each with a smaller last batch: the same bits of weights, optimiser, average and events."""
+def test_a_run_is_that_of_single_updates(job, goes_together: bool, tmp_path: Path) -> None:
+    """Three epochs, each with a smaller last batch, of every kind of job."""
+    assert_equals_single_updates(job, tmp_path, goes_together=goes_together)
+
+
+@pytest.mark.parametrize("optimizer", [stoker.AdamW(lr=1e-2), _SGD], ids=["adam", "momentum"])
+def test_a_run_in_bf16_is_that_of_single_updates(optimizer, tmp_path: Path) -> None:
+    """Casts do not move from one update of a call into another."""
+    assert_equals_single_updates(_job(optimizer=optimizer), tmp_path, goes_together=True, precision="bf16")
+
+
+def assert_equals_single_updates(job, tmp_path: Path, *, goes_together: bool, **settings) -> None:
+    """The same bits of weights, optimiser, average and events, however many updates are in a call."""
     together = _Run(job, tmp_path / "together", **settings)
     singly = _Run(job, tmp_path / "singly", at_once=False, **settings)
     assert together.loop.run(Position()) == singly.loop.run(Position())

@@ -104,8 +104,14 @@ def assert_as_if_loaded(job: stoker.Job, plans: list[Plan], coupling: Coupling, 
         )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "optimizer"),
+    [
+        pytest.param(change, name, marks=() if name == "adamw" or change in ("fused", "all") else pytest.mark.slow)
+        for change in CHANGES
+        for name in OPTIMIZERS
+    ],
+)
 def test_a_change_there_and_back_is_bit_equal_to_loading_into_new_steps(
     change: str, optimizer: str, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ JOBS: dict[str, tuple[Job, Coupling]] = {
 @pytest.mark.parametrize("count", ["one", "all"])
 @pytest.mark.parametrize("name", JOBS)
 def test_checkpointing_learns_the_same(name: str, count: str) -> None:
-    """30 updates in float64, ragged batches among them: weights, running statistics and their counts are bit-equal."""
+    """Twelve updates in float64, some of ragged batches: weights, running statistics and their counts are bit-equal."""
     job, coupling = JOBS[name]
     blocks = 1 if count == "one" else num_blocks(job.model())
     ours = trained(job, job.batch, coupling, checkpointed_blocks=blocks)

@@ -7,27 +7,6 @@ import sys
 
 _SCRIPT = """
 import sys, torch
-from stoker.stepping.random_draws import RandomDraws
-from stoker.stepping import torch_optimizers
-
-parameter = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.AdamW([parameter])
-with RandomDraws() as draws:
-    (parameter + torch.rand(3)).sum().backward()
-optimizer.load_state_dict(optimizer.state_dict())
-assert draws.elements["rand"] == 3
-print("torch._dynamo" in sys.modules)
-"""
-
-
-def test_an_optimizer_and_a_watch_for_draws_do_without_the_compiler() -> None:
-    """Making, saving and loading an optimiser, and seeing every operation, import no compiler."""
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-_TRACED = """
-import sys, torch
 from torch import nn
 from stoker.jobs import SGD, AdamW
 from stoker.loading.datasets import datasets_of
@@ -35,10 +14,18 @@ from stoker.profiling.tracing.update import trace_update
 from stoker.records import Plan, TraceSettings
 from stoker.stepping.coupling import unprobed
 from stoker.stepping.model import meta_model
+from stoker.stepping.random_draws import RandomDraws
 from stoker.stepping.torch_optimizers import build_optimizer
 from tests.stepping.models import make_job, mlp
 
 torch.set_num_threads(1)
+parameter = nn.Parameter(torch.ones(3))
+optimizer = torch.optim.AdamW([parameter])
+with RandomDraws() as draws:
+    (parameter + torch.rand(3)).sum().backward()
+optimizer.load_state_dict(optimizer.state_dict())
+assert draws.elements["rand"] == 3
+assert "torch._dynamo" not in sys.modules
 for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
     job = make_job(mlp, optimizer=optimizer)
     model = mlp()
@@ -63,6 +50,9 @@ print("done")
 
 
 def test_an_update_and_its_trace_do_without_the_compiler() -> None:
-    """Initial weights without memory, a step, and a trace import no compiler, and it works when it is asked for."""
-    done = subprocess.run([sys.executable, "-c", _TRACED], capture_output=True, text=True, check=False)
+    """Making, saving and loading an optimiser, seeing every operation, initial weights without memory, a step, a trace.
+
+    And it works when it is asked for.
+    """
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "done", done.stderr

@@ -186,13 +186,13 @@ def test_a_copy_goes_on_alike(rest: str) -> None:
 
 
 def test_a_micro_batch_changes_nothing() -> None:
-    """Cut into micro-batches, an update is the same to 1e-9 after 30 of them: nothing in it sees how it was cut."""
+    """Cut into micro-batches, an update is the same to 1e-9 after twelve of them: nothing in it sees how it was cut."""
     job = make_job(mlp, data=vectors(150), batch=70, optimizer=muon("SGD"))
     assert largest_difference(trained(job, 7), trained(job, 70)) < 1e-9
 
 
 def test_memory_format_changes_nothing() -> None:
-    """Channels last, convolutions are the same matrices: equal to 1e-9 after 30 updates in float64."""
+    """Channels last, convolutions are the same matrices: equal to 1e-9 after twelve updates in float64."""
     job = make_job(cnn, data=images(), batch=16, optimizer=muon("SGD", normalize=True, adjust="none"))
     layouts = [trained(job, 16, grouped(16), memory_format=each) for each in ("contiguous", "channels_last")]
     assert largest_difference(*layouts) < 1e-9

@@ -44,7 +44,7 @@ def read_limits(membership: str, root: Path) -> CgroupLimits:
     """
     quotas: list[float] = []
     memories: list[int] = []
-    for directory in _group_directories(membership, root):
+    for directory in filter(os.path.isdir, _group_directories(membership, root)):
         quota = _cpu_quota(directory)
         if quota is not None:
             quotas.append(quota)
@@ -62,6 +62,8 @@ def _group_directories(membership: str, root: Path) -> Iterator[Path]:
         if len(fields) != 3:
             continue
         controllers, path = fields[1], PurePosixPath(fields[2])
+        if controllers and not {"cpu", "memory"} & set(controllers.split(",")):
+            continue  # a hierarchy of version 1 with other limits
         mounts = (
             [root / name for name in (controllers, *controllers.split(","))]
             if controllers

@@ -42,8 +42,13 @@ OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default: earlier versions read what lacks it."""
 
 
+_WRITTEN_AS_THEY_ARE = frozenset({types.NoneType, bool, int})
+
+
 def to_json(value: object) -> JSON:
     """Plain JSON values of a record, or of records inside lists, tuples and dicts."""
+    if type(value) in _WRITTEN_AS_THEY_ARE:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         written = [f for f in dataclasses.fields(value)
                    if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)]  # fmt: skip
@@ -101,12 +106,12 @@ def parsed(text: str | bytes) -> JSON:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     openings = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    level = [value] if openings > _MOST_LEVELS and isinstance(value, dict | list) else []
-    for _ in range(_MOST_LEVELS + 1):
+    level, depth = [value] if openings > _MOST_LEVELS and isinstance(value, dict | list) else [], 0
+    while level:
+        if (depth := depth + 1) > _MOST_LEVELS + 1:
+            raise ValueError(_TOO_DEEP)
         level = [item for held in level for item in (held.values() if isinstance(held, dict) else held)
                  if isinstance(item, dict | list)]  # fmt: skip
-    if level:
-        raise ValueError(_TOO_DEEP)
     return value
 
 
@@ -141,6 +146,8 @@ _hints = functools.cache(typing.get_type_hints)
 
 def _decode(value: JSON, expected: Any, path: str) -> Any:
     """`value` as the type `expected`; `path` says where we are in the document."""
+    if type(value) is expected:
+        return value
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if expected is Any:
         return value
@@ -159,8 +166,6 @@ def _decode(value: JSON, expected: Any, path: str) -> Any:
         return {key: _decode(item, arguments[1], f"{path}.{key}") for key, item in value.items()}
     if expected is float:
         return _decode_float(value, path)
-    if isinstance(expected, type) and type(value) is expected:
-        return value
     return _misfit(value, str(expected), path)
 
 
@@ -198,19 +203,26 @@ def _decode_record(value: JSON, record: type, path: str) -> Any:
             raise ValueError(f"{path}: this is a {name!r} record, wanted {record.__name__!r}")
         if version != schema:
             raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}")
-    known = {f.name: f for f in dataclasses.fields(record)}
-    if unknown := sorted(set(content) - set(known)):
+    names, required = _names_of(record)
+    if unknown := sorted(content.keys() - names):
         raise ValueError(f"{path}: unknown field {unknown[0]!r}")
     hints = _hints(record)
     decoded = {name: _decode(item, hints[name], f"{path}.{name}") for name, item in content.items()}
-    no_default = dataclasses.MISSING
-    for name, field in known.items():
-        if name not in decoded and field.default is no_default and field.default_factory is no_default:
+    for name in required:
+        if name not in decoded:
             raise ValueError(f"{path}: field {name!r} is missing")
     try:
         return record(**decoded)
     except ValueError as problem:  # what the record itself forbids
         raise ValueError(f"{path}: {problem}") from problem
+
+
+@functools.cache
+def _names_of(record: type) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names of a record's fields: all, and those that have no default."""
+    fields, no_default = dataclasses.fields(record), dataclasses.MISSING
+    required = [f.name for f in fields if f.default is no_default and f.default_factory is no_default]
+    return frozenset(f.name for f in fields), tuple(required)
 
 
 def _misfit(value: JSON, expected: str, path: str) -> JSON:

@@ -311,7 +311,7 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
 
 def compare_large(probe: CouplingProbe, size: int) -> Agreement:
     """Compare a batch of `size` samples, most of them copies of one, with its halves: capacities overflow there."""
-    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 1, None)).first
+    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 1, None)).first.copy()
     rows[: size - size // 8] = rows[0]
     batch, half = probe.pool.batch(rows), size // 2
     with RandomDraws(silenced=True) if probe.drawn else contextlib.nullcontext():

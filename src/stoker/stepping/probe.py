@@ -58,6 +58,9 @@ class ProbeSamples:
     content: Content
     indices: Indices
     pipeline: InputPipeline
+    _known: dict[tuple[tuple[int, int], int], list[HalvesAndSubstitutes]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -69,27 +72,34 @@ class ProbeSamples:
         return Batch(take(self.content, chosen.tolist(), len(self)), self.indices[chosen], 0, self.pipeline)
 
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
-        """Rows for an endless series of comparisons of halves of these sizes.
+        """Rows for an endless series of comparisons of halves of these sizes; they are to be read only.
 
         In every second one the halves are the contrasts of one tensor, or they and their substitutes are samples as
         drawn. In the others the substitutes are copies of one sample, which overflow a capacity that samples seldom
         reach.
         """
-        turn, contrasts, each = 0, self.contrasts, min(sizes)
-        while True:
-            picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
-            again, tensor = divmod(turn // 2, max(1, len(contrasts)))
-            pairs = contrasts[tensor][again * each : (again + 1) * each] if contrasts else ()
-            if turn % 2:
-                picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
-            elif pairs:
-                low, high = np.array(pairs, np.int64).T
-                picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
-            for place in (0, 1):
-                if np.array_equal(picked[place], picked[place + 2]):
-                    picked[place + 2] = (picked[place + 2] + 1) % len(self)
-            yield HalvesAndSubstitutes(*picked)
-            turn += 1
+        known = self._known.setdefault((sizes, seed), [])
+        for turn in itertools.count():
+            if turn == len(known):
+                known.append(self._quad(sizes, seed, turn))
+            yield known[turn]
+
+    def _quad(self, sizes: tuple[int, int], seed: int, turn: int) -> HalvesAndSubstitutes:
+        contrasts, each = self.contrasts, min(sizes)
+        picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
+        again, tensor = divmod(turn // 2, max(1, len(contrasts)))
+        pairs = contrasts[tensor][again * each : (again + 1) * each] if contrasts else ()
+        if turn % 2:
+            picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
+        elif pairs:
+            low, high = np.array(pairs, np.int64).T
+            picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
+        for place in (0, 1):
+            if np.array_equal(picked[place], picked[place + 2]):
+                picked[place + 2] = (picked[place + 2] + 1) % len(self)
+        for rows in picked:
+            rows.flags.writeable = False  # the same ones are compared again and again
+        return HalvesAndSubstitutes(*picked)
 
     def medleys(self, size: int, same: int, at_least: int) -> Iterator[Indices]:
         """Batches of up to `size` rows that hold `same` copies of one sample and then one for each contrast.

@@ -117,10 +117,15 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_steps_left_out_are_put_back(model):
+_SLOW = ("relu", "tanh, both ways, two layers", "no biases", "twice", "a learned state")  # others but for a setting
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in MODELS]
+)
+def test_steps_left_out_are_put_back(name):
     """Six steps are traced; with the others in their places the trace is the one of all steps, event for event."""
-    whole, cut = both(job_with(model))
+    whole, cut = both(job_with(MODELS[name]))
     assert cut.repetition is not None
     assert len(cut.occurrences) < len(whole.occurrences)
     assert comparable(expanded(cut)) == comparable(whole)
@@ -129,8 +134,8 @@ def test_steps_left_out_are_put_back(model):
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({"precision": "bf16"}, id="bf16"),
-        pytest.param({"parts": 2}, id="two micro-batches"),
+        pytest.param({"precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
+        pytest.param({"parts": 2}, id="two micro-batches", marks=pytest.mark.slow),
         pytest.param({"optimizer_implementation": "foreach", "parts": 2, "precision": "bf16"}, id="all at once"),
     ],
 )

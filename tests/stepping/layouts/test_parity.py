@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
 """Job, dtype and plan of what is trained, by name."""
 
 LONG = ("gpt", "gpt in fp32", "cnn")
-"""Cases of 30 updates; the others, each of which is one of these but for a setting, have a fifth of them."""
+"""Cases of twelve updates; the others, each of which is one of these but for a setting, have half of them."""
 
 GATHERED = ["gpt", "gpt in bf16", "odd"]
 

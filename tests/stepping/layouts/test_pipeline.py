@@ -151,7 +151,7 @@ CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.floa
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
-    """What a process learns of each of CASES, in 30 updates or, of another optimiser or dtype, in six."""
+    """What a process learns of each of CASES, in twelve updates or, of another optimiser or dtype, in six."""
     plan = plan_of(micro_batch, layout=layout)
     return [learned(world, case[0], plan, case[1], UPDATES if case == CASES[0] else UPDATES // 2) for case in CASES]
 
