@@ -42,7 +42,7 @@ from stoker.planning.model.search_space import (
     trace_settings,
 )
 from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
-from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
+from stoker.planning.planner import Planner, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
 from stoker.profiling.job_profile import model_parts
@@ -162,6 +162,7 @@ class LayoutCandidates:
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
         self._parts: dict[Layout, ModelParts] = {}
+        self._hardware_each = functools.cache(functools.partial(_hardware_each, place))
         self._favourite: Plan | None = None
         self._is_apart = planner.prepared.job.sync is not None
 
@@ -193,9 +194,9 @@ class LayoutCandidates:
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = LayoutForecasts(
-                layout, self.profile, self.parts(layout), functools.partial(_hardware_each, place),
+                layout, self.profile, self.parts(layout), self._hardware_each,
                 planner.needs.trace, planner.extents, self.links,
-                calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
+                calibrations=planner.calibrations(place),
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
                 is_apart=self._is_apart,
             )  # fmt: skip
