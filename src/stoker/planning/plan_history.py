@@ -16,11 +16,10 @@ from torch import nn
 from stoker.devices import Place, cache_key, installed_torch, load_between, sample_cpu
 from stoker.devices.cpu import CpuSample
 from stoker.errors import RunFailed, StokerError
-from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe, describe_settings
 from stoker.loading.fields import map_tensors
 from stoker.planning.explanation import explain_again
-from stoker.planning.job_traces import versions_of
+from stoker.planning.job_traces import code_digest, versions_of
 from stoker.planning.model.run_forecast import Extents, forecast_of_extents
 from stoker.planning.plan_ranking import Forecasts
 from stoker.planning.resolved_job import ResolvedJob
@@ -111,18 +110,13 @@ _NOT_OF_SPEED = frozenset({"keep_every", "stop"})
 def _update_identity(prepared: ResolvedJob) -> str:
     """Digest of what the job's updates compute, whatever their rates, seed and number.
 
-    Of a job file all code that is executed counts; else the code that model, loss and transforms reach by name. The
-    job's parameters count by what becomes of them: what makes the model with its closure, its modules with their plain
-    attributes, the settings and the data.
+    All code of a job file that is executed counts, and the code that model, loss and transforms reach by name, in
+    whatever folder. The job's parameters count by what becomes of them: what makes the model with its closure, its
+    modules with their plain attributes, the settings and the data.
     """
     job, entry, model = prepared.job, prepared.entry, prepared.model
     made_by = None if isinstance(job.model, nn.Module) else job.model
-    if entry is None:
-        types = [type(module) for module in model.modules()]
-        called = (made_by, job.step, job.objective.loss, getattr(job.fields, "collate", None), *job.augment)
-        code = reached_digest([*types, *(part for one in called for part in (one, type(one)))])
-    else:
-        code = entry.digest
+    code = [None if entry is None else entry.digest, code_digest(prepared)]
     modules = [
         [name, type(module).__qualname__, {key: item for key, item in sorted(vars(module).items())
                                            if isinstance(item, bool | int | float | str | tuple | None)}]

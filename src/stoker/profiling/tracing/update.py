@@ -30,7 +30,8 @@ from stoker.stepping.step import Step
 
 _PROGRESS = 0.5
 """Share of the run done: in the middle the schedule has no special value, such as a rate of 0."""
-_FETCHED = 2
+FETCHED = 2
+"""Samples whose shapes stand for those of a micro-batch."""
 
 
 class Shortening(Protocol):
@@ -71,7 +72,7 @@ def trace_update(
     """
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
-    fetched = data.train.fetch(data.train.alike(_FETCHED, settings.micro_batch), 0)
+    fetched = data.train.fetch(data.train.alike(FETCHED, settings.micro_batch), 0)
     job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not used; the end takes most memory
     with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
