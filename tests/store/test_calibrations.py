@@ -44,12 +44,12 @@ def test_a_long_log_is_not_decoded_as_a_whole(tmp_path: Path, monkeypatch: pytes
     """Lines of other devices are not, nor more than the newest that are asked for; text in other fields may match."""
     log = calibration_log(tmp_path)
     for number in range(9):
-        log.append(calibration(f"{number}", "Gerät \"A\"" if number % 3 else "B"))
+        log.append(calibration(f"{number}", 'Gerät "A"' if number % 3 else "B"))
     log.append(calibration("B", "C"))
     decoded = []
     original = record_caches.loads
     monkeypatch.setattr(record_caches, "loads", lambda line, kind: decoded.append(line) or original(line, kind))
-    assert [c.run for c in log.read(device_model="Gerät \"A\"")] == ["1", "2", "4", "5", "7", "8"]
+    assert [c.run for c in log.read(device_model='Gerät "A"')] == ["1", "2", "4", "5", "7", "8"]
     assert len(decoded) == 6
     decoded.clear()
     assert [c.run for c in log.read(newest=2, device_model="B")] == ["3", "6"]

@@ -33,6 +33,9 @@ from stoker.store.record_caches import out_of_memory_log, plan_cache
 LONGER = 4.0
 """A plan is kept for runs of up to so many times the updates: in longer ones more plans would pay their trials."""
 
+SHORTER = 0.5
+"""A compiled or captured plan is kept for runs of this share of the updates or more: each run pays for it anew."""
+
 _UNDER_LOAD_S = 86400.0
 """Age to which a plan is kept that was chosen while other processes computed [s]."""
 
@@ -53,13 +56,20 @@ def kept_decision(
     chosen, share = kept.decision.chosen, kept.decision.others_share
     age_s = (datetime.now(UTC) - datetime.fromisoformat(kept.at)).total_seconds()
     length = extents(chosen.forecast.samples_per_s.value)
-    is_much_longer = length.total_updates > LONGER * chosen.forecast.total_updates
-    if is_much_longer or (share and age_s > _UNDER_LOAD_S):
+    is_prepared = chosen.plan.compile or chosen.plan.captured
+    least, most = SHORTER * is_prepared, LONGER
+    if not least <= length.total_updates / chosen.forecast.total_updates <= most or (share and age_s > _UNDER_LOAD_S):
         return None
     held_out, test = sum(map(len, prepared.data.held_out.values())), prepared.data.test
     forecast = forecast_of_extents(
         chosen.forecast, length, num_valid=held_out, num_test=0 if test is None else len(test)
     )
+    if (once := forecast.compile_s) is not None:  # in the process that chose it, a trial had paid for that
+        total = forecast.total_s
+        total = dataclasses.replace(
+            total, value=total.value + once.value, low=total.low + once.low, high=total.high + once.high
+        )
+        forecast = dataclasses.replace(forecast, total_s=total)
     chosen = dataclasses.replace(chosen, forecast=forecast)
     line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
     if share:
