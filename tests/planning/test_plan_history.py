@@ -138,15 +138,16 @@ def test_code_of_a_package_that_is_edited_makes_it_anew(job_file, load, trials, 
     """It is beside the job's folder, as after `pip install -e`: neither installed nor one of the job's files."""
     library = tmp_path / "elsewhere" / "layers_being_edited.py"
     library.parent.mkdir()
-    text = "from torch.nn import Linear\n\nclass Model(Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
+    before, start, rest = JOB_FILE.partition("class Model")
+    model, made, after = rest.partition("def job")
     folder = tmp_path / "jobs"
     folder.mkdir()
     path = folder / "job.py"
-    before, _, after = JOB_FILE.partition("class Model")
-    path.write_text(before + "from layers_being_edited import Model\n\n" + after[after.index("def job") :])
+    path.write_text(before + "from layers_being_edited import Model\n\n" + made + after, encoding="utf-8")
     monkeypatch.syspath_prepend(str(library.parent))
     for line, is_kept in (("", False), ("# a comment\n", True), ("        x = x * 1\n", False)):
-        library.write_text(text.replace("        return", f"{line}        return"), encoding="utf-8")
+        edited = model.replace("        return", f"{line}        return")
+        library.write_text(before + start + edited, encoding="utf-8")
         linecache.clearcache()
         monkeypatch.delitem(sys.modules, "layers_being_edited", raising=False)
         made = len(trials)
