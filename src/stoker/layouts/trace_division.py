@@ -20,19 +20,28 @@ def bytes_of(shape: TensorShape) -> int:
     return shape.numel * _ITEM_BYTES.get(shape.dtype, 4)
 
 
+_NEAR = 64
+"""Equal operations stay one if not more than so many others are first executed between them."""
+
+
 def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Operation]) -> Trace:
-    """The trace with each occurrence's operation changed; equal operations stay one."""
+    """The trace with each occurrence's operation changed; equal operations that are near each other stay one."""
     operations: list[Operation] = []
     numbers: dict[tuple[int, str, int], int] = {}
+    last: dict[tuple[object, ...], int] = {}
     occurrences = []
     for one in trace.occurrences:
         key = one.operation, one.phase, one.module
         if key not in numbers:
             changed = change(one, trace.operations[one.operation])
-            if not operations or changed not in operations[-64:]:
+            value = (changed.name, changed.inputs, changed.outputs, changed.flops, changed.bytes_read,
+                     changed.bytes_written, repr(changed.attributes))  # fmt: skip  # may hold lists, without a hash
+            if last.get(value, -_NEAR - 1) < len(operations) - _NEAR:
+                last[value] = len(operations)
                 operations.append(changed)
-            numbers[key] = len(operations) - 1 - operations[::-1].index(changed)
-        occurrences.append(dataclasses.replace(one, operation=numbers[key]))
+            numbers[key] = last[value]
+        number = numbers[key]
+        occurrences.append(one if number == one.operation else dataclasses.replace(one, operation=number))
     return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
 
 

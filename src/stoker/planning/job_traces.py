@@ -31,6 +31,16 @@ _SIZES = (2, 4)
 """Micro-batches that are traced [samples]. Not 1: a dimension of one broadcasts."""
 
 
+def with_same_kernels(settings: TraceSettings) -> TraceSettings:
+    """The settings under which the same operations are traced: of GPUs those of the oldest with the same kernels.
+
+    GPUs newer than compute capability 8.0 run its kernels; in fp32 all GPUs do.
+    """
+    has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
+    is_other = settings.target == "cuda" and has_kernels_of_8
+    return dataclasses.replace(settings, capability="8.0") if is_other else settings
+
+
 class TraceBook:
     """`book(settings)` is the trace of one update of the whole model."""
 
@@ -49,7 +59,9 @@ class TraceBook:
             BadJob: the model cannot be traced; operation and line are named.
         """
         if settings not in self._whole:
-            self._whole[settings] = expanded(self._derived(settings))
+            same = with_same_kernels(settings)
+            whole = expanded(self._derived(same)) if same == settings else self(same)
+            self._whole[settings] = dataclasses.replace(whole, settings=settings)
         return self._whole[settings]
 
     def _derived(self, settings: TraceSettings) -> Trace:
@@ -68,11 +80,6 @@ class TraceBook:
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""
-        # GPUs newer than capability 8.0 run its kernels; in fp32 all GPUs do.
-        has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
-        if settings.target == "cuda" and settings.capability != "8.0" and has_kernels_of_8:
-            same = self._traced(dataclasses.replace(settings, capability="8.0"))
-            return dataclasses.replace(same, settings=settings)
         if settings in self._short:
             return self._short[settings]
         prepared, coupling = self._prepared, self._coupling

@@ -260,7 +260,7 @@ class LayoutCandidates:
     def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
         """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""
         forecasts = self.forecasts(layout)
-        if forecasts.probability_it_fits(favourite) < SURE_ENOUGH:
+        if not forecasts.fits(favourite, SURE_ENOUGH):
             return False
         found.candidates.append(
             Candidate(
@@ -429,7 +429,7 @@ class LayoutCandidates:
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
-        if is_gathered and forecasts.probability_it_fits(least) < SURE_ENOUGH:
+        if is_gathered and not forecasts.fits(least, SURE_ENOUGH):
             needed, there = format_bytes(forecasts.needed_bytes(least)), format_bytes(device.memory_bytes)
             raise DoesNotFit(
                 f"a micro-batch of {least.micro_batch} needs about {needed} of each device; {device.model} has {there}",

@@ -207,9 +207,14 @@ class OomAwareForecasts:
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 0 if it was not."""
-        if any(failure.rules_out(plan) for failure in self._failures) or self.needed_bytes(plan) >= self._too_much:
-            return 0.0
-        return self._forecasts.probability_it_fits(plan)
+        return 0.0 if self._was_too_much(plan) else self._forecasts.probability_it_fits(plan)
+
+    def fits(self, plan: Plan, probability: float) -> bool:
+        """Whether `probability_it_fits` is at least so large."""
+        return self._forecasts.fits(plan, probability) and not self._was_too_much(plan)
+
+    def _was_too_much(self, plan: Plan) -> bool:
+        return any(one.rules_out(plan) for one in self._failures) or self.needed_bytes(plan) >= self._too_much
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory needed [bytes]."""

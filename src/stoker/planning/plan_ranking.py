@@ -49,6 +49,10 @@ class Forecasts(Protocol):
         """Probability that the device's memory is enough [0 to 1]."""
         ...
 
+    def fits(self, plan: Plan, probability: float) -> bool:
+        """Whether `probability_it_fits` is at least so large."""
+        ...
+
     def needed_bytes(self, plan: Plan) -> float:
         """Memory needed [bytes]."""
         ...
@@ -170,7 +174,7 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return list(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
 
     def fits(plan: Plan) -> bool:
-        return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
+        return forecasts.fits(plan, SURE_ENOUGH)
 
     def lightest(size: int) -> Plan:
         return next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
