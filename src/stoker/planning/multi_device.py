@@ -162,6 +162,8 @@ class LayoutCandidates:
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
         self._parts: dict[Layout, ModelParts] = {}
+        self._estimates: dict[Layout, float] = {}
+        self._lacking: dict[Layout, str | None] = {}
         self._hardware_each = functools.cache(functools.partial(_hardware_each, place))
         self._favourite: Plan | None = None
         self._is_apart = planner.prepared.job.sync is not None
@@ -292,6 +294,11 @@ class LayoutCandidates:
 
     def _estimate_s(self, layout: Layout) -> float:
         """Time of an update by its arithmetic, turns that stages wait, and all messages, to compare layouts [s]."""
+        if layout not in self._estimates:
+            self._estimates[layout] = self._estimated_s(layout)
+        return self._estimates[layout]
+
+    def _estimated_s(self, layout: Layout) -> float:
         local, rates = local_profile(self.profile, layout), self.place.hardware.dense_flops
         passes = min(local.batch, _USUAL_PASSES * layout.stages)
         settings = self._least_trace.settings
@@ -334,14 +341,17 @@ class LayoutCandidates:
         memory_bytes = self.place.memory_bytes_each
         if self.place.device.kind != "cuda" or not memory_bytes:
             return None
+        if layout in self._lacking:
+            return self._lacking[layout]
+        self._lacking[layout] = None
         activations = self._least_activations / (layout.tensor * layout.stages)
         least = self.forecasts(layout).least_bytes(self._least_plan, self._moments) + activations
-        if least < memory_bytes:
-            return None
-        return (
-            f"parameters, gradients, optimiser state, message buffers and the least activations take "
-            f"{format_bytes(least)} of each device; {self.place.device.model} has {format_bytes(memory_bytes)}"
-        )
+        if least >= memory_bytes:
+            self._lacking[layout] = (
+                f"parameters, gradients, optimiser state, message buffers and the least activations take "
+                f"{format_bytes(least)} of each device; {self.place.device.model} has {format_bytes(memory_bytes)}"
+            )
+        return self._lacking[layout]
 
     @functools.cached_property
     def _least_plan(self) -> Plan:

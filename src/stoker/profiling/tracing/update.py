@@ -18,7 +18,6 @@ from stoker.loading.datasets import Datasets
 from stoker.loading.fields import Content, map_tensors, picked
 from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
-from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording, Storages
@@ -114,7 +113,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         copied = fakes.copy(job.model)
         model = build_model(replace(job, model=lambda: copied))
     else:
-        with fakes.copying(of_real=False), SmallForReal():  # type: ignore[no-untyped-call]
+        with fakes.building():
             model = build_model(job)
     model = fakes.in_place(model)
     if shortening is not None:
