@@ -118,7 +118,8 @@ def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load
     """Compiling is a part of its forecast; a run of less than half the updates is planned anew."""
     first, coupling = _decided(job_file)
     prepared = resolve_job(*load_job(job_file, {}))
-    forecast = dataclasses.replace(first.chosen.forecast, compile_s=Estimate(value=20.0, low=10.0, high=30.0, unit="s"))
+    compile_s = Estimate(value=20.0, low=10.0, high=30.0, unit="s", basis="measured here")
+    forecast = dataclasses.replace(first.chosen.forecast, compile_s=compile_s)
     compiled = dataclasses.replace(
         first.chosen, plan=dataclasses.replace(first.chosen.plan, compile=True), forecast=forecast
     )
