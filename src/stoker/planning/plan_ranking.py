@@ -16,7 +16,7 @@ from typing import Protocol
 from stoker.errors import DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
 from stoker.planning.model.search_space import execution_settings, saving_memory, saving_of
-from stoker.records import FULL_PRECISIONS, Candidate, Device, Estimate, Forecast, Plan, Profile
+from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 from stoker.units import format_bytes
 
 SURE_ENOUGH = 0.9
@@ -95,7 +95,7 @@ def rank(
         if not is_here:
             # fp32 has the tensors of tf32, and no faster products; those bound large models, and bf16 halves them.
             is_dominated = settings.precision == "fp32" and "tf32" in device.fast_dtypes
-            if is_dominated or (settings.precision in FULL_PRECISIONS and candidates and is_large):
+            if is_dominated or (settings.precision in ("tf32", "fp32") and candidates and is_large):
                 continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             candidates.append(
