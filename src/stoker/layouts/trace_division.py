@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from stoker.records import Occurrence, Operation, TensorShape, Trace
+from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 STATE = ("parameter", "optimizer state", "average")
@@ -28,21 +28,37 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
     """The trace with each occurrence's operation changed; equal operations that are near each other stay one."""
     operations: list[Operation] = []
     numbers: dict[tuple[int, str, int], int] = {}
-    last: dict[tuple[object, ...], int] = {}
+    values: dict[tuple[object, ...], int] = {}
+    known: dict[int, tuple[Operation, int]] = {}  # by identity: an operation, which stays alive, and its value's number
+    last: dict[int, int] = {}
     occurrences = []
     for one in trace.occurrences:
         key = one.operation, one.phase, one.module
         if key not in numbers:
             changed = change(one, trace.operations[one.operation])
-            value = (changed.name, changed.inputs, changed.outputs, changed.flops, changed.bytes_read,
-                     changed.bytes_written, repr(changed.attributes))  # fmt: skip  # may hold lists, without a hash
-            if last.get(value, -_NEAR - 1) < len(operations) - _NEAR:
-                last[value] = len(operations)
+            if id(changed) not in known:
+                value = (changed.name, changed.inputs, changed.outputs, changed.flops, changed.bytes_read,
+                         changed.bytes_written, repr(changed.attributes))  # fmt: skip  # may hold lists, without a hash
+                known[id(changed)] = changed, values.setdefault(value, len(values))
+            value_number = known[id(changed)][1]
+            if last.get(value_number, -_NEAR - 1) < len(operations) - _NEAR:
+                last[value_number] = len(operations)
                 operations.append(changed)
-            numbers[key] = last[value]
+            numbers[key] = last[value_number]
         number = numbers[key]
-        occurrences.append(one if number == one.operation else dataclasses.replace(one, operation=number))
+        occurrences.append(one if number == one.operation else Occurrence(
+            operation=number, phase=one.phase, part=one.part, module=one.module, source=one.source
+        ))  # fmt: skip
     return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
+
+
+def resized(storage: Storage, num_bytes: int) -> Storage:
+    """The storage with another size [bytes]."""
+    if num_bytes == storage.num_bytes:
+        return storage
+    return Storage(
+        num_bytes=num_bytes, category=storage.category, born=storage.born, died=storage.died, block=storage.block
+    )
 
 
 def in_rows(operation: Operation, share: float) -> Operation:
