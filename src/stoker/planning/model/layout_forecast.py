@@ -146,6 +146,7 @@ class LayoutForecasts(TracedForecasts):
         self._whole_needs = Needs(traces)
         self._saved: dict[str, float] = {}
         self._residents: dict[Plan, float] = {}
+        self._states: dict[tuple[TraceSettings, int], RankState] = {}
         self._untraced: dict[Plan, Sequence[tuple[Needs, int]]] = {}
 
     def spread(self, plan: Plan) -> LayoutUpdate:
@@ -175,8 +176,11 @@ class LayoutForecasts(TracedForecasts):
 
     def state(self, plan: Plan, rank: int = 0) -> RankState:
         """What a process keeps from update to update."""
-        moments = OptimizerFootprint.of(self._whole(self._settings(plan)), self.parts)
-        return rank_state(self.parts, self.layout, rank, moments)
+        settings = self._settings(plan)
+        if (settings, rank) not in self._states:
+            moments = OptimizerFootprint.of(self._whole(settings), self.parts)
+            self._states[settings, rank] = rank_state(self.parts, self.layout, rank, moments)
+        return self._states[settings, rank]
 
     def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
         """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.

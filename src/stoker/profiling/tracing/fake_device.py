@@ -294,6 +294,14 @@ def answer_for_engine(func: Any) -> torch.device | None:
     return _META if is_question and calling_instruction() is None else None
 
 
+def answer_for_device(func: Any, args: tuple[Any, ...]) -> torch.device | None:
+    """The answer if a tensor is asked for its device, as `answer_for_engine` or a fake mode gives it; else None."""
+    if func is not torch.ops.prim.device.default:
+        return None
+    is_known = isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation
+    return answer_for_engine(func) or (args[0].fake_device if is_known else None)
+
+
 @functools.lru_cache(maxsize=4096)
 def _serves_dispatch(code: types.CodeType) -> bool:
     is_inner = code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_INNER_FILES)

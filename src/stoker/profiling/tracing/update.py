@@ -115,11 +115,12 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
     else:
         with fakes.building():
             model = build_model(job)
+    if shortening is not None:  # first: what is left out needs no fakes on the device
+        model = shortening.shorten(model)
+        plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     model = fakes.in_place(model)
     if shortening is not None:
-        model = shortening.shorten(model)
         fakes.forget_all_but(model)
-        plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     if settings.gathered_in is not None:
         Bf16Weights(model)
         in_bf16(model)
