@@ -15,7 +15,7 @@ from stoker.devices import attached_devices, planned_devices, resolve_place
 from stoker.devices.cpu import CpuLoad
 from stoker.jobs.job_file import load_job
 from stoker.planning import plan_history
-from stoker.planning.decision import decide
+from stoker.planning.decision import decide, most_threads
 from stoker.planning.plan_history import keep_decision
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.plan_trial import try_plan
@@ -124,7 +124,7 @@ def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load
         first.chosen, plan=dataclasses.replace(first.chosen.plan, compile=True), forecast=forecast
     )
     device = resolve_place("cpu", attached_devices())
-    place = planned_devices(device.torch_name, (device,))[0]
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
     keep_decision(prepared, place, dataclasses.replace(first, candidates=(compiled,)), coupling)
     made = len(trials)
     again, _ = _decided(job_file)

@@ -143,14 +143,14 @@ _CAPACITY_STEPS = 5
 """Halvings of what an allocator holds beyond what lives, in the search for what it can do with."""
 
 
-def least_capacities(timeline: AllocationTimeline, allocated: int, reserved: int) -> Iterator[tuple[int, int]]:
-    """Ever closer bounds of the least memory with which the allocator serves the timeline [bytes].
+def least_capacities(is_enough: Callable[[int], bool], allocated: int, reserved: int) -> Iterator[tuple[int, int]]:
+    """Ever closer bounds of the least memory with which the allocator serves a GPU's updates [bytes].
 
     The last are 1/32 of what it can give back apart. Near its capacity the caching allocator frees cached segments
     before it fails.
 
     Args:
-        timeline: of a GPU's updates.
+        is_enough: whether the allocator serves them with that capacity [bytes].
         allocated: peak of live tensors [bytes]: no capacity below that is enough.
         reserved: what is held without a limit [bytes]: that is enough.
     """
@@ -158,7 +158,7 @@ def least_capacities(timeline: AllocationTimeline, allocated: int, reserved: int
     yield low, high
     for _ in range(_CAPACITY_STEPS):
         middle = (low + high) // 2
-        if replay(timeline, AllocatorSettings(capacity=middle)).failed_at is None:
+        if is_enough(middle):
             high = middle
         else:
             low = middle

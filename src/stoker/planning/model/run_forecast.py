@@ -6,11 +6,12 @@ A breakdown's parts add up to the forecast; parts that no trace has get a name o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker.planning.model.caching_allocator import rounded
+from stoker.planning.model.caching_allocator import AllocatorSettings, rounded
 from stoker.planning.model.checkpoint_cost import saving
 from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.planning.model.memory import (
@@ -22,6 +23,7 @@ from stoker.planning.model.memory import (
     live_peak,
     memory_along,
     needed,
+    replay,
     resident_peak,
     timeline_of,
 )
@@ -62,6 +64,9 @@ _NEAR = 1.1
 _Update = tuple[TraceSettings, int, bool]
 """What the memory of an update depends on: its trace, its number of micro-batches, whether it is compiled."""
 
+_MOST_KEPT = 2
+"""Traces, and timelines of them, that are kept: what a plan is asked about is mostly asked at once."""
+
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """Storages in a checkpoint."""
 
@@ -74,8 +79,9 @@ class Needs:
     """
 
     def __init__(self, traces: Traces) -> None:
-        self.trace = traces
-        self._timelines: dict[_Update, AllocationTimeline] = {}
+        # Those of a layout are made anew when they are asked for again: large models have too many to keep all.
+        self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traces)
+        self._timeline = functools.lru_cache(maxsize=_MOST_KEPT)(self._made_timeline)
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
         self._lives: dict[_Update, int] = {}
@@ -87,8 +93,12 @@ class Needs:
         """Memory of an update of so many micro-batches."""
         key = settings, micro_batches, is_compiled and settings.target == "cuda"
         if key not in self._peaks:
-            self._peaks[key] = memory_along(self._storages(settings, is_compiled), self._timeline(key))
+            self._peaks[key] = dataclasses.replace(self._forecast(key), split=lambda: self._forecast(key).shares)
         return self._peaks[key]
+
+    def _forecast(self, key: _Update) -> MemoryForecast:
+        settings, _, is_compiled = key
+        return memory_along(self._storages(settings, is_compiled), self._timeline(key))
 
     def live_bytes(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> int:
         """Memory of a GPU's live tensors at the peak [bytes]: no allocator does with less."""
@@ -104,19 +114,20 @@ class Needs:
         key = settings, micro_batches, is_compiled
         if key not in self._least:
             peak = self.peak(settings, micro_batches, is_compiled=is_compiled)
-            self._least[key] = [], least_capacities(self._timeline(key), peak.allocated, peak.reserved)
+
+            def is_enough(capacity: int) -> bool:
+                return replay(self._timeline(key), AllocatorSettings(capacity=capacity)).failed_at is None
+
+            self._least[key] = [], least_capacities(is_enough, peak.allocated, peak.reserved)
         known, closer = self._least[key]
         yield from known
         for bounds in closer:
             known.append(bounds)
             yield bounds
 
-    def _timeline(self, key: _Update) -> AllocationTimeline:
-        if key not in self._timelines:
-            settings, micro_batches, is_compiled = key
-            trace = self._storages(settings, is_compiled)
-            self._timelines[key] = timeline_of(trace, micro_batches=micro_batches)
-        return self._timelines[key]
+    def _made_timeline(self, key: _Update) -> AllocationTimeline:
+        settings, micro_batches, is_compiled = key
+        return timeline_of(self._storages(settings, is_compiled), micro_batches=micro_batches)
 
     def _storages(self, settings: TraceSettings, is_compiled: bool) -> Trace:  # noqa: FBT001 - a part of the key
         trace = self.trace(settings)
