@@ -357,6 +357,11 @@ class LayoutForecasts(TracedForecasts):
             parts = axis.held(parts, self.layout, rank)
         return trace
 
+    @property
+    def _kinds(self) -> Sequence[Needs]:
+        """As `TracedForecasts._kinds`."""
+        return tuple(self._ranks.values())
+
     def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
         """As `TracedForecasts._processes`, one process of each kind of work."""
         if plan not in self._untraced:

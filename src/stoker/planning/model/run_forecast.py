@@ -19,6 +19,7 @@ from stoker.planning.model.memory import (
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
+    kept_by_blocks,
     least_capacities,
     live_peak,
     memory_along,
@@ -85,6 +86,7 @@ class Needs:
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
         self._lives: dict[_Update, int] = {}
+        self._uncheckpointed: dict[_Update, int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
@@ -106,6 +108,23 @@ class Needs:
         if key not in self._lives:
             self._lives[key] = live_peak(self._timeline(key), rounded)[0]
         return self._lives[key]
+
+    def least_live_bytes(self, settings: TraceSettings, micro_batches: int, num_blocks: int) -> int:
+        """What live tensors of a GPU need at least where no block is checkpointed [bytes], without a trace of that.
+
+        By the trace in which all are, if it is known; else 0.
+        """
+        for known, passes, is_compiled in list(self._lives):
+            same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
+            is_like = known.checkpointed_blocks == num_blocks and passes == micro_batches and not is_compiled
+            if is_like and same == settings:
+                key = known, passes, is_compiled
+                if key not in self._uncheckpointed:
+                    timeline = self._timeline(key)
+                    before = sum(rounded(timeline.sizes[index]) for index in timeline.persisting)
+                    self._uncheckpointed[key] = before + kept_by_blocks(self.trace(known))
+                return self._uncheckpointed[key]
+        return 0
 
     def least_reserved(
         self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False
@@ -213,23 +232,25 @@ class TracedForecasts:
         def is_likely(num_bytes: float) -> bool:
             return self._probability(num_bytes + context) >= probability
 
-        settings, passes, processes = self._settings(plan), self._micro_batches(plan), self._processes(plan)
-        for needs, more in processes:
-            if not is_likely(needs.live_bytes(settings, passes, is_compiled=plan.compile) + more):
+        settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
+        if num_blocks and not (plan.checkpointed_blocks or plan.compile):
+            least = max(needs.least_live_bytes(settings, passes, num_blocks) for needs in self._kinds)
+            if not is_likely(least):
                 return False
-        if is_likely(self._device_bytes(plan)[1]):
-            return True
-        if not self._is_near(plan):
+        processes = self._processes(plan)
+        live = (needs.live_bytes(settings, passes, is_compiled=plan.compile) + more for needs, more in processes)
+        if not all(map(is_likely, live)):
             return False
-        for needs, more in processes:
+        if is_likely(self._device_bytes(plan)[1]) or not self._is_near(plan):
+            return is_likely(self._device_bytes(plan)[1])
+
+        def does(needs: Needs, more: int) -> bool:
             for low, high in needs.least_reserved(settings, passes, is_compiled=plan.compile):
-                if not is_likely(low + more):
-                    return False
-                if is_likely(high + more):
-                    break
-            else:
-                return False
-        return True
+                if not is_likely(low + more) or is_likely(high + more):
+                    return is_likely(high + more)
+            return False
+
+        return all(does(needs, more) for needs, more in processes)
 
     def _probability(self, needed_bytes: float) -> float:
         memory_bytes = self._hardware.device.memory_bytes
@@ -337,6 +358,11 @@ class TracedForecasts:
             malloc=plan.malloc,
             loader=plan.loader,
         )
+
+    @property
+    def _kinds(self) -> Sequence[Needs]:
+        """What each kind of process needs."""
+        return (self._needs,)
 
     def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
         """What each kind of process needs, and its memory that no trace has [bytes]."""
