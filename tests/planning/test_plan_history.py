@@ -130,7 +130,7 @@ def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load
     again, _ = _decided(job_file)
     assert (len(trials), again.chosen.plan) == (made, compiled.plan)
     assert again.chosen.forecast.total_s.value == pytest.approx(forecast.total_s.value + 20.0)
-    assert any(" · compiling 20.0 s" in line or "compiling 20 s" in line for line in again.explanation)
+    assert any("compiling 20.0 s" in line for line in again.explanation)
     assert not _decided(job_file, epochs="0.25")[0].chosen.plan.compile
     assert len(trials) > made
 
