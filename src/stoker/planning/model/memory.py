@@ -184,8 +184,8 @@ def kept_by_blocks(trace: Trace) -> int:
     """Memory that the blocks of a micro-batch keep for the backward pass where none is checkpointed [bytes], or less.
 
     Told from a trace on a GPU in which all are checkpointed: before its backward pass a block makes again what it would
-    have kept. That are the storages at the beginning of its part of the backward pass that are made as those of its
-    forward pass, without the last, and live when the first other one is made.
+    have kept. That are the storages of its part of the backward pass that are made in the order of its forward pass,
+    without the last, and live when the first other one is made.
     """
     made: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for index, storage in enumerate(trace.storages):
@@ -197,9 +197,13 @@ def kept_by_blocks(trace: Trace) -> int:
         return trace.occurrences[storage.born].operation, storage.num_bytes
 
     kept = 0
-    for (phase, block), again in made.items():
-        pairs = zip(again, made["forward", block] if phase == "backward" else (), strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: form(pair[0]) == form(pair[1]), pairs))
+    for (phase, block), back in made.items():
+        forward = made["forward", block] if phase == "backward" and ("forward", block) in made else []
+        # What the gradient of the block's output needs may be made first.
+        begin = next((at for at, index in enumerate(back) if forward and form(index) == form(forward[0])), len(back))
+        again = back[begin:]
+        pairs = itertools.takewhile(lambda pair: form(pair[0]) == form(pair[1]), zip(again, forward, strict=False))
+        same = sum(1 for _ in pairs)
         if 0 < same < len(again):
             storages, end = [trace.storages[index] for index in again[: same - 1]], trace.storages[again[same]].born
             kept += sum(rounded(one.num_bytes) for one in storages if one.died is None or one.died >= end)
