@@ -56,9 +56,9 @@ def kept_decision(
     chosen, share = kept.decision.chosen, kept.decision.others_share
     age_s = (datetime.now(UTC) - datetime.fromisoformat(kept.at)).total_seconds()
     length = extents(chosen.forecast.samples_per_s.value)
-    is_prepared = chosen.plan.compile or chosen.plan.captured
-    least, most = SHORTER * is_prepared, LONGER
-    if not least <= length.total_updates / chosen.forecast.total_updates <= most or (share and age_s > _UNDER_LOAD_S):
+    updates, before = length.total_updates, chosen.forecast.total_updates
+    is_too_short = (chosen.plan.compile or chosen.plan.captured) and updates < SHORTER * before
+    if is_too_short or updates > LONGER * before or (share and age_s > _UNDER_LOAD_S):
         return None
     held_out, test = sum(map(len, prepared.data.held_out.values())), prepared.data.test
     forecast = forecast_of_extents(
