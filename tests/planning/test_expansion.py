@@ -10,6 +10,8 @@ from torch import nn
 import stoker
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.datasets import Datasets
+from stoker.planning.model.caching_allocator import rounded
+from stoker.planning.model.memory import kept_by_blocks
 from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.profiling.tracing.update import trace_update
@@ -183,3 +185,24 @@ def test_the_first_block_may_do_more_before_what_the_second_frees():
     assert [(one.born, one.died) for one in whole.storages[1:]] == [
         (at, at + 1 if at < 6 else None) for at in range(1, 7)
     ]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model", [gpt, llama])
+def test_what_blocks_keep_is_told_from_a_trace_that_checkpoints_them(model, precision, parts) -> None:
+    """Never more than they keep until the backward pass, and most of it; of a model on a GPU."""
+    job = job_with(model)
+    data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
+    saving, plain = (
+        expanded(trace_with_repetition(job, data, SEPARABLE, TraceSettings(
+            **CUDA, micro_batch=2, precision=precision, parts=parts, checkpointed_blocks=blocks
+        )))
+        for blocks in (6, 0)
+    )  # fmt: skip
+    kept = sum(
+        rounded(one.num_bytes) for one in plain.storages
+        if one.category == "activation" and one.block is not None and plain.occurrences[one.born].part == 0
+    )  # fmt: skip
+    assert 0.5 * kept < kept_by_blocks(saving) <= kept
+    assert kept_by_blocks(plain) == 0

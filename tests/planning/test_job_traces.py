@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from stoker.jobs import load_job
@@ -57,3 +59,39 @@ def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: 
     assert large.is_fallback
     with pytest.raises(NotDerivable):
         derived(small, large, 10)
+
+
+OF_LENGTHS = """
+import stoker, torch
+from pathlib import Path
+from torch import nn
+
+class Items(torch.utils.data.Dataset):
+    lengths = list(map(int, Path(__file__).with_name("lengths.txt").read_text().split()))
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return torch.ones(self.lengths[index]), torch.tensor(1.0)
+
+class Total(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.unsqueeze(-1)).sum((1, 2))
+
+def job() -> stoker.Job:
+    return stoker.Job(model=lambda: Total(1, 1), data=Items(), fields=stoker.Fields(collate=stoker.lengths.padded()),
+                      loss="mse", batch=2, optimizer=stoker.SGD(lr=0.1), until=stoker.epochs(1))
+"""
+
+
+def test_longer_samples_under_the_same_job_file_are_traced_anew(tmp_path: Path) -> None:
+    """The first sample is as long as before; the other one, which a batch is padded to, is longer."""
+    path, lengths = tmp_path / "job.py", tmp_path / "lengths.txt"
+    path.write_text(OF_LENGTHS, encoding="utf-8")
+    read = []
+    for words in ("4 4", "4 64"):
+        lengths.write_text(words, encoding="utf-8")
+        trace = TraceBook(resolve_job(*load_job(path, {})), SEPARABLE)(on_gpu(2))
+        read.append(max(shape.numel for operation in trace.operations for shape in operation.inputs))
+    assert read == [2 * 4, 2 * 64]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stoker
-from stoker.devices import attached_devices, resolve_place
+from stoker.devices import attached_devices, planned_devices, resolve_place
 from stoker.devices.cpu import CpuLoad
 from stoker.jobs.job_file import load_job
 from stoker.planning import plan_history
-from stoker.planning.decision import decide
+from stoker.planning.decision import decide, most_threads
+from stoker.planning.plan_history import keep_decision
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.plan_trial import try_plan
+from stoker.records import Estimate
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -108,6 +112,48 @@ def test_a_much_longer_run_is_planned_anew(job_file, load, trials) -> None:
     made = len(trials)
     _decided(job_file, epochs="5")
     assert len(trials) > made
+
+
+def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load, trials) -> None:
+    """Compiling is a part of its forecast; a run of less than half the updates is planned anew."""
+    first, coupling = _decided(job_file)
+    prepared = resolve_job(*load_job(job_file, {}))
+    compile_s = Estimate(value=20.0, low=10.0, high=30.0, unit="s", basis="measured here")
+    forecast = dataclasses.replace(first.chosen.forecast, compile_s=compile_s)
+    compiled = dataclasses.replace(
+        first.chosen, plan=dataclasses.replace(first.chosen.plan, compile=True), forecast=forecast
+    )
+    device = resolve_place("cpu", attached_devices())
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(None, most_threads(None))
+    keep_decision(prepared, place, dataclasses.replace(first, candidates=(compiled,)), coupling)
+    made = len(trials)
+    again, _ = _decided(job_file)
+    assert (len(trials), again.chosen.plan) == (made, compiled.plan)
+    assert again.chosen.forecast.total_s.value == pytest.approx(forecast.total_s.value + 20.0)
+    assert any("compiling 20.0 s" in line for line in again.explanation)
+    assert not _decided(job_file, epochs="0.25")[0].chosen.plan.compile
+    assert len(trials) > made
+
+
+def test_code_of_a_package_that_is_edited_makes_it_anew(job_file, load, trials, tmp_path, monkeypatch) -> None:
+    """It is beside the job's folder, as after `pip install -e`: neither installed nor one of the job's files."""
+    library = tmp_path / "elsewhere" / "layers_being_edited.py"
+    library.parent.mkdir()
+    before, start, rest = JOB_FILE.partition("class Model")
+    model, made, after = rest.partition("def job")
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    path = folder / "job.py"
+    path.write_text(before + "from layers_being_edited import Model\n\n" + made + after, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(library.parent))
+    for line, is_kept in (("", False), ("# a comment\n", True), ("        x = x * 1\n", False)):
+        edited = model.replace("        return", f"{line}        return")
+        library.write_text(before + start + edited, encoding="utf-8")
+        linecache.clearcache()
+        monkeypatch.delitem(sys.modules, "layers_being_edited", raising=False)
+        made = len(trials)
+        _decided(path)
+        assert (len(trials) == made) is is_kept, line
 
 
 @pytest.mark.parametrize("change", ["setting", "attribute", "code", "memory"])

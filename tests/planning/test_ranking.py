@@ -31,6 +31,9 @@ class Known:
         self.asked.append(plan)
         return 1.0 if self.needed_bytes(plan) <= self.device.memory_bytes else 0.0
 
+    def fits(self, plan: Plan, probability: float) -> bool:
+        return self.probability_it_fits(plan) >= probability
+
     def forecast(self, plan: Plan) -> Forecast:
         pace = {"bf16": 1.0, "fp32": 2.0}[plan.precision] / plan.threads + 1.0 / plan.micro_batch
         pace *= 1 + plan.checkpointed_blocks / 30 + (plan.malloc == "mapped") * 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -137,6 +138,26 @@ def test_memory_grows_with_the_micro_batch_and_decides_what_fits() -> None:
     assert found.reserved_bytes is not None
     assert found.peak_bytes.value >= (10 + 16 * 64) * MIB
     assert about.needed_bytes(PLAN) == pytest.approx(found.reserved_bytes.value + context_bytes().value)
+
+
+def test_a_plan_fits_if_its_probability_says_so() -> None:
+    """At every limit of memory; between 50 and 76 MiB the allocator has to give back what it only caches."""
+    storages = [storage(20 * MIB, -1, None, "parameter"), storage(12 * MIB, 0, 1), storage(14 * MIB, 0, 1),
+                storage(30 * MIB, 2, 2)]  # fmt: skip
+
+    def about(room: int) -> TracedForecasts:
+        def traces(settings: TraceSettings) -> Trace:
+            return dataclasses.replace(trace_of(storages), settings=settings)
+
+        device = dataclasses.replace(GPU, memory_bytes=round(context_bytes().value) + room * MIB)
+        return TracedForecasts(FACTS, lambda _threads: hardware(device), Needs(traces), lambda _: RUN)
+
+    answers = set()
+    for room, sure in itertools.product(range(40, 120, 2), (0.1, 0.5, 0.9)):
+        answer = about(room).fits(PLAN, sure)
+        assert answer == (about(room).probability_it_fits(PLAN) >= sure), (room, sure)
+        answers.add((answer, about(room).needed_bytes(PLAN) < about(10_000).needed_bytes(PLAN)))
+    assert answers == {(False, False), (False, True), (True, True), (True, False)}
 
 
 def test_a_device_of_unknown_memory_is_taken_to_be_large_enough() -> None:

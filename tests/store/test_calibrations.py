@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import RunFailed
 from stoker.records import Calibration, Ceilings, MicroBenchmark, Operation, TensorShape, Timing
-from stoker.store import calibration_log, ceilings_cache, operations_cache
+from stoker.store import calibration_log, ceilings_cache, operations_cache, record_caches
 from stoker.testing import FaultyDisk, fake_device
 
 
@@ -38,6 +38,22 @@ def test_calibrations_come_back_in_order_and_by_device(tmp_path: Path) -> None:
         log.append(calibration(run, device))
     assert [c.run for c in calibration_log(tmp_path).read()] == ["1", "2", "3"]
     assert [c.run for c in log.read(device_model="A")] == ["1", "3"]
+
+
+def test_a_long_log_is_not_decoded_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of other devices are not, nor more than the newest that are asked for; text in other fields may match."""
+    log = calibration_log(tmp_path)
+    for number in range(9):
+        log.append(calibration(f"{number}", 'Gerät "A"' if number % 3 else "B"))
+    log.append(calibration("B", "C"))
+    decoded = []
+    original = record_caches.loads
+    monkeypatch.setattr(record_caches, "loads", lambda line, kind: decoded.append(line) or original(line, kind))
+    assert [c.run for c in log.read(device_model='Gerät "A"')] == ["1", "2", "4", "5", "7", "8"]
+    assert len(decoded) == 6
+    decoded.clear()
+    assert [c.run for c in log.read(newest=2, device_model="B")] == ["3", "6"]
+    assert len(decoded) == 3
 
 
 def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from stoker.layouts import axes_of
+from stoker.layouts.trace_division import resized
 from stoker.records import Layout, Trace
 from stoker.records.profile import ModelParts, Parameter
 
@@ -92,7 +93,7 @@ def with_local_state(trace: Trace, parts: ModelParts, layout: Layout, kept: tupl
     optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), len(trace.occurrences))
     first = optimizer if trace.settings.target == "cuda" else len(trace.occurrences)
     storages = tuple(
-        dataclasses.replace(one, num_bytes=means.get(one.num_bytes, one.num_bytes))
+        resized(one, means.get(one.num_bytes, one.num_bytes))
         if one.category in kept or (one.category == "temporary" and one.born >= first) else one
         for one in trace.storages
     )  # fmt: skip

@@ -7,6 +7,7 @@ output.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
-from stoker.records import Layout, Profile, Trace
+from stoker.records import Layout, Profile, Storage, Trace
 from stoker.records.profile import ModelParts
 
 _WAITING = 0.15
@@ -129,7 +130,7 @@ def stages_of_parameters(parts: ModelParts, cuts: Sequence[int]) -> list[int]:
     """
     first_block = next((n for n, one in enumerate(parts.parameters) if one.block is not None), len(parts.parameters))
     return [
-        (len(cuts) if first_block <= index else 0) if one.block is None else sum(one.block >= cut for cut in cuts)
+        (len(cuts) if first_block <= index else 0) if one.block is None else bisect.bisect_right(cuts, one.block)
         for index, one in enumerate(parts.parameters)
     ]
 
@@ -157,7 +158,9 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
         died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
         if died is not None:
             died = max(0, born, new_index[min(died, len(new_index) - 1)])
-        storages.append(dataclasses.replace(storage, born=born, died=died))
+        storages.append(Storage(
+            num_bytes=storage.num_bytes, category=storage.category, born=born, died=died, block=storage.block
+        ))  # fmt: skip
     events = [
         (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1) for event in trace.events
         if abs(event) - 1 in renumbered
@@ -189,21 +192,22 @@ def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
 
 def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
     """The stage of each occurrence; None for the optimiser's."""
-    block_of: list[int | None] = []
+    stage_of: list[int | None] = []
+    stage_of_block = {name: bisect.bisect_right(cuts, block) for block, name in enumerate(parts.blocks)}
     for name in trace.modules:
         parents = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
-        block_of.append(next((parts.blocks.index(parent) for parent in parents if parent in parts.blocks), None))
+        stage_of.append(next((stage_of_block[parent] for parent in parents if parent in stage_of_block), None))
     first_block = next((index for index, p in enumerate(parts.parameters) if p.block is not None), 0)
     before_blocks = {p.name.rpartition(".")[0] for p in parts.parameters[:first_block]} - {""}
     stages: list[int | None] = []
     last, has_passed = 0, False
     for one in trace.occurrences:
-        block = block_of[one.module]
+        stage = stage_of[one.module]
         if one.phase == "optimizer":
             stages.append(None)
             continue
-        if block is not None:
-            last, has_passed = sum(block >= cut for cut in cuts), True
+        if stage is not None:
+            last, has_passed = stage, True
         elif one.phase == "forward":
             # Before the first block of a micro-batch, or after its last one; a module registered before the blocks
             # begins the next micro-batch.

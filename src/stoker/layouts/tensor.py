@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
-from stoker.layouts.trace_division import PRODUCTS, STATE, bytes_of, in_rows, scaled, with_dim, with_operations
+from stoker.layouts.trace_division import PRODUCTS, STATE, bytes_of, in_rows, resized, scaled, with_dim, with_operations
 from stoker.records import Layout, Occurrence, Operation, Profile, TensorShape, Trace
 from stoker.records.profile import Division, ModelParts, Parameter
 
@@ -82,7 +82,7 @@ class TensorGroup(LayoutAxis):
         factors = [divided.output_share(one) for one in trace.occurrences]
         local = with_local_state(trace, parts, layout, ("gradient", *STATE))
         storages = tuple(
-            dataclasses.replace(one, num_bytes=math.ceil(one.num_bytes * factors[one.born]))
+            resized(one, math.ceil(one.num_bytes * factors[one.born]))
             if one.category not in ("gradient", *STATE) and one.born >= 0 and factors[one.born] < 1 else one
             for one in local.storages
         )  # fmt: skip
@@ -90,9 +90,7 @@ class TensorGroup(LayoutAxis):
         share = sum(local_bytes(one, layout) for one in parts.parameters) / whole
         return with_operations(
             dataclasses.replace(trace, storages=storages),
-            lambda one, operation: (
-                in_rows(operation, share) if one.phase == "optimizer" else divided.operation(one, operation)
-            ),
+            lambda one, operation: in_rows(operation, share) if one.phase == "optimizer" else divided.operation(one),
         )
 
 
@@ -147,22 +145,36 @@ class _DividedLayers:
         for name, division in self._divided.items():
             between[name.rpartition(".")[0]].add(division)
         self._between = {name for name, kinds in between.items() if name and len(kinds) > 1}
+        self._known: dict[tuple[object, ...], tuple[Operation, float]] = {}
 
     def output_share(self, one: Occurrence) -> float:
         """Share of an occurrence's outputs in one process [0 to 1]."""
-        operation = self._trace.operations[one.operation]
-        after = self.operation(one, operation)
-        whole = sum(shape.numel for shape in operation.outputs)
-        return sum(shape.numel for shape in after.outputs) / whole if whole else 1.0
+        return self._part_of(one)[1]
 
-    def operation(self, one: Occurrence, operation: Operation) -> Operation:
+    def operation(self, one: Occurrence) -> Operation:
         """One process's part of an occurrence's operation."""
+        return self._part_of(one)[0]
+
+    def _part_of(self, one: Occurrence) -> tuple[Operation, float]:
+        """The operation in one process and the share of its outputs, computed once for all blocks that are alike."""
         name = self._trace.modules[one.module]
-        division = self._divided.get(name)
+        division, weight, is_between = self._divided.get(name), self._weights.get(name, ()), name in self._between
+        is_forward = (one.module, one.operation) in self._forward
+        key = one.operation, division, weight, is_between, is_forward, one.phase == "optimizer"
+        if key not in self._known:
+            operation = self._trace.operations[one.operation]
+            after = self._divided_operation(one, division, weight, is_between=is_between, is_forward=is_forward)
+            whole = sum(shape.numel for shape in operation.outputs)
+            self._known[key] = after, sum(shape.numel for shape in after.outputs) / whole if whole else 1.0
+        return self._known[key]
+
+    def _divided_operation(
+        self, one: Occurrence, division: Division | None, weight: tuple[int, ...], *, is_between: bool, is_forward: bool
+    ) -> Operation:
+        operation = self._trace.operations[one.operation]
         if division is not None and operation.name in PRODUCTS:
-            is_forward = (one.module, one.operation) in self._forward
-            return self._product(operation, division, self._weights.get(name, ()), is_forward=is_forward)
-        if name in self._between or division == "columns":
+            return self._product(operation, division, weight, is_forward=is_forward)
+        if is_between or division == "columns":
 
             def narrowed(shape: TensorShape) -> TensorShape:
                 if not shape.shape:

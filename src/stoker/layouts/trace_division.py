@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from stoker.records import Occurrence, Operation, TensorShape, Trace
+from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 STATE = ("parameter", "optimizer state", "average")
@@ -20,20 +20,45 @@ def bytes_of(shape: TensorShape) -> int:
     return shape.numel * _ITEM_BYTES.get(shape.dtype, 4)
 
 
+_NEAR = 64
+"""Equal operations stay one if not more than so many others are first executed between them."""
+
+
 def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Operation]) -> Trace:
-    """The trace with each occurrence's operation changed; equal operations stay one."""
+    """The trace with each occurrence's operation changed; equal operations that are near each other stay one."""
     operations: list[Operation] = []
     numbers: dict[tuple[int, str, int], int] = {}
+    values: dict[tuple[object, ...], int] = {}
+    known: dict[int, tuple[Operation, int]] = {}  # by identity: an operation, which stays alive, and its value's number
+    last: dict[int, int] = {}
     occurrences = []
     for one in trace.occurrences:
         key = one.operation, one.phase, one.module
         if key not in numbers:
             changed = change(one, trace.operations[one.operation])
-            if not operations or changed not in operations[-64:]:
+            if id(changed) not in known:
+                value = (changed.name, changed.inputs, changed.outputs, changed.flops, changed.bytes_read,
+                         changed.bytes_written, repr(changed.attributes))  # fmt: skip  # may hold lists, without a hash
+                known[id(changed)] = changed, values.setdefault(value, len(values))
+            value_number = known[id(changed)][1]
+            if last.get(value_number, -_NEAR - 1) < len(operations) - _NEAR:
+                last[value_number] = len(operations)
                 operations.append(changed)
-            numbers[key] = len(operations) - 1 - operations[::-1].index(changed)
-        occurrences.append(dataclasses.replace(one, operation=numbers[key]))
+            numbers[key] = last[value_number]
+        number = numbers[key]
+        occurrences.append(one if number == one.operation else Occurrence(
+            operation=number, phase=one.phase, part=one.part, module=one.module, source=one.source
+        ))  # fmt: skip
     return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
+
+
+def resized(storage: Storage, num_bytes: int) -> Storage:
+    """The storage with another size [bytes]."""
+    if num_bytes == storage.num_bytes:
+        return storage
+    return Storage(
+        num_bytes=num_bytes, category=storage.category, born=storage.born, died=storage.died, block=storage.block
+    )
 
 
 def in_rows(operation: Operation, share: float) -> Operation:

@@ -62,7 +62,10 @@ def explain_again(lines: Sequence[str], chosen: Candidate) -> tuple[str, ...]:
     kept = [line for line in lines if not line.startswith(("of that: ", "others use ", "tried with "))]
     is_time = [line.startswith("to finish: ") for line in kept]
     new = _time_to_finish(chosen.forecast)
-    return (*(new if time else line for line, time in zip(kept, is_time, strict=True)), *_time_parts(chosen))
+    return (
+        *(new if time else line for line, time in zip(kept, is_time, strict=True)),
+        *_time_parts(chosen, is_again=True),
+    )
 
 
 def _time_to_finish(forecast: Forecast) -> str:
@@ -99,15 +102,18 @@ def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
     return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"
 
 
-def _time_parts(chosen: Candidate) -> tuple[str, ...]:
-    """One line with the parts of the run's time; none if it is mostly updates."""
+def _time_parts(chosen: Candidate, *, is_again: bool = False) -> tuple[str, ...]:
+    """One line with the parts of the run's time; none if it is mostly updates.
+
+    `is_again` is true of a plan that another process tried, and that this one compiles again.
+    """
     forecast, total_s = chosen.forecast, chosen.forecast.total_s.value
     training_s = forecast.total_samples / forecast.samples_per_s.value
     if training_s >= MOSTLY * total_s:
         return ()
     saves = forecast.evaluations + training_s / (forecast.checkpoint_every_s or chosen.plan.checkpoint_every_s)
     saving_s, lost_s, trials_s = saves * forecast.checkpoint_s.value, forecast.lost_s or 0.0, forecast.trials_s or 0.0
-    is_compiled_here = forecast.total_s.basis == "measured here"  # in the trial, then, and not again
+    is_compiled_here = forecast.total_s.basis == "measured here" and not is_again  # in the trial, then
     compiling_s = 0.0 if forecast.compile_s is None or is_compiled_here else forecast.compile_s.value
     evaluating_s = max(0.0, total_s - training_s - saving_s - lost_s - trials_s - compiling_s)
     evaluations = "1 evaluation" if forecast.evaluations == 1 else f"{forecast.evaluations} evaluations"

@@ -14,19 +14,31 @@ from torch import nn
 
 from stoker.errors import RunFailed
 from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
 from stoker.loading.fields import map_tensors
 from stoker.planning.model.trace_extrapolation import NotDerivable, derived, expanded
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.repetition import trace_with_repetition
+from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
 
-TRACE_LAYOUT = 4
+TRACE_LAYOUT = 5
 """Version of traces in the cache; raised when the trace of the same job changes."""
 
 _SIZES = (2, 4)
 """Micro-batches that are traced [samples]. Not 1: a dimension of one broadcasts."""
+
+
+def with_same_kernels(settings: TraceSettings) -> TraceSettings:
+    """The settings under which the same operations are traced: of GPUs those of the oldest with the same kernels.
+
+    GPUs newer than compute capability 8.0 run its kernels; in fp32 all GPUs do.
+    """
+    has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
+    is_other = settings.target == "cuda" and has_kernels_of_8
+    return dataclasses.replace(settings, capability="8.0") if is_other else settings
 
 
 class TraceBook:
@@ -38,6 +50,7 @@ class TraceBook:
         self._identity = _identity(prepared)
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
+        self._shapes_of: dict[int, list[str]] = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
         """The trace under these settings.
@@ -46,7 +59,9 @@ class TraceBook:
             BadJob: the model cannot be traced; operation and line are named.
         """
         if settings not in self._whole:
-            self._whole[settings] = expanded(self._derived(settings))
+            same = with_same_kernels(settings)
+            whole = expanded(self._derived(same)) if same == settings else self(same)
+            self._whole[settings] = dataclasses.replace(whole, settings=settings)
         return self._whole[settings]
 
     def _derived(self, settings: TraceSettings) -> Trace:
@@ -65,18 +80,14 @@ class TraceBook:
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""
-        # GPUs newer than capability 8.0 run its kernels; in fp32 all GPUs do.
-        has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
-        if settings.target == "cuda" and settings.capability != "8.0" and has_kernels_of_8:
-            same = self._traced(dataclasses.replace(settings, capability="8.0"))
-            return dataclasses.replace(same, settings=settings)
         if settings in self._short:
             return self._short[settings]
         prepared, coupling = self._prepared, self._coupling
         if self._identity is None:
             trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
         else:
-            key = digest([self._identity, settings, coupling.kind, coupling.group])
+            shapes = self._shapes(settings.micro_batch)
+            key = digest([self._identity, shapes, settings, coupling.kind, coupling.group])
             cached = self._cache.read(key)
             if cached is not None and not cached.is_fallback:
                 trace = cached
@@ -88,24 +99,43 @@ class TraceBook:
         self._short[settings] = trace
         return trace
 
+    def _shapes(self, micro_batch: int) -> list[str]:
+        """Shapes and dtypes of the samples that a trace of so many is made of."""
+        if micro_batch not in self._shapes_of:
+            train, shapes = self._prepared.data.train, list[str]()
+            fetched = train.fetch(train.alike(FETCHED, micro_batch), 0)
+            map_tensors(fetched, lambda tensor: shapes.append(_kind(tensor)))
+            self._shapes_of[micro_batch] = shapes
+        return self._shapes_of[micro_batch]
+
 
 def _identity(prepared: ResolvedJob) -> str | None:
     """Digest of what traces of a job depend on; None for a job without a file, whose code cannot be compared.
 
-    The job file, its local imports and its parameters; the model's `repr`, with names, shapes and dtypes of parameters
-    and buffers; shapes and dtypes of a sample; versions of the packages that run them.
+    The job file, its local imports and its parameters; code elsewhere that they reach; the model's `repr`, with names,
+    shapes and dtypes of parameters and buffers; versions of the packages that run them.
     """
     entry = prepared.entry
     if entry is None:
         return None
-    sample: list[str] = []
-    train = prepared.data.train
-    map_tensors(train.fetch(train.alike(1, prepared.job.batch_size), 0), lambda tensor: sample.append(_kind(tensor)))
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest([
-        entry.text_digest, entry.parameters, describe_settings(prepared.job), model, sample, versions_of(prepared.model)
+        entry.text_digest, code_digest(prepared), entry.parameters, describe_settings(prepared.job), model,
+        versions_of(prepared.model),
     ])  # fmt: skip
+
+
+def code_digest(prepared: ResolvedJob) -> str:
+    """Digest of the code that model, loss and transforms reach by name, in whatever folder it is; not of packages.
+
+    A package that is installed to be edited, as by `pip install -e`, is not one: its version stays while it changes.
+    """
+    job, model = prepared.job, prepared.model
+    made_by = None if isinstance(job.model, nn.Module) else job.model
+    called = (made_by, job.step, job.objective.loss, getattr(job.fields, "collate", None), *job.augment)
+    types = dict.fromkeys(type(module) for module in model.modules())
+    return reached_digest([*types, *(part for one in called for part in (one, type(one)))])
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -42,7 +42,7 @@ from stoker.planning.model.search_space import (
     trace_settings,
 )
 from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
-from stoker.planning.planner import Planner, calibrations_of, measured_hardware, price_assumptions, with_costs
+from stoker.planning.planner import Planner, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
 from stoker.profiling.job_profile import model_parts
@@ -162,6 +162,9 @@ class LayoutCandidates:
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
         self._parts: dict[Layout, ModelParts] = {}
+        self._estimates: dict[Layout, float] = {}
+        self._lacking: dict[Layout, str | None] = {}
+        self._hardware_each = functools.cache(functools.partial(_hardware_each, place))
         self._favourite: Plan | None = None
         self._is_apart = planner.prepared.job.sync is not None
 
@@ -193,9 +196,9 @@ class LayoutCandidates:
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = LayoutForecasts(
-                layout, self.profile, self.parts(layout), functools.partial(_hardware_each, place),
+                layout, self.profile, self.parts(layout), self._hardware_each,
                 planner.needs.trace, planner.extents, self.links,
-                calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
+                calibrations=planner.calibrations(place),
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
                 is_apart=self._is_apart,
             )  # fmt: skip
@@ -259,7 +262,7 @@ class LayoutCandidates:
     def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
         """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""
         forecasts = self.forecasts(layout)
-        if forecasts.probability_it_fits(favourite) < SURE_ENOUGH:
+        if not forecasts.fits(favourite, SURE_ENOUGH):
             return False
         found.candidates.append(
             Candidate(
@@ -291,6 +294,11 @@ class LayoutCandidates:
 
     def _estimate_s(self, layout: Layout) -> float:
         """Time of an update by its arithmetic, turns that stages wait, and all messages, to compare layouts [s]."""
+        if layout not in self._estimates:
+            self._estimates[layout] = self._estimated_s(layout)
+        return self._estimates[layout]
+
+    def _estimated_s(self, layout: Layout) -> float:
         local, rates = local_profile(self.profile, layout), self.place.hardware.dense_flops
         passes = min(local.batch, _USUAL_PASSES * layout.stages)
         settings = self._least_trace.settings
@@ -333,14 +341,17 @@ class LayoutCandidates:
         memory_bytes = self.place.memory_bytes_each
         if self.place.device.kind != "cuda" or not memory_bytes:
             return None
+        if layout in self._lacking:
+            return self._lacking[layout]
+        self._lacking[layout] = None
         activations = self._least_activations / (layout.tensor * layout.stages)
         least = self.forecasts(layout).least_bytes(self._least_plan, self._moments) + activations
-        if least < memory_bytes:
-            return None
-        return (
-            f"parameters, gradients, optimiser state, message buffers and the least activations take "
-            f"{format_bytes(least)} of each device; {self.place.device.model} has {format_bytes(memory_bytes)}"
-        )
+        if least >= memory_bytes:
+            self._lacking[layout] = (
+                f"parameters, gradients, optimiser state, message buffers and the least activations take "
+                f"{format_bytes(least)} of each device; {self.place.device.model} has {format_bytes(memory_bytes)}"
+            )
+        return self._lacking[layout]
 
     @functools.cached_property
     def _least_plan(self) -> Plan:
@@ -428,7 +439,7 @@ class LayoutCandidates:
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
-        if is_gathered and forecasts.probability_it_fits(least) < SURE_ENOUGH:
+        if is_gathered and not forecasts.fits(least, SURE_ENOUGH):
             needed, there = format_bytes(forecasts.needed_bytes(least)), format_bytes(device.memory_bytes)
             raise DoesNotFit(
                 f"a micro-batch of {least.micro_batch} needs about {needed} of each device; {device.model} has {there}",

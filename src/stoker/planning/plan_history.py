@@ -16,11 +16,10 @@ from torch import nn
 from stoker.devices import Place, cache_key, installed_torch, load_between, sample_cpu
 from stoker.devices.cpu import CpuSample
 from stoker.errors import RunFailed, StokerError
-from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe, describe_settings
 from stoker.loading.fields import map_tensors
 from stoker.planning.explanation import explain_again
-from stoker.planning.job_traces import versions_of
+from stoker.planning.job_traces import code_digest, versions_of
 from stoker.planning.model.run_forecast import Extents, forecast_of_extents
 from stoker.planning.plan_ranking import Forecasts
 from stoker.planning.resolved_job import ResolvedJob
@@ -33,6 +32,9 @@ from stoker.store.record_caches import out_of_memory_log, plan_cache
 
 LONGER = 4.0
 """A plan is kept for runs of up to so many times the updates: in longer ones more plans would pay their trials."""
+
+SHORTER = 0.5
+"""A compiled or captured plan is kept for runs of this share of the updates or more: each run pays for it anew."""
 
 _UNDER_LOAD_S = 86400.0
 """Age to which a plan is kept that was chosen while other processes computed [s]."""
@@ -54,13 +56,20 @@ def kept_decision(
     chosen, share = kept.decision.chosen, kept.decision.others_share
     age_s = (datetime.now(UTC) - datetime.fromisoformat(kept.at)).total_seconds()
     length = extents(chosen.forecast.samples_per_s.value)
-    is_much_longer = length.total_updates > LONGER * chosen.forecast.total_updates
-    if is_much_longer or (share and age_s > _UNDER_LOAD_S):
+    updates, before = length.total_updates, chosen.forecast.total_updates
+    is_too_short = (chosen.plan.compile or chosen.plan.captured) and updates < SHORTER * before
+    if is_too_short or updates > LONGER * before or (share and age_s > _UNDER_LOAD_S):
         return None
     held_out, test = sum(map(len, prepared.data.held_out.values())), prepared.data.test
     forecast = forecast_of_extents(
         chosen.forecast, length, num_valid=held_out, num_test=0 if test is None else len(test)
     )
+    if (once := forecast.compile_s) is not None:  # in the process that chose it, a trial had paid for that
+        total = forecast.total_s
+        total = dataclasses.replace(
+            total, value=total.value + once.value, low=total.low + once.low, high=total.high + once.high
+        )
+        forecast = dataclasses.replace(forecast, total_s=total)
     chosen = dataclasses.replace(chosen, forecast=forecast)
     line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
     if share:
@@ -111,18 +120,13 @@ _NOT_OF_SPEED = frozenset({"keep_every", "stop"})
 def _update_identity(prepared: ResolvedJob) -> str:
     """Digest of what the job's updates compute, whatever their rates, seed and number.
 
-    Of a job file all code that is executed counts; else the code that model, loss and transforms reach by name. The
-    job's parameters count by what becomes of them: what makes the model with its closure, its modules with their plain
-    attributes, the settings and the data.
+    All code of a job file that is executed counts, and the code that model, loss and transforms reach by name, in
+    whatever folder. The job's parameters count by what becomes of them: what makes the model with its closure, its
+    modules with their plain attributes, the settings and the data.
     """
     job, entry, model = prepared.job, prepared.entry, prepared.model
     made_by = None if isinstance(job.model, nn.Module) else job.model
-    if entry is None:
-        types = [type(module) for module in model.modules()]
-        called = (made_by, job.step, job.objective.loss, getattr(job.fields, "collate", None), *job.augment)
-        code = reached_digest([*types, *(part for one in called for part in (one, type(one)))])
-    else:
-        code = entry.digest
+    code = [None if entry is None else entry.digest, code_digest(prepared)]
     modules = [
         [name, type(module).__qualname__, {key: item for key, item in sorted(vars(module).items())
                                            if isinstance(item, bool | int | float | str | tuple | None)}]
@@ -203,9 +207,14 @@ class OomAwareForecasts:
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 0 if it was not."""
-        if any(failure.rules_out(plan) for failure in self._failures) or self.needed_bytes(plan) >= self._too_much:
-            return 0.0
-        return self._forecasts.probability_it_fits(plan)
+        return 0.0 if self._was_too_much(plan) else self._forecasts.probability_it_fits(plan)
+
+    def fits(self, plan: Plan, probability: float) -> bool:
+        """Whether `probability_it_fits` is at least so large."""
+        return self._forecasts.fits(plan, probability) and not self._was_too_much(plan)
+
+    def _was_too_much(self, plan: Plan) -> bool:
+        return any(one.rules_out(plan) for one in self._failures) or self.needed_bytes(plan) >= self._too_much
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory needed [bytes]."""

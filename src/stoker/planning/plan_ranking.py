@@ -49,6 +49,10 @@ class Forecasts(Protocol):
         """Probability that the device's memory is enough [0 to 1]."""
         ...
 
+    def fits(self, plan: Plan, probability: float) -> bool:
+        """Whether `probability_it_fits` is at least so large."""
+        ...
+
     def needed_bytes(self, plan: Plan) -> float:
         """Memory needed [bytes]."""
         ...
@@ -91,7 +95,7 @@ def rank(
         if not is_here:
             # fp32 has the tensors of tf32, and no faster products; those bound large models, and bf16 halves them.
             is_dominated = settings.precision == "fp32" and "tf32" in device.fast_dtypes
-            if is_dominated or (settings.precision == "tf32" and candidates and is_large):
+            if is_dominated or (settings.precision in ("tf32", "fp32") and candidates and is_large):
                 continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             candidates.append(
@@ -170,7 +174,7 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return list(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
 
     def fits(plan: Plan) -> bool:
-        return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
+        return forecasts.fits(plan, SURE_ENOUGH)
 
     def lightest(size: int) -> Plan:
         return next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))

@@ -97,6 +97,7 @@ class Planner:
         self._forecasts: dict[_Where, TracedForecasts] = {}
         self._failures: dict[_Where, tuple[OutOfMemory, ...]] = {}
         self._oom_aware: dict[_Where, Forecasts] = {}
+        self._calibrations: dict[str, tuple[Calibration, ...]] = {}
 
     @functools.cached_property
     def is_too_large_here(self) -> str | None:
@@ -179,11 +180,19 @@ class Planner:
         if _where(place) not in self._forecasts:
             self._forecasts[_where(place)] = TracedForecasts(
                 self.profile_at(place), functools.partial(measured_hardware, place), self.needs, self.extents,
-                calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
+                calibrations=self.calibrations(place),
                 fetch_s=self.fetch_s,
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
             )  # fmt: skip
         return self._forecasts[_where(place)]
+
+    def calibrations(self, place: Place) -> tuple[Calibration, ...]:
+        """Forecasts from traces alone and measurements of earlier runs on a device of this model."""
+        model = place.device.model
+        if model not in self._calibrations:
+            known = calibrations_of(place)
+            self._calibrations[model] = tuple(one for one in known if one.basis != "measured here")
+        return self._calibrations[model]
 
     def ranked(self, place: Place) -> tuple[Candidate, ...]:
         """Plans for `place` by forecast, fastest first.
@@ -333,9 +342,13 @@ def _where(place: Place) -> _Where:
     return place.name, place.device.memory_bytes
 
 
+_MOST_CALIBRATIONS = 600
+"""Calibrations of a device model that are looked at, the newest: of some 200 runs."""
+
+
 def calibrations_of(place: Place) -> tuple[Calibration, ...]:
-    """Forecasts and measurements of earlier runs on a device of this model."""
-    return calibration_log(cache_root()).read(device_model=place.device.model)
+    """Forecasts and measurements of the last runs on a device of this model."""
+    return calibration_log(cache_root()).read(newest=_MOST_CALIBRATIONS, device_model=place.device.model)
 
 
 def describe_errors(place: Place) -> tuple[str, ...]:

@@ -162,17 +162,27 @@ class RecordLog(Generic[R]):
             make_directories(self.path.parent)
         append_line(self.path, dumps(record, indent=None), what=self.what)
 
-    def read(self, **fields: Any) -> tuple[R, ...]:
-        """All records that can be read and have these values, oldest first: `log.read(device_model="A")`."""
+    def read(self, *, newest: int | None = None, **fields: Any) -> tuple[R, ...]:
+        """Records that can be read and have these values, oldest first: `log.read(device_model="A")`.
+
+        A log grows with every run, so lines without a value that is a text are not decoded, and with `newest` no more
+        than so many records are.
+        """
         try:
             lines = read_lines(self.path)
         except OSError:
             return ()
-        records = []
-        for line in lines:
-            with suppress(ValueError):
-                records.append(loads(line, self.kind))
-        return tuple(r for r in records if all(getattr(r, name) == value for name, value in fields.items()))
+        texts = [dumps(value, indent=None).encode() for value in fields.values() if isinstance(value, str)]
+        records: list[R] = []
+        for line in reversed(lines):
+            if len(records) == newest:
+                break
+            if all(text in line for text in texts):
+                with suppress(ValueError):
+                    record = loads(line, self.kind)
+                    if all(getattr(record, name) == value for name, value in fields.items()):
+                        records.append(record)
+        return tuple(reversed(records))
 
 
 _LAYOUT = 1

@@ -1,6 +1,7 @@
 import random
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from stoker.profiling.tracing import fake_device
 from stoker.profiling.tracing.fake_device import can_pretend_cuda, is_fake, pretending, why_not_cuda
-from tests.profiling.tracing.jobs import settings
+from tests.profiling.tracing.jobs import JOBS, settings, traced
 
 
 def _train(device: str, updates: int = 2) -> nn.Module:
@@ -123,3 +124,26 @@ def test_convolutions_keep_channels_last():
         last = conv(images.to(memory_format=torch.channels_last))
         assert last.is_contiguous(memory_format=torch.channels_last)
         assert not last.is_contiguous()
+
+
+class _PlainCuda(fake_device.FakeTensorMode):
+    """PyTorch's own mode, with the answer that its engine needs."""
+
+    avoid_device_init = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = fake_device.answer_for_engine(func)
+        return super().__torch_dispatch__(func, types, args, kwargs or {}) if answer is None else answer
+
+
+@pytest.mark.parametrize(("target", "changed"), [
+    ("cpu", {}), ("cuda", {"precision": "bf16", "parts": 2}), ("cuda", {"memory_format": "channels_last"}),
+])  # fmt: skip
+@pytest.mark.parametrize("name", JOBS)
+def test_results_that_are_looked_up_quicker_are_those_of_pytorch(name, target, changed, monkeypatch):
+    """Whole traces are equal, with an empty cache and with one that has every result."""
+    fake_device.FakeTensorMode.cache_clear()
+    quick = [replace(traced.__wrapped__(name, target, **changed), took_s=0.0) for _ in range(2)]
+    monkeypatch.setattr(fake_device, "_modes", lambda: (fake_device.FakeTensorMode, _PlainCuda))
+    plain = replace(traced.__wrapped__(name, target, **changed), took_s=0.0)
+    assert quick == [plain, plain]

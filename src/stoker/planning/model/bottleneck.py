@@ -234,7 +234,7 @@ def update_bounds(
     left = [1.0] * len(operations)  # mean share of each operation's time that compiling leaves
     if is_compiled:
         each_s = [times.seconds(operation) for operation in operations]
-        shares = kernel_shares(work.trace, each_s, moving_by(times, work.trace))
+        shares = kernel_shares(work.trace, each_s, moving_by(times, work.trace), work.chains)
         kept: defaultdict[int, list[float]] = defaultdict(list)
         for one, (of_time, _) in zip(work.trace.occurrences, shares, strict=True):
             kept[one.operation].append(of_time)

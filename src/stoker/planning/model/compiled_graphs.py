@@ -51,24 +51,36 @@ _BATCH_PASSES = 1
 """More passes of a norm whose reduction goes over the batch: it ends before its results can be used."""
 
 
-def kernel_shares(trace: Trace, seconds: Sequence[float], moving: Seconds | None = None) -> list[tuple[float, float]]:
+def chains_of(trace: Trace, *, is_on_gpu: bool) -> list[tuple[list[int], float]]:
+    """The chains of occurrences that become one kernel each, and on a GPU the bytes that the kernel moves."""
+    if not is_on_gpu:
+        return [(chain, 0.0) for chain in _chains(trace, _CHAINED)]
+    made = _births(trace)
+    return [(chain, _bytes_across(trace, chain, made)) for chain in _chains(trace, _CHAINED | _OVER_ROWS)]
+
+
+def kernel_shares(
+    trace: Trace,
+    seconds: Sequence[float],
+    moving: Seconds | None = None,
+    chains: Sequence[tuple[Sequence[int], float]] | None = None,
+) -> list[tuple[float, float]]:
     """For each occurrence, the share of its time that compiling leaves, and its share of a kernel launch.
 
     Args:
         trace: of an update.
         seconds: time of each of `trace.operations` [s].
         moving: time of a kernel by the bytes it moves, on a GPU; None: a CPU.
+        chains: those of the trace, which are the same on all GPUs, if they are known.
     """
     shares = [(1.0, 1.0)] * len(trace.occurrences)
-    joined = _CHAINED if moving is None else _CHAINED | _OVER_ROWS
-    made = {} if moving is None else _births(trace)
-    for chain in _chains(trace, joined):
+    for chain, num_bytes in chains_of(trace, is_on_gpu=moving is not None) if chains is None else chains:
         each = [seconds[trace.occurrences[index].operation] for index in chain]
         total = sum(each)
         if moving is None:
             left = max(each) / total if total > 0 else 1.0
         else:
-            left = min(1.0, moving(_bytes_across(trace, chain, made)) / total) if total > 0 else 1.0
+            left = min(1.0, moving(num_bytes) / total) if total > 0 else 1.0
         for index in chain:
             shares[index] = (left, 1 / len(chain))
     return shares

@@ -146,6 +146,8 @@ class LayoutForecasts(TracedForecasts):
         self._whole_needs = Needs(traces)
         self._saved: dict[str, float] = {}
         self._residents: dict[Plan, float] = {}
+        self._states: dict[tuple[TraceSettings, int], RankState] = {}
+        self._untraced: dict[Plan, Sequence[tuple[Needs, int]]] = {}
 
     def spread(self, plan: Plan) -> LayoutUpdate:
         """Parts of an update's time."""
@@ -174,8 +176,11 @@ class LayoutForecasts(TracedForecasts):
 
     def state(self, plan: Plan, rank: int = 0) -> RankState:
         """What a process keeps from update to update."""
-        moments = OptimizerFootprint.of(self._whole(self._settings(plan)), self.parts)
-        return rank_state(self.parts, self.layout, rank, moments)
+        settings = self._settings(plan)
+        if (settings, rank) not in self._states:
+            moments = OptimizerFootprint.of(self._whole(settings), self.parts)
+            self._states[settings, rank] = rank_state(self.parts, self.layout, rank, moments)
+        return self._states[settings, rank]
 
     def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
         """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.
@@ -352,24 +357,19 @@ class LayoutForecasts(TracedForecasts):
             parts = axis.held(parts, self.layout, rank)
         return trace
 
-    def _device_bytes(self, plan: Plan) -> tuple[float, float]:
-        """Peak and held memory of the process that needs the most [bytes]."""
-        settings, passes = self._settings(plan), self._micro_batches(plan)
-        needed = []
-        for rank, needs in self._ranks.items():
-            peak = needs.peak(settings, passes, is_compiled=plan.compile)
-            more = self._untraced_bytes(plan, rank) + self._data_bytes(plan)
-            needed.append((float(peak.allocated + more), float(peak.reserved + more)))
-        return max(needed, key=lambda allocated_reserved: allocated_reserved[1])
+    @property
+    def _kinds(self) -> Sequence[Needs]:
+        """As `TracedForecasts._kinds`."""
+        return tuple(self._ranks.values())
 
-    def _least_device_bytes(self, plan: Plan) -> float:
-        """Memory that the allocator of the process that needs the most can do with [bytes]."""
-        settings, passes = self._settings(plan), self._micro_batches(plan)
-        return max(
-            float(needs.least_reserved(settings, passes, is_compiled=plan.compile)
-                  + self._untraced_bytes(plan, rank) + self._data_bytes(plan))
-            for rank, needs in self._ranks.items()
-        )  # fmt: skip
+    def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
+        """As `TracedForecasts._processes`, one process of each kind of work."""
+        if plan not in self._untraced:
+            self._untraced[plan] = [
+                (needs, self._untraced_bytes(plan, rank) + self._data_bytes(plan))
+                for rank, needs in self._ranks.items()
+            ]
+        return self._untraced[plan]
 
     def _untraced_bytes(self, plan: Plan, rank: int) -> int:
         """Memory that no trace of a process has [bytes]: message buffers; where work is uneven, state and waiting."""

@@ -20,10 +20,11 @@ al., "Distribution-Free Predictive Inference for Regression" (2018), section 2. 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAllocator, rounded
@@ -51,9 +52,14 @@ class MemoryForecast:
     allocated: int
     reserved: int
     before_update: int
-    shares: tuple[Share, ...]
+    split: Callable[[], tuple[Share, ...]] = field(repr=False, compare=False)
     peak_at: int
     fits: bool = True
+
+    @functools.cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """See above; of most forecasts nobody asks for them."""
+        return self.split()
 
     @property
     def by_category(self) -> dict[str, float]:
@@ -83,11 +89,17 @@ def forecast_memory(
         settings: the allocator's, on CUDA.
         micro_batches: of an update; None: as many as were traced.
     """
+    return memory_along(trace, timeline_of(trace, micro_batches=micro_batches), settings)
+
+
+def memory_along(
+    trace: Trace, timeline: AllocationTimeline, settings: AllocatorSettings | None = None
+) -> MemoryForecast:
+    """As `forecast_memory`, by the trace's timeline."""
 
     def aligned(num_bytes: int) -> int:
         return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
-    timeline = timeline_of(trace, micro_batches=micro_batches)
     on_cuda = trace.settings.target == "cuda"
     size_of = rounded if on_cuda else aligned
     live, event = live_peak(timeline, size_of)
@@ -96,7 +108,7 @@ def forecast_memory(
         allocated=peak.allocated,
         reserved=peak.reserved,
         before_update=sum(size_of(timeline.sizes[i]) for i in timeline.persisting),
-        shares=_shares(trace, timeline, event, size_of),
+        split=lambda: _shares(trace, timeline, event, size_of),
         peak_at=timeline.occurrences[event] if event >= 0 else -1,
         fits=peak.failed_at is None,
     )
@@ -131,24 +143,26 @@ _CAPACITY_STEPS = 5
 """Halvings of what an allocator holds beyond what lives, in the search for what it can do with."""
 
 
-def least_capacity(timeline: AllocationTimeline, allocated: int, reserved: int) -> int:
-    """The least memory with which the allocator serves the timeline [bytes], to 1/32 of what it can give back.
+def least_capacities(is_enough: Callable[[int], bool], allocated: int, reserved: int) -> Iterator[tuple[int, int]]:
+    """Ever closer bounds of the least memory with which the allocator serves a GPU's updates [bytes].
 
-    Near its capacity the caching allocator frees cached segments before it fails.
+    The last are 1/32 of what it can give back apart. Near its capacity the caching allocator frees cached segments
+    before it fails.
 
     Args:
-        timeline: of a GPU's updates.
+        is_enough: whether the allocator serves them with that capacity [bytes].
         allocated: peak of live tensors [bytes]: no capacity below that is enough.
         reserved: what is held without a limit [bytes]: that is enough.
     """
     low, high = allocated, reserved
+    yield low, high
     for _ in range(_CAPACITY_STEPS):
         middle = (low + high) // 2
-        if replay(timeline, AllocatorSettings(capacity=middle)).failed_at is None:
+        if is_enough(middle):
             high = middle
         else:
             low = middle
-    return high
+        yield low, high
 
 
 def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tuple[int, int]:
@@ -164,6 +178,36 @@ def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tu
         if live > peak:
             peak, peak_event = live, number
     return peak, peak_event
+
+
+def kept_by_blocks(trace: Trace) -> int:
+    """Memory that the blocks of a micro-batch keep for the backward pass where none is checkpointed [bytes], or less.
+
+    Told from a trace on a GPU in which all are checkpointed: before its backward pass a block makes again what it would
+    have kept. That are the storages of its part of the backward pass that are made in the order of its forward pass,
+    without the last, and live when the first other one is made.
+    """
+    made: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, storage in enumerate(trace.storages):
+        if storage.block is not None and storage.born >= 0 and trace.occurrences[storage.born].part == 0:
+            made[trace.occurrences[storage.born].phase, storage.block].append(index)
+
+    def form(index: int) -> tuple[int, int]:
+        storage = trace.storages[index]
+        return trace.occurrences[storage.born].operation, storage.num_bytes
+
+    kept = 0
+    for (phase, block), back in made.items():
+        forward = made["forward", block] if phase == "backward" and ("forward", block) in made else []
+        # What the gradient of the block's output needs may be made first.
+        begin = next((at for at, index in enumerate(back) if forward and form(index) == form(forward[0])), len(back))
+        again = back[begin:]
+        pairs = itertools.takewhile(lambda pair: form(pair[0]) == form(pair[1]), zip(again, forward, strict=False))
+        same = sum(1 for _ in pairs)
+        if 0 < same < len(again):
+            storages, end = [trace.storages[index] for index in again[: same - 1]], trace.storages[again[same]].born
+            kept += sum(rounded(one.num_bytes) for one in storages if one.died is None or one.died >= end)
+    return kept
 
 
 def _alive_after(alive: Iterable[int], events: Iterable[int]) -> set[int]:
@@ -210,7 +254,7 @@ class AllocationTimeline:
     later: tuple[int, ...]
     occurrences: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def persisting(self) -> tuple[int, ...]:
         """Storages alive before a later update."""
         return tuple(sorted(_alive_after(self.before, self.first)))

@@ -6,19 +6,25 @@ A breakdown's parts add up to the forecast; parts that no trace has get a name o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from stoker.planning.model.caching_allocator import AllocatorSettings, rounded
 from stoker.planning.model.checkpoint_cost import saving
 from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.planning.model.memory import (
+    AllocationTimeline,
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
-    forecast_memory,
-    least_capacity,
+    kept_by_blocks,
+    least_capacities,
+    live_peak,
+    memory_along,
     needed,
+    replay,
     resident_peak,
     timeline_of,
 )
@@ -56,6 +62,12 @@ Traces = Callable[[TraceSettings], Trace]
 _NEAR = 1.1
 """A limit below so many times what the allocator would hold without one makes it give back what it only caches."""
 
+_Update = tuple[TraceSettings, int, bool]
+"""What the memory of an update depends on: its trace, its number of micro-batches, whether it is compiled."""
+
+_MOST_KEPT = 2
+"""Traces, and timelines of them, that are kept: what a plan is asked about is mostly asked at once."""
+
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """Storages in a checkpoint."""
 
@@ -68,9 +80,13 @@ class Needs:
     """
 
     def __init__(self, traces: Traces) -> None:
-        self.trace = traces
-        self._peaks: dict[tuple[TraceSettings, int, bool], MemoryForecast] = {}
-        self._least: dict[tuple[TraceSettings, int, bool], int] = {}
+        # Those of a layout are made anew when they are asked for again: large models have too many to keep all.
+        self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traces)
+        self._timeline = functools.lru_cache(maxsize=_MOST_KEPT)(self._made_timeline)
+        self._peaks: dict[_Update, MemoryForecast] = {}
+        self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
+        self._lives: dict[_Update, int] = {}
+        self._uncheckpointed: dict[_Update, int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
@@ -79,17 +95,58 @@ class Needs:
         """Memory of an update of so many micro-batches."""
         key = settings, micro_batches, is_compiled and settings.target == "cuda"
         if key not in self._peaks:
-            self._peaks[key] = forecast_memory(self._storages(settings, is_compiled), micro_batches=micro_batches)
+            self._peaks[key] = dataclasses.replace(self._forecast(key), split=lambda: self._forecast(key).shares)
         return self._peaks[key]
 
-    def least_reserved(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> int:
-        """Memory that a GPU's allocator can do with [bytes]: near the limit it gives back what it only caches."""
+    def _forecast(self, key: _Update) -> MemoryForecast:
+        settings, _, is_compiled = key
+        return memory_along(self._storages(settings, is_compiled), self._timeline(key))
+
+    def live_bytes(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> int:
+        """Memory of a GPU's live tensors at the peak [bytes]: no allocator does with less."""
+        key = settings, micro_batches, is_compiled
+        if key not in self._lives:
+            self._lives[key] = live_peak(self._timeline(key), rounded)[0]
+        return self._lives[key]
+
+    def least_live_bytes(self, settings: TraceSettings, micro_batches: int, num_blocks: int) -> int:
+        """What live tensors of a GPU need at least where no block is checkpointed [bytes], without a trace of that.
+
+        By the trace in which all are, if it is known; else 0.
+        """
+        for known, passes, is_compiled in list(self._lives):
+            same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
+            is_like = known.checkpointed_blocks == num_blocks and passes == micro_batches and not is_compiled
+            if is_like and same == settings:
+                key = known, passes, is_compiled
+                if key not in self._uncheckpointed:
+                    timeline = self._timeline(key)
+                    before = sum(rounded(timeline.sizes[index]) for index in timeline.persisting)
+                    self._uncheckpointed[key] = before + kept_by_blocks(self.trace(known))
+                return self._uncheckpointed[key]
+        return 0
+
+    def least_reserved(
+        self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False
+    ) -> Iterator[tuple[int, int]]:
+        """Ever closer bounds of what a GPU's allocator can do with [bytes]: near the limit it frees what it caches."""
         key = settings, micro_batches, is_compiled
         if key not in self._least:
             peak = self.peak(settings, micro_batches, is_compiled=is_compiled)
-            timeline = timeline_of(self._storages(settings, is_compiled), micro_batches=micro_batches)
-            self._least[key] = least_capacity(timeline, peak.allocated, peak.reserved)
-        return self._least[key]
+
+            def is_enough(capacity: int) -> bool:
+                return replay(self._timeline(key), AllocatorSettings(capacity=capacity)).failed_at is None
+
+            self._least[key] = [], least_capacities(is_enough, peak.allocated, peak.reserved)
+        known, closer = self._least[key]
+        yield from known
+        for bounds in closer:
+            known.append(bounds)
+            yield bounds
+
+    def _made_timeline(self, key: _Update) -> AllocationTimeline:
+        settings, micro_batches, is_compiled = key
+        return timeline_of(self._storages(settings, is_compiled), micro_batches=micro_batches)
 
     def _storages(self, settings: TraceSettings, is_compiled: bool) -> Trace:  # noqa: FBT001 - a part of the key
         trace = self.trace(settings)
@@ -159,16 +216,51 @@ class TracedForecasts:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
         if self._hardware.device.kind != "cuda":
             return self._resident(plan)
-        allocated, reserved = self._device_bytes(plan)
-        context, memory_bytes = context_bytes().value, self._hardware.device.memory_bytes
-        if memory_bytes and allocated + context < memory_bytes < _NEAR * (reserved + context):
-            return self._least_device_bytes(plan) + context
-        return reserved + context
+        reserved, context = self._device_bytes(plan)[1], context_bytes().value
+        return self._least_device_bytes(plan) + context if self._is_near(plan) else reserved + context
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
+        return self._probability(self.needed_bytes(plan))
+
+    def fits(self, plan: Plan, probability: float) -> bool:
+        """Whether `probability_it_fits` is at least so large; for plans far from the limit much quicker than that."""
+        if self._hardware.device.kind != "cuda" or not self._hardware.device.memory_bytes:
+            return self.probability_it_fits(plan) >= probability
+        context = context_bytes().value
+
+        def is_likely(num_bytes: float) -> bool:
+            return self._probability(num_bytes + context) >= probability
+
+        settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
+        if num_blocks and not (plan.checkpointed_blocks or plan.compile):
+            least = max(needs.least_live_bytes(settings, passes, num_blocks) for needs in self._kinds)
+            if not is_likely(least):
+                return False
+        processes = self._processes(plan)
+        live = (needs.live_bytes(settings, passes, is_compiled=plan.compile) + more for needs, more in processes)
+        if not all(map(is_likely, live)):
+            return False
+        if is_likely(self._device_bytes(plan)[1]) or not self._is_near(plan):
+            return is_likely(self._device_bytes(plan)[1])
+
+        def does(needs: Needs, more: int) -> bool:
+            for low, high in needs.least_reserved(settings, passes, is_compiled=plan.compile):
+                if not is_likely(low + more) or is_likely(high + more):
+                    return is_likely(high + more)
+            return False
+
+        return all(does(needs, more) for needs, more in processes)
+
+    def _probability(self, needed_bytes: float) -> float:
         memory_bytes = self._hardware.device.memory_bytes
-        return fit_probability(self.needed_bytes(plan), memory_bytes, self._residuals) if memory_bytes else 1.0
+        return fit_probability(needed_bytes, memory_bytes, self._residuals) if memory_bytes else 1.0
+
+    def _is_near(self, plan: Plan) -> bool:
+        """Whether a GPU's allocator gives back what it caches before it is out of memory."""
+        allocated, reserved = self._device_bytes(plan)
+        context, memory_bytes = context_bytes().value, self._hardware.device.memory_bytes
+        return bool(memory_bytes) and allocated + context < memory_bytes < _NEAR * (reserved + context)
 
     def forecast(self, plan: Plan) -> Forecast:
         """Time and memory of the whole run."""
@@ -267,17 +359,34 @@ class TracedForecasts:
             loader=plan.loader,
         )
 
+    @property
+    def _kinds(self) -> Sequence[Needs]:
+        """What each kind of process needs."""
+        return (self._needs,)
+
+    def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
+        """What each kind of process needs, and its memory that no trace has [bytes]."""
+        return ((self._needs, self._data_bytes(plan)),)
+
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:
-        """Peak of live tensors on a GPU, and memory that its allocator holds then [bytes]."""
+        """Peak of live tensors on a GPU, and memory that its allocator holds then [bytes].
+
+        Of several kinds of processes those of the one that holds the most.
+        """
         settings, passes = self._settings(plan), self._micro_batches(plan)
-        peak, data = self._needs.peak(settings, passes, is_compiled=plan.compile), self._data_bytes(plan)
-        return float(peak.allocated + data), float(peak.reserved + data)
+        needed = []
+        for needs, more in self._processes(plan):
+            peak = needs.peak(settings, passes, is_compiled=plan.compile)
+            needed.append((float(peak.allocated + more), float(peak.reserved + more)))
+        return max(needed, key=lambda allocated_reserved: allocated_reserved[1])
 
     def _least_device_bytes(self, plan: Plan) -> float:
-        """Memory that a GPU's allocator can do with [bytes]."""
-        settings, passes = self._settings(plan), self._micro_batches(plan)
-        least = self._needs.least_reserved(settings, passes, is_compiled=plan.compile)
-        return float(least + self._data_bytes(plan))
+        """Memory that a GPU's allocator can do with [bytes], in the process that needs the most."""
+        settings, passes, found = self._settings(plan), self._micro_batches(plan), []
+        for needs, more in self._processes(plan):
+            *_, (_, least) = needs.least_reserved(settings, passes, is_compiled=plan.compile)
+            found.append(float(least + more))
+        return max(found)
 
     def _data_bytes(self, plan: Plan) -> int:
         """Memory of the training data on a GPU [bytes]."""

@@ -12,6 +12,7 @@ pass depends on the number of all its operations.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from stoker.planning.model.compiled_graphs import kernel_shares
+from stoker.planning.model.compiled_graphs import chains_of, kernel_shares
 from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype
 from stoker.records.hardware import Hardware
 from stoker.records.plan import Estimate, Loader, Share
@@ -74,16 +75,23 @@ class UpdateTime:
 class UpdateWork:
     """The operations of an update, counted; the same on every device.
 
-    `counts` is the number of executions of each operation in a phase for one of the user's lines or modules.
+    `counts` is the number of executions of each operation in a phase for one of the user's lines or modules, `keys` for
+    each occurrence which of them it is.
     `born_bytes` are sizes of the storages that an update allocates, and their number.
     """
 
     trace: Trace
     micro_batches: int
     counts: tuple[tuple[int, Phase, str, float], ...]
+    keys: Sequence[tuple[int, Phase, str]]
     num_parameters: int
     input_bytes: float
     born_bytes: tuple[tuple[int, int], ...]
+
+    @functools.cached_property
+    def chains(self) -> list[tuple[list[int], float]]:
+        """Those of the trace, if it is compiled."""
+        return chains_of(self.trace, is_on_gpu=self.trace.settings.target == "cuda")
 
 
 def counted(trace: Trace, micro_batches: int = 1) -> UpdateWork:
@@ -94,15 +102,19 @@ def counted(trace: Trace, micro_batches: int = 1) -> UpdateWork:
     """
     repeats = _repeats(trace, micro_batches)
     counts: dict[tuple[int, Phase, str], float] = defaultdict(float)
+    places: dict[tuple[int, int], str] = {}
+    keys: list[tuple[int, Phase, str]] = []
     for one in trace.occurrences:
-        counts[one.operation, one.phase, trace.where(one)] += (
-            1 if one.phase == "optimizer" else repeats.get(one.part, 0)
-        )
+        if (one.module, one.source) not in places:
+            places[one.module, one.source] = trace.where(one)
+        keys.append((one.operation, one.phase, places[one.module, one.source]))
+        counts[keys[-1]] += 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
     inputs = sum(storage.num_bytes for storage in trace.storages if storage.category == "input")
     return UpdateWork(
         trace=trace,
         micro_batches=micro_batches,
         counts=tuple((*key, count) for key, count in counts.items()),
+        keys=keys,
         num_parameters=sum(storage.category == "parameter" for storage in trace.storages),
         input_bytes=inputs * micro_batches / trace.settings.parts,
         born_bytes=tuple(Counter(storage.num_bytes for storage in trace.storages if storage.born >= 0).items()),
@@ -223,7 +235,8 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
         for operation, phase, where, count in work.counts
     }  # fmt: skip
     if is_compiled:
-        _fuse(parts, work, kernel_shares(work.trace, [each_s for each_s, _ in measured], moving_by(times, work.trace)))
+        each_s, moving = [each_s for each_s, _ in measured], moving_by(times, work.trace)
+        _fuse(parts, work, kernel_shares(work.trace, each_s, moving, work.chains))
     return list(parts.values())
 
 
@@ -244,9 +257,9 @@ def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: UpdateWork, shares: 
     repeats = _repeats(work.trace, work.micro_batches)
     for part in parts.values():
         part.count = part.kernels = 0.0
-    for one, (of_time, of_kernel) in zip(work.trace.occurrences, shares, strict=True):
+    for one, key, (of_time, of_kernel) in zip(work.trace.occurrences, work.keys, shares, strict=True):
         times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
-        part = parts[one.operation, one.phase, work.trace.where(one)]
+        part = parts[key]
         part.count += times_over * of_time
         part.kernels += times_over * of_kernel
 

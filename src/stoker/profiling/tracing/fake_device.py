@@ -40,6 +40,7 @@ from stoker.records import TraceSettings
 from stoker.stepping.torch_compile import without_compiler
 
 try:
+    from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
     _MISSING = ""
@@ -139,7 +140,7 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
             _pretend_cuda(stack, settings.capability)
         stack.enter_context(_seen_as_plain_tensors())
         with leaving_out():
-            made = _mode_for_cuda() if is_cuda else FakeTensorMode(allow_non_fake_inputs=True)
+            made = _modes()[is_cuda](allow_non_fake_inputs=True)
         mode = stack.enter_context(made)
         yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
 
@@ -293,14 +294,71 @@ def answer_for_engine(func: Any) -> torch.device | None:
     return _META if is_question and calling_instruction() is None else None
 
 
+def answer_for_device(func: Any, args: tuple[Any, ...]) -> torch.device | None:
+    """The answer if a tensor is asked for its device, as `answer_for_engine` or a fake mode gives it; else None."""
+    if func is not torch.ops.prim.device.default:
+        return None
+    is_known = isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation
+    return answer_for_engine(func) or (args[0].fake_device if is_known else None)
+
+
 @functools.lru_cache(maxsize=4096)
 def _serves_dispatch(code: types.CodeType) -> bool:
     is_inner = code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_INNER_FILES)
     return is_inner or code.co_filename.startswith(_TRACING)
 
 
-def _mode_for_cuda() -> FakeTensorMode:
-    class FakeCuda(FakeTensorMode):
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@functools.cache
+def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
+    """Classes of fake modes for a CPU and for CUDA. They look results up that PyTorch has in its cache, but quicker.
+
+    Most of an operation on fakes is to say what it is on, as a key of the cache. Here a strided tensor is said with the
+    facts that its others follow from, a third of them.
+    Source: `_prep_args_for_hash` and `_get_output_tensor_from_cache_entry` of torch/_subclasses/fake_tensor.py.
+    """
+    in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
+
+    class Quick(FakeTensorMode):
+        def _prep_args_for_hash(self, result: list[object], args: Any, *about: Any) -> None:
+            result += (Quick, type(args), len(args))
+            if isinstance(args, dict):
+                result.append(tuple(args))
+                args = args.values()
+            for arg in args:
+                kind = type(arg)
+                if kind in _PLAIN:
+                    result += (kind, arg)
+                elif (
+                    kind is FakeTensor and arg.fake_mode is self and arg.constant is None
+                    and arg.layout is torch.strided and not arg.is_quantized
+                ):  # fmt: skip
+                    result += (
+                        arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.untyped_storage().nbytes(),
+                        arg.device, arg.requires_grad, arg.is_conj(), arg.is_neg(), arg.is_inference(),
+                    )  # fmt: skip
+                elif kind in (list, tuple):
+                    self._prep_args_for_hash(result, arg, *about)
+                else:
+                    super()._prep_args_for_hash(result, (arg,), *about)
+
+        def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+            found = entry.metadata
+            if found is None or entry.inplace_idx is not None or found.is_conj or found.is_neg or in_kernel is None:
+                return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+            with in_kernel(self):
+                made = torch.empty_strided(
+                    found.shape, found.stride, dtype=found.dtype, layout=found.layout, device=_META,
+                    requires_grad=found.requires_grad,
+                )  # fmt: skip
+                if entry.view_idx is not None:
+                    storage = args[entry.view_idx].untyped_storage()
+                    made.set_(storage, found.storage_offset, found.shape, found.stride)
+            return FakeTensor(self, made, found.device)
+
+    class QuickCuda(Quick):
         """Fake tensors that never start the driver, nor ask for a stream."""
 
         avoid_device_init = True  # a property there: BatchNorm's counter must stay fake
@@ -309,7 +367,8 @@ def _mode_for_cuda() -> FakeTensorMode:
             answer = answer_for_engine(func)
             return super().__torch_dispatch__(func, types, args, kwargs or {}) if answer is None else answer
 
-    return FakeCuda(allow_non_fake_inputs=True)
+    without_compiler(QuickCuda.__torch_dispatch__)
+    return Quick, QuickCuda
 
 
 def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:

@@ -67,6 +67,15 @@ class Fakes:
                 patches.put(kind, "__deepcopy__", self._deepcopy(kind.__deepcopy__, of_real=of_real))
             yield
 
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """The block makes a model: small tensors are real, and its weights, which have no values, are not drawn."""
+        with Patches() as patches, self.copying(of_real=False), SmallForReal():  # type: ignore[no-untyped-call]
+            for name, function in list(vars(nn.init).items()):
+                if name.endswith("_") and not name.startswith("_") and callable(function):
+                    patches.put(nn.init, name, _unless_fake(function))
+            yield
+
     def _deepcopy(self, original: _DeepCopy, *, of_real: bool) -> _DeepCopy:
         def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
             if id(tensor) in memo:
@@ -82,6 +91,16 @@ class Fakes:
 
 
 _DeepCopy = Callable[[torch.Tensor, dict[int, Any]], torch.Tensor]
+
+
+def _unless_fake(initialise: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `torch.nn.init` that leaves a fake as it is."""
+
+    def unless_fake(*args: Any, **kwargs: Any) -> Any:
+        tensor = args[0] if args else kwargs.get("tensor")
+        return tensor if isinstance(tensor, torch.Tensor) and is_fake(tensor) else initialise(*args, **kwargs)
+
+    return unless_fake
 
 
 class SmallForReal(TorchDispatchMode):

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.profiling.tracing.fake_device import (
-    answer_for_engine,
+    answer_for_device,
     calling_instruction,
     is_in_backward,
     next_sequence_number,
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation on fake tensors."""
-        answer = answer_for_engine(func)
+        answer = answer_for_device(func, args)
         if answer is not None:
             return answer
         kwargs = kwargs or {}

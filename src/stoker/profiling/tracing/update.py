@@ -18,7 +18,6 @@ from stoker.loading.datasets import Datasets
 from stoker.loading.fields import Content, map_tensors, picked
 from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
-from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording, Storages
@@ -30,7 +29,8 @@ from stoker.stepping.step import Step
 
 _PROGRESS = 0.5
 """Share of the run done: in the middle the schedule has no special value, such as a rate of 0."""
-_FETCHED = 2
+FETCHED = 2
+"""Samples whose shapes stand for those of a micro-batch."""
 
 
 class Shortening(Protocol):
@@ -71,7 +71,7 @@ def trace_update(
     """
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
-    fetched = data.train.fetch(data.train.alike(_FETCHED, settings.micro_batch), 0)
+    fetched = data.train.fetch(data.train.alike(FETCHED, settings.micro_batch), 0)
     job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not used; the end takes most memory
     with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
@@ -113,13 +113,14 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         copied = fakes.copy(job.model)
         model = build_model(replace(job, model=lambda: copied))
     else:
-        with fakes.copying(of_real=False), SmallForReal():  # type: ignore[no-untyped-call]
+        with fakes.building():
             model = build_model(job)
+    if shortening is not None:  # first: what is left out needs no fakes on the device
+        model = shortening.shorten(model)
+        plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     model = fakes.in_place(model)
     if shortening is not None:
-        model = shortening.shorten(model)
         fakes.forget_all_but(model)
-        plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
     if settings.gathered_in is not None:
         Bf16Weights(model)
         in_bf16(model)
