@@ -69,6 +69,16 @@ class LabelledItems(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return self.inputs[index], self.targets[index]
 
 
+class Unlabelled(LabelledItems):
+    """The same, and the labels are in no attribute of a known name."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.inputs, self.pairs = inputs, targets.tolist()
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.inputs[index], self.pairs[index]
+
+
 def gpt(dropout: float = 0.0) -> nn.Module:
     """A transformer of one block."""
     return GPT(layers=1, width=8, heads=2, context=TOKENS, vocab=VOCAB, dropout=dropout)
@@ -321,6 +331,33 @@ def test_the_pool_has_classes_that_few_samples_have(form: str) -> None:
     if form == "items held out":
         job = replace(job, valid=holdout(0.001))
     assert probe_samples(job, samples_of(job), torch.float64).content[1].sum() == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["cat", "dog"], [{"boxes": 1}] * 64, [*[0] * 63, None], [[0], [1, 2]], torch.zeros(64, 2), 3],
+    ids=["names of classes", "dicts", "one unknown", "ragged", "two a sample", "a number"],
+)
+@pytest.mark.parametrize("valid", [None, holdout(0.25)], ids=["whole", "held out"])
+def test_labels_of_a_dataset_that_are_no_class_of_each_sample_are_left_alone(labels: Any, valid: Any) -> None:
+    """An attribute of that name may hold anything; samples are then drawn as without it."""
+    data = Unlabelled(*vectors())
+    job = make_job(mlp, data=data, valid=valid)
+    expected = probe_samples(job, samples_of(job), torch.float64).indices
+    data.labels = labels  # type: ignore[attr-defined]
+    assert probe_samples(job, samples_of(job), torch.float64).indices.tolist() == expected.tolist()
+
+
+def test_a_property_of_a_dataset_is_not_read_for_its_labels() -> None:
+    """It may decode every sample, or raise."""
+
+    class Decoding(Unlabelled):
+        @property
+        def labels(self) -> list[int]:
+            raise OSError("every file is read for these")
+
+    job = make_job(mlp, data=Decoding(*vectors()))
+    assert len(probe_samples(job, samples_of(job), torch.float64)) == 64
 
 
 def test_every_cause_is_named() -> None:

@@ -71,7 +71,8 @@ class PackedSource(IndexedSource):
             target=target if isinstance(target, str | int) else None,
         )  # fmt: skip
         self.dataset = dataset
-        self.reads_labels = bool(getattr(dataset, "reads_labels", False))
+        # A dataset of the user's own may read every sample for them, whether in a method or in a property.
+        self.reads_labels = bool(getattr(dataset, "reads_labels", hasattr(type(dataset), "labels")))
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
         if is_arrays:

@@ -133,21 +133,24 @@ def shares(counts: Sequence[int] | Indices, total: int) -> list[int]:
 
 
 def targets_at_hand(samples: Samples, job: Job) -> Any:
-    """All targets [N] as an array, if they are known without reading samples, and without reading records for them.
+    """A number or text for each of `samples` as an array [N]; None where that is not known, or takes more than a look.
 
-    Raises:
-        BadJob: they are not.
+    No code of a dataset is run for it: one may decode every sample in a property `labels`.
     """
-    inner = samples
-    while isinstance(inner, SampleSubset | OrderedSamples):
-        inner = inner.whole
-    if isinstance(inner, SourceSamples) and inner.source.reads_labels:
-        raise BadJob(f"the classes of {samples.name} are not known without reading every sample")
-    return known_targets(samples, job)
+    if isinstance(samples, SampleSubset | OrderedSamples):
+        targets = targets_at_hand(samples.whole, job)
+        return None if targets is None else rows_of(samples, targets)
+    if isinstance(samples, SourceSamples) and samples.source.reads_labels:
+        return None
+    try:
+        targets = known_targets(samples, job, stored_only=True)
+    except Exception:  # noqa: BLE001 - an attribute of this name may hold anything
+        return None
+    return targets if len(targets) == len(samples) and targets.dtype.kind in "iufbUS" else None
 
 
-def known_targets(samples: Samples, job: Job) -> Any:
-    """All targets [N] as an array.
+def known_targets(samples: Samples, job: Job, *, stored_only: bool = False) -> Any:
+    """All targets [N] as an array; of a dataset, with `stored_only`, only those that it holds as they are.
 
     Raises:
         BadJob: they are known neither to a source nor to a dataset.
@@ -158,11 +161,9 @@ def known_targets(samples: Samples, job: Job) -> Any:
             targets = samples.all_of(key)
             if isinstance(targets, torch.Tensor) and targets.dim() == 1:
                 return as_array(targets, "targets")
-    if isinstance(samples, SampleSubset | OrderedSamples):
-        return rows_of(samples, known_targets(samples.whole, job))
     dataset = samples.dataset if isinstance(samples, ItemSamples) else None
     for name in _ATTRIBUTES:
-        targets = getattr(dataset, name, None)
+        targets = getattr(dataset, "__dict__", {}).get(name) if stored_only else getattr(dataset, name, None)
         if targets is not None and not callable(targets):
             return as_array(targets, "targets")
     raise BadJob(

@@ -178,11 +178,8 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: in
 
 def _with_rare_targets(indices: Indices, samples: Samples, job: Job) -> Indices:
     """`indices` with a sample of each class that they lack, up to a quarter of them, where classes are known unread."""
-    try:
-        targets = targets_at_hand(samples, job)
-    except BadJob:
-        return indices
-    if len(targets) != len(samples) or len(targets) > _MOST_TARGETS:
+    targets = targets_at_hand(samples, job)
+    if targets is None or len(targets) > _MOST_TARGETS:
         return indices
     classes, firsts, counts = np.unique(targets, return_index=True, return_counts=True)
     if targets.dtype.kind == "f" and len(classes) > _FEW_VALUES:  # amounts
