@@ -206,6 +206,18 @@ def test_a_metric_that_cannot_take_a_batch_is_named() -> None:
         evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10)
 
 
+@pytest.mark.parametrize(("loss", "is_said"), [("cross_entropy", True), ("mse", False)])
+def test_a_metric_that_takes_no_padding_is_told_what_it_is(loss: str, is_said: bool) -> None:
+    """The number that the loss leaves out is no class to a metric, unless it is given as its own."""
+    targets = torch.tensor([1, -100])
+    job = tiny_job(metrics={"f1": of_classes.MulticlassF1Score(2)}, loss=loss)
+    with pytest.raises(BadJob, match="metric f1 raised") as caught:
+        StatefulMetrics(job, torch.device("cpu")).update(torch.zeros(2, 2), targets)
+    assert ("-100 where there is none: leave that out" in (caught.value.remedy or "")) == is_said
+    ignoring = tiny_job(metrics={"f1": of_classes.MulticlassF1Score(2, ignore_index=-100)}, loss=loss)
+    StatefulMetrics(ignoring, torch.device("cpu")).update(torch.zeros(2, 2), targets)
+
+
 def test_a_collection_names_its_results() -> None:
     """Each of its members is a result of its own."""
     both = torchmetrics.MetricCollection([of_classes.MulticlassF1Score(2), of_classes.MulticlassRecall(2)])

@@ -28,10 +28,11 @@ from stoker import records
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job, Loss, schedules
 from stoker.loading.fields import Content
+from stoker.loading.lengths import IGNORED_TARGET
 from stoker.planning.resolved_job import resolve_job
 from stoker.records.compression import Pruning
 from stoker.stepping.foreign_models import in_full_precision, scores
-from stoker.stepping.losses import IGNORED_TARGET, LOSSES, takes_model
+from stoker.stepping.losses import LOSSES, takes_model
 from stoker.store import RunDirectory, runs_root, write_atomic
 from stoker.training.pruned_network import rebuild_pruned
 from stoker.training.run_handle import PRUNING, Run

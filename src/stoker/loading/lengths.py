@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
@@ -33,6 +34,9 @@ from stoker.loading.samples import BadSample, Samples
 from stoker.loading.transforms import ProgressiveResizing
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
+
+IGNORED_TARGET = -100
+"""A class index that stands for "no target here", as in PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,9 @@ def padded(
 
     Args:
         pad: fill value, or one for each entry by its key (for tuples: its place; default 0). Targets that are class
-            numbers get what the job's loss ignores, if it is a named cross-entropy (-100) or has an `ignore_index`;
-            otherwise, and to have them counted, state it: `{"labels": 0}`.
+            numbers, and no input of the model as well, get what the job's loss ignores, if it is a cross-entropy of
+            stoker's or PyTorch's (-100, or its `ignore_index`) or has an `ignore_index`; otherwise, and to have them
+            counted, state it: `{"labels": 0}`.
         to: fixed length of every batch, so that all have one shape, which is also the forecast's.
         multiple_of: pad to a multiple of this.
         mask: for samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
@@ -121,7 +126,7 @@ def padded(
 
 @dataclass(frozen=True)
 class _IgnoredInTargets:
-    """`padded`, but class numbers among the targets are padded with `ignored`, unless its `pad` names them."""
+    """`padded`, but class numbers that are targets alone are padded with `ignored`, unless its `pad` names them."""
 
     padded: Padded
     fields: Fields
@@ -133,7 +138,7 @@ class _IgnoredInTargets:
         keys: Any = {key: key for key in first} if isinstance(first, Mapping) else None
         keys = tuple(range(len(first))) if isinstance(first, tuple) else keys
         target = self.fields.target_of(keys)
-        if target is None or (isinstance(pad, Mapping) and target in pad):
+        if target is None or (isinstance(pad, Mapping) and target in pad) or self._is_input(target):
             return self.padded(items)
         values = [torch.as_tensor(item[target]) for item in items if _has_length(item[target])]
         if any(value.is_floating_point() and len(value) for value in values):
@@ -141,18 +146,28 @@ class _IgnoredInTargets:
         fills = pad if isinstance(pad, Mapping) else dict.fromkeys(keys, pad)
         return dataclasses.replace(self.padded, pad={**fills, target: self.ignored})(items)
 
+    def _is_input(self, target: Any) -> bool:
+        """Whether the model is given the target too, of which an embedding takes no -100."""
+        inputs = self.fields.inputs
+        return target == inputs or (isinstance(inputs, Sequence) and not isinstance(inputs, str) and target in inputs)
+
 
 def collate_of(job: Job) -> Callable[[list[Any]], Any] | None:
-    """The job's collate function; one that pads does it with what the job's loss ignores in targets.
-
-    That is -100 for the named cross-entropies, and `ignore_index` of a loss that has it.
-    """
-    collate, loss = job.fields.collate, job.objective.loss
-    is_named = isinstance(loss, str) and loss.endswith("cross_entropy") and loss != "binary_cross_entropy"
-    ignored = -100 if is_named else getattr(loss, "ignore_index", None)
+    """The job's collate function; one that pads does it with what the job's loss ignores in targets."""
+    collate, ignored = job.fields.collate, ignored_target(job.objective.loss)
     if not isinstance(collate, Padded) or not isinstance(ignored, int):
         return collate
     return _IgnoredInTargets(collate, job.fields, ignored)
+
+
+def ignored_target(loss: Any) -> Any:
+    """The class number that a loss leaves out where it is the target; None where it has none that is known."""
+    if isinstance(loss, str):
+        return IGNORED_TARGET if loss in ("cross_entropy", "token_cross_entropy") else None
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    if function in (F.cross_entropy, F.nll_loss):
+        return getattr(loss, "keywords", {}).get("ignore_index", IGNORED_TARGET)
+    return getattr(loss, "ignore_index", None)
 
 
 def has_one_shape(job: Job, train: Samples) -> bool:

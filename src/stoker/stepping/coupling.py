@@ -28,13 +28,13 @@ from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
 from stoker.loading.batches import Batch
 from stoker.loading.fields import map_tensors
+from stoker.loading.lengths import IGNORED_TARGET
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 from stoker.records import NOT_COMPARED, Coupling, CouplingKind
 from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
-from stoker.stepping.losses import IGNORED_TARGET
 from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, threads_restored, working_probe
 from stoker.stepping.random_draws import RandomDraws
 

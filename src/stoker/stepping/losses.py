@@ -27,13 +27,11 @@ from stoker.errors import BadJob, first_line
 from stoker.jobs import Job, Loss
 from stoker.jobs.metrics import Named, is_stateful, metric_name
 from stoker.loading.fields import Content
+from stoker.loading.lengths import IGNORED_TARGET, ignored_target
 from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.foreign_models import OwnLoss, in_full_precision, scores
 from stoker.stepping.step_failures import ran_out_of_memory
-
-IGNORED_TARGET = -100
-"""A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
@@ -233,9 +231,7 @@ class TrainingObjective:
             settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
             function = given.func if isinstance(given, functools.partial) and not given.args else given
             if function in (F.cross_entropy, F.nll_loss) and settings.keys() <= _MEAN_SETTINGS:
-                count_of = functools.partial(
-                    _weight_of, weight=settings.get("weight"), ignored=settings.get("ignore_index", IGNORED_TARGET)
-                )
+                count_of = functools.partial(_weight_of, weight=settings.get("weight"), ignored=ignored_target(given))
                 summed = functools.partial(given, reduction="sum")
                 return _Measure(name, summed, takes_model=False, count_of=count_of)
             return _Measure(name, given, takes_model(given))

@@ -26,6 +26,7 @@ from stoker.jobs.early_stopping import LOWER_IS_BETTER
 from stoker.jobs.metrics import Named, is_stateful, metric_name
 from stoker.loading.batches import Batch, Split, in_order
 from stoker.loading.fields import Content
+from stoker.loading.lengths import ignored_target
 from stoker.loading.samples import Samples
 from stoker.records.codec import JSON
 from stoker.stepping.losses import Compared, is_by_label
@@ -146,6 +147,7 @@ class StatefulMetrics:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         self._metrics: dict[str, Any] = {}
+        self._ignored = ignored_target(job.objective.loss)
         self._of_probabilities: dict[str, bool] = {}
         """Whether each of these metrics has a probability for every label, rather than one distribution of classes."""
         for metric in filter(is_stateful, job.metrics):
@@ -177,8 +179,12 @@ class StatefulMetrics:
                     seen = output.sigmoid() if by_label or is_flags or is_single else output.softmax(1)
                 metric.update(seen, target)
             except (TypeError, ValueError, RuntimeError, IndexError) as problem:
+                is_known = self._ignored is not None and isinstance(target, torch.Tensor)
+                has_ignored = is_known and bool((target == self._ignored).any())
+                padding = f", {self._ignored} where there is none: leave that out (torchmetrics: ignore_index)"
                 raise BadJob(f"metric {name} raised {type(problem).__name__}: {str(problem).strip()}",
-                             remedy="It is given the model's output and the target.") from problem  # fmt: skip
+                             remedy=f"It is given the model's output and the target{padding if has_ignored else ''}."
+                             ) from problem  # fmt: skip
 
     def computed(self, world: World) -> dict[str, float]:
         """Results over all processes: `name`, or `name[i]` of a vector, or the names that a metric gives.
