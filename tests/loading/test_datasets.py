@@ -129,10 +129,55 @@ def test_a_table_like_the_other_and_one_of_fewer_values_are_taken(tmp_path: Path
     assert len(sets.test) == 1
 
 
-def test_a_dataset_as_those_of_torchvision_is_compared_too() -> None:
-    """By its `class_to_idx`."""
-    data, valid = Squares(10), Squares(4)
-    data.class_to_idx = {"cat": 0, "dog": 1}  # type: ignore[attr-defined]
-    valid.class_to_idx = {"dog": 0}  # type: ignore[attr-defined]
-    with pytest.raises(BadJob, match=r"^class 0 is 'dog' in valid and 'cat' in data"):
-        datasets_of(job(data=data, valid=valid))
+@pytest.mark.parametrize(
+    ("data", "valid", "problem"),
+    [
+        ({"cat": 0, "dog": 1}, {"dog": 0}, "class 0 is 'dog' in valid and 'cat' in data"),
+        ({"cat": 0, "dog": 1}, {"cat": 1, "dog": 2}, "class 1 is 'cat' in valid and 'dog' in data"),
+        ({"cat": 0, "dog": 1}, {"cat": 0, "cow": 1}, "class 1 is 'cow' in valid and 'dog' in data"),
+    ],
+)
+def test_a_dataset_as_those_of_torchvision_is_compared_too(
+    data: dict[str, int], valid: dict[str, int], problem: str
+) -> None:
+    """By its `class_to_idx`, number by number; one whose targets are transformed has other numbers than these."""
+    sets = [numbered(Squares(10), data), numbered(Squares(4), valid)]
+    with pytest.raises(BadJob, match=f"^{problem}"):
+        datasets_of(job(data=sets[0], valid=sets[1]))
+    sets[1].target_transform = int  # type: ignore[attr-defined]
+    assert datasets_of(job(data=sets[0], valid=sets[1])).note is None
+
+
+@pytest.mark.parametrize(
+    ("data", "test", "note"),
+    [
+        ({"ant": 0, "cat": 3, "dog": 5}, {"cat": 3, "dog": 5}, None),
+        ({"cat": 3}, {"cat": 3, "dog": 5}, "class 5 of test, 'dog', is not in data"),
+        ({"0 - zero": 0, "1 - one": 1}, {"0": 0, "1": 1}, "class 0 is '0' in test and '0 - zero' in data; they are"),
+        ({"cat": 0, "lion": 0}, {"lion": 0}, None),
+        ({"cat": [0]}, {"dog": [0]}, None),
+    ],
+)
+def test_datasets_whose_numbers_may_mean_the_same_are_taken(
+    data: dict[str, int], test: dict[str, int], note: str | None
+) -> None:
+    """With a note where the model has not seen a class, or where no name of one set is in the other."""
+    found = datasets_of(job(data=numbered(Squares(10), data), test=numbered(Squares(4), test))).note
+    assert found is None if note is None else (found or "").startswith(note)
+
+
+def test_folders_of_images_without_a_name_in_common_are_taken(tmp_path: Path) -> None:
+    """A model that rebuilds images has no use for the names of their folders; orders that differ are refused."""
+    for folder, names in (("train", ("images",)), ("other", ("imgs",)), ("shifted", ("a", "images"))):
+        for name in names:
+            put(tmp_path / folder / name / "0.png", png_of(1))
+    train, other, shifted = (stoker.data.image_folder(tmp_path / name) for name in ("train", "other", "shifted"))
+    assert "is 'imgs' in test and 'images' in data; they are" in (datasets_of(job(data=train, test=other)).note or "")
+    with pytest.raises(BadJob, match="is 'a' in test and 'images' in data, so that"):
+        datasets_of(job(data=train, test=shifted))
+
+
+def numbered(data: Squares, numbers: dict[str, int]) -> Squares:
+    """`data` with numbers of classes, as torchvision's datasets have them."""
+    data.class_to_idx = numbers  # type: ignore[attr-defined]
+    return data

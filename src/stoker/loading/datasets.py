@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,8 +89,7 @@ def datasets_of(job: Job) -> Datasets:
             train, held_out[split] = hold_out(whole, given)
     test = None if job.test is None else _samples(job, job.test, "test")
     _require_separate_streams({"data": whole, **held_out, "test": test})
-    _require_one_encoding({"data": whole, **held_out, "test": test})
-    notes = [getattr(job.data, "note", None)]
+    notes = [getattr(job.data, "note", None), *_require_one_encoding({"data": whole, **held_out, "test": test})]
     if isinstance(whole, SourceSamples) and any(isinstance(given, Holdout) for given in job.validation.values()):
         notes.append(whole.source.note_on_parts)
     note = "; ".join(filter(None, notes)) or None
@@ -129,33 +128,47 @@ def _require_separate_streams(sets: dict[str, Samples | None]) -> None:
             )
 
 
-def _require_one_encoding(sets: dict[str, Samples | None]) -> None:
+def _require_one_encoding(sets: dict[str, Samples | None]) -> list[str]:
     """Raise BadJob if a number stands for something else in another set than in `data`.
 
-    A set may lack the last classes, or have more.
+    A set may lack some numbers. If it has more, or if no class of it has a name that one of `data` has, as where the
+    digits of two sets are written in two ways or folders are no labels at all, that is a note.
     """
     encodings = {what: _encoding_of(samples) for what, samples in sets.items()}
     data = encodings.pop("data")
+    notes: list[str] = []
     for what, encoding in encodings.items():
         for name, meanings in encoding.items():
-            learned = data.get(name, ())
-            for index, (one, other) in enumerate(zip(meanings, learned, strict=False)):
-                if one != other:
-                    place = f"{name} {index}" if len(learned) > 1 else name
-                    raise BadJob(
-                        f"{place} is {one!r} in {what} and {other!r} in data, so that the model would be judged by "
-                        "other numbers than it learned",
-                        remedy="Give both the same: a table like=TABLE, that of data; or images the classes=SOURCE."
-                        "classes, mean and std of data.",
-                    )
+            learned = data.get(name, {})
+            different = [index for index in sorted(meanings.keys() & learned) if meanings[index] != learned[index]]
+            if different:
+                index = different[0]
+                place = f"{name} {index}" if len(learned) > 1 else name
+                problem = f"{place} is {meanings[index]!r} in {what} and {learned[index]!r} in data"
+                if name == "class" and "target" not in encoding and not {*meanings.values()} & {*learned.values()}:
+                    notes.append(f"{problem}; they are taken for the same")
+                    continue
+                raise BadJob(
+                    f"{problem}, so that the model would be judged by other numbers than it learned",
+                    remedy="Give both the same: a table like=TABLE, that of data; images the classes=SOURCE.classes, "
+                    "mean and std of data; a dataset as those of torchvision a target_transform to those of data.",
+                )
+            more = sorted(meanings.keys() - learned)
+            if learned and more:
+                notes.append(f"{name} {more[0]} of {what}, {meanings[more[0]]!r}, is not in data")
+    return notes
 
 
-def _encoding_of(samples: Samples | None) -> Mapping[str, Sequence[object]]:
+def _encoding_of(samples: Samples | None) -> Mapping[str, Mapping[int, object]]:
     """The meaning of the numbers in samples, where their source, or a dataset as those of torchvision, states it."""
     if isinstance(samples, SourceSamples):
-        return samples.source.encoding
-    numbers = getattr(samples.dataset, "class_to_idx", None) if isinstance(samples, ItemSamples) else None
-    return {"class": sorted(numbers, key=numbers.__getitem__)} if isinstance(numbers, Mapping) else {}
+        return {name: dict(enumerate(meanings)) for name, meanings in samples.source.encoding.items()}
+    dataset = samples.dataset if isinstance(samples, ItemSamples) else None
+    numbers = getattr(dataset, "class_to_idx", None)
+    if not isinstance(numbers, Mapping) or getattr(dataset, "target_transform", None) is not None:
+        return {}
+    names = {number: name for name, number in numbers.items() if isinstance(number, int)}
+    return {"class": names} if len(names) == len(numbers) else {}
 
 
 def _require_indexed(job: Job) -> None:
