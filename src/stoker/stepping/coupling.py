@@ -249,7 +249,7 @@ def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
 _ROUNDS_FOR_EACH = 2
 """Rounds of the probe for each comparison of parts, which costs as much as two rounds."""
 _MEDLEY = 4
-"""Samples of a batch of contrasts, as a multiple of those of a round."""
+"""Samples of a batch of contrasts, as a multiple of those of a round; for a slow model as many."""
 _GRADIENT_ROUNDING = 10
 """Tolerance of gradients as a multiple of that of losses: they are sums over many more terms."""
 
@@ -297,8 +297,9 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     rounds, cut = max(1, probe.rounds // _ROUNDS_FOR_EACH), max(1, min(probe.sizes) - 1)
     quads = itertools.islice(probe.quads(), rounds)
     num_rows = sum(probe.sizes)
-    size = min(probe.job.batch_size, _MEDLEY * num_rows)
-    medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * _MEDLEY * num_rows // size)
+    most = num_rows if probe.is_slow else _MEDLEY * num_rows
+    size = min(probe.job.batch_size, most)
+    medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * most // size)
     batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
     batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
     for model, batch in batches:

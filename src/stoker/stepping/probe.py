@@ -294,6 +294,11 @@ class CouplingProbe:
         """The model with noise in its weights."""
         return self.models[0]
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether one loss takes long, and probably much memory, so that rounds are few and small."""
+        return self.rounds <= _ROUNDS_IF_SLOW
+
     def describe(self) -> str:
         """The amount of probing: `4 rounds of 4 samples, float64`."""
         return f"{self.rounds} rounds of {sum(self.sizes)} samples, {str(self.dtype).removeprefix('torch.')}"
