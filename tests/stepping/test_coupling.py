@@ -17,7 +17,14 @@ from stoker.jobs.fields import Fields
 from stoker.jobs.objective import Objective
 from stoker.loading.samples import Samples
 from stoker.records import Coupling
-from stoker.stepping.coupling import compare_parts, coupling_by_types, find_coupling, require_usable, unprobed
+from stoker.stepping.coupling import (
+    Agreement,
+    compare_parts,
+    coupling_by_types,
+    find_coupling,
+    require_usable,
+    unprobed,
+)
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import meta_model
 from stoker.stepping.probe import probe_samples, working_probe
@@ -281,20 +288,24 @@ def test_a_slow_model_is_given_no_larger_batch_for_its_classes(is_slow: bool, la
     targets = torch.arange(1000) % 9
     targets[7] = 9
     sizes: list[int] = []
-    loss = weighted_by_class([*[1.0] * 9, 50.0])
 
-    def noting(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(output))
-        return loss(output, target)
+    def compared(heaviest: float) -> Agreement:
+        loss = weighted_by_class([*[1.0] * 9, heaviest])
 
-    job = make_job(lambda: nn.Linear(FEATURES, 10), data=(inputs, targets), loss=noting, batch=16)
-    probe = working_probe(job, samples_of(job))
-    if is_slow:
-        probe = replace(probe, sizes=(1, 1), rounds=2, first=None)
-    assert probe.is_slow == is_slow
-    sizes.clear()
-    assert compare_parts(probe).problem is not None
+        def noting(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(output))
+            return loss(output, target)
+
+        job = make_job(lambda: nn.Linear(FEATURES, 10), data=(inputs, targets), loss=noting, batch=16)
+        probe = working_probe(job, samples_of(job))
+        probe = replace(probe, sizes=(1, 1), rounds=2, first=None) if is_slow else probe
+        assert probe.is_slow == is_slow
+        sizes.clear()
+        return compare_parts(probe)
+
+    assert compared(1.0).problem is None
     assert max(sizes) == largest
+    assert compared(50.0).problem is not None
 
 
 def test_a_mean_by_a_weight_among_the_samples_is_found() -> None:
