@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.errors import BadRun
+from stoker.records import JobSpec
 from stoker.store import (
     CheckpointStore,
     RunDirectory,
@@ -16,6 +18,7 @@ from stoker.store import (
     require_same_spec,
     unfinished_before,
 )
+from stoker.store.run_identity import describe_changes
 from tests.store.builders import make_run, save, spec
 
 JOB = spec()
@@ -287,3 +290,19 @@ def test_unfinished_runs_of_a_job_file_are_found_though_the_job_has_changed(tmp_
         assert [run.name for run, _ in unfinished_before(tmp_path, mine)] == ["new", "old"]
     assert [run.name for run, _ in unfinished_before(tmp_path, mine)] == ["busy", "new", "old"]
     assert unfinished_before(tmp_path, spec()) == []
+
+
+def test_without_a_job_file_an_unfinished_run_is_found_if_only_values_in_functions_differ(tmp_path: Path) -> None:
+    """A script's arguments may hold the time of its start, so that none is continued; another batch is another job."""
+
+    def started(at: str, **changes: Any) -> JobSpec:
+        held = {"args": {"type": "argparse.Namespace", "lr": 1, "run_name": at}}
+        return spec(settings={"loss": {"function": "loss", "source": "s", "closure": held}, **changes})
+
+    before = make_run(tmp_path / "mlp-1", started("10:00"), samples=100)
+    save(CheckpointStore(before.checkpoints), 100)
+    ((found, theirs),) = unfinished_before(tmp_path, started("11:00"))
+    assert found.name == before.name
+    assert describe_changes(started("11:00"), theirs) == ["loss.closure.args.run_name: 10:00 -> 11:00"]
+    assert unfinished_before(tmp_path, started("10:00")) == []
+    assert unfinished_before(tmp_path, started("11:00", batch=2)) == []

@@ -78,6 +78,10 @@ class JobSpec:
                 lines.append(f"{label}: {then} -> {now}")
         return tuple(lines)
 
+    def is_same_but_for_closures(self, other: JobSpec) -> bool:
+        """Whether all that differs are values that functions hold, such as a run's name with the time of its start."""
+        return all(".closure." in name for name, _, _ in self._unequal(other))
+
     def _unequal(self, other: JobSpec) -> list[tuple[str, JSON, JSON]]:
         """(dotted name, here, there) of all that differs; parts of the code instead of the digest of all of it."""
         mine, theirs = dict(leaves(codec.to_json(self))), dict(leaves(codec.to_json(other)))

@@ -167,14 +167,16 @@ def describe_changes(spec: JobSpec, before: JobSpec, most: int = _MOST_DIFFERENC
 def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, JobSpec]]:
     """Unfinished runs in `root` of the same job file as `spec` was, newest first, which no process works in.
 
-    Runs that cannot be read, and those without a checkpoint, are left out.
+    Without a file, those of a job that differs only in what its functions hold. Runs that cannot be read, and those
+    without a checkpoint, are left out.
     """
     found = []
-    for directory in list_runs(root) if spec.entry is not None else ():
+    for directory in list_runs(root):
         with suppress(BadRun):
             run, theirs = directory.read_headway(), directory.read_spec()
-            is_left = run.status == "unfinished" and run.samples > 0 and theirs.entry == spec.entry
-            if is_left and theirs.digest() != spec.digest() and not is_locked(directory.path):
+            is_left = run.status == "unfinished" and run.samples > 0
+            is_like = theirs.entry == spec.entry if spec.entry is not None else spec.is_same_but_for_closures(theirs)
+            if is_left and is_like and theirs.digest() != spec.digest() and not is_locked(directory.path):
                 found.append((directory, theirs))
     return found
 

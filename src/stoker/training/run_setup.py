@@ -91,13 +91,13 @@ def bring_kept_runs(
 
 
 def _left_unfinished(prepared: ResolvedJob) -> str | None:
-    """The message for a job file that was changed while a run of it is unfinished: the run, the change, the ways on."""
+    """The message for a job that was changed while a run of it is unfinished: the run, the change, the ways on."""
     left = unfinished_before(runs_root(), prepared.spec)
     if not left:
         return None
     directory, theirs = left[0]
     changes = "; ".join(describe_changes(prepared.spec_like(theirs), theirs, most=4))
-    others = f" {len(left) - 1} more of this job file are unfinished (`stoker runs`)." if len(left) > 1 else ""
+    others = f" {len(left) - 1} more of this job are unfinished (`stoker runs`)." if len(left) > 1 else ""
     return (
         f"{directory.name} is unfinished, {headway_of(directory.read_headway())}, and is not continued, since the job "
         f"has changed: {changes}. This run starts at 0. To go on from the other one's last checkpoint under the job as "
