@@ -359,3 +359,15 @@ def test_a_source_crosses_processes(pictures: data.PackedSource) -> None:
     """Where workers are started anew: files are mapped there again."""
     images, _ = pickle.loads(pickle.dumps(pictures)).rows(np.array([5]))  # noqa: S301 - made here
     assert int(images[0, 0, 0, 0]) == 5
+
+
+@pytest.mark.parametrize("wrap", [lambda read: read, property], ids=["method", "property"])
+def test_labels_that_a_dataset_computes_are_not_taken_for_known(wrap: Any, tmp_path: Path) -> None:
+    """They may take a read of every sample, which is done where classes are asked for and not before."""
+
+    def labels(_self: object) -> Any:
+        raise OSError("every file is read for these")
+
+    dataset = type("Decoding", (list,), {"labels": wrap(labels)})([1.0, 2.0])
+    assert data.packed(dataset, path=tmp_path / "p").reads_labels
+    assert not data.packed([1.0, 2.0], path=tmp_path / "q").reads_labels
