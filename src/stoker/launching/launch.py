@@ -25,6 +25,7 @@ from stoker.devices import attached_cpu, catalogue
 from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.launching import launcher_of, parse_target
+from stoker.launching.at_place import longest_save_s
 from stoker.launching.bundle import (
     MOST_BYTES,
     code_bundle,
@@ -176,13 +177,13 @@ def launch(
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
         forecast, limits = None, [held]
-        is_time_wanted = launcher.limits_time and options.time_limit_s is None
-        if is_time_wanted or held is not None:  # before a limit there has to be time for a save
+        if launcher.limits_time and options.time_limit_s is None:
             forecast = forecast_there(job, entry, target, probe, tell)
+        save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
         if forecast is not None:
-            submission = replace(submission, save_s=forecast.checkpoint_s.high)
-            if is_time_wanted:
-                limits.append(time_limit(forecast, lessons_of(place_of(on))))
+            save_s = forecast.checkpoint_s.high
+            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+        submission = replace(submission, save_s=max(save_s, longest_save_s(directory.events_path)))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
