@@ -384,6 +384,25 @@ def test_what_a_start_that_was_not_followed_has_cost_counts(
     assert directory.events_path.read_text() == log
 
 
+def test_a_log_that_is_gone_is_told_and_refuses_no_start(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking again would not bring it back; a place that has forgotten the job answers with nothing."""
+    options, told = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}), list[str]()
+    launch(job, on="fake:box", options=options)
+    fake_place.answers = [STOPPED]
+
+    def gone(*_: object) -> bytes:
+        raise PlaceFailed("the claim is not there any more")
+
+    for events, why in ((gone, "cannot be read: the claim is not"), (lambda *_: b"", "holds nothing of it")):
+        told.clear()
+        monkeypatch.setattr(fake_place, "events", events)
+        launch(job, on="fake:box", options=options, tell=told.append)
+        assert [line for line in told if "is not known, and does not count" in line and why in line]
+    assert [one.most_held_s for one in started] == [7200.0] * 3
+
+
 def test_other_limits_are_refused_for_a_run_that_is_going_on(
     job: Path, started: list[Submission], fake_place: Any
 ) -> None:

@@ -170,7 +170,7 @@ def launch(
         if before is not None and before.run == directory.name:
             earlier = before.states
             if options.max_cost is not None:
-                _bring_log(directory, launcher, before)
+                _bring_log(directory, launcher, before, tell)
         tell(f"asking {on}")
         probe = _probe(launcher, submission, options)
         submission = launcher.with_forecasts(job, entry, submission, tell)
@@ -243,19 +243,29 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
     return probe
 
 
-def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch) -> None:
+def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch, tell: Callable[[str], None]) -> None:
     """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
 
+    Where it is gone for good, or does not have the last start, that is told.
+
     Raises:
-        PlaceFailed: it cannot be read, or (PlaceUnreachable) the place does not answer.
+        PlaceUnreachable: the place does not answer.
     """
     stream = EventStream(directory.events_path, lambda offset: launcher.events(before.handle, offset))
     try:
         while stream.pull():
             pass
-    except PlaceFailed as problem:
+    except PlaceUnreachable as problem:
         message = f"what {directory.name} has cost is not known, since its log cannot be read: {problem.message}"
-        raise type(problem)(message, remedy="Nothing was started; the same command asks again.") from problem
+        raise PlaceUnreachable(message, remedy="Nothing was started; the same command asks again.") from problem
+    except PlaceFailed as problem:
+        why = f"cannot be read: {problem.message}"
+    else:
+        newest = directory.read_events()[-1:] if directory.events_path.exists() else ()
+        if newest and newest[0].at >= (before.submitted_s or 0.0):
+            return
+        why = "holds nothing of it"
+    tell(f"what the start of {before.submitted_at} has cost is not known, and does not count: its log {why}")
 
 
 def _held_limit(
