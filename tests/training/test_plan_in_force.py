@@ -113,7 +113,7 @@ def test_a_candidate_is_left_out_after_two_deaths_without_a_checkpoint(
     ],
 )
 def test_a_process_that_was_stopped_is_no_death(ends: tuple[str, ...], goes_on_with: int, tmp_path: Path) -> None:
-    """Of a slice that is over, Ctrl-C or an error of the data a candidate is not the cause; two kills in a row count."""
+    """A slice that is over, Ctrl-C and an error of the data say nothing of a candidate; two kills in a row do."""
     plans = begun(tmp_path)
     plans.switch(PlanSwitch(update=0, samples=0, plan=PLAN, kind="trial", why="begun under"))
     tried = dataclasses.replace(PLAN, micro_batch=4)
