@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import shutil
 import signal
 from pathlib import Path
@@ -16,6 +18,8 @@ import stoker
 from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
+from stoker.planning import decision as decision_module
+from stoker.planning import safe_start
 from stoker.stepping.step import Step
 from stoker.store import RunDirectory
 from stoker.training import plan_trials
@@ -289,6 +293,28 @@ def test_a_candidate_that_takes_more_than_the_run_may_is_left_out() -> None:
     assert heard.of("settled")
 
 
+def test_a_run_that_goes_on_where_there_is_more_memory_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine had on which it began is no limit of its user's; nor is the plan kept as if it were."""
+    started = safe_start.safe_start
+
+    def on_a_smaller_machine(prepared: Any, place: Any) -> Any:
+        found = started(prepared, place)
+        assert found is not None
+        few_bytes = resident_bytes() + 150_000_000
+        chosen = dataclasses.replace(found[0].chosen, memory_bytes=few_bytes)
+        return dataclasses.replace(found[0], candidates=(chosen,)), found[1]
+
+    with monkeypatch.context() as smaller:
+        smaller.setattr(decision_module, "safe_start", on_a_smaller_machine)
+        trained(job(LargeInBf16), "moved", stop_at=9)
+    decision = trained(job(LargeInBf16), "moved").directory.read_decision()
+    assert decision is not None
+    assert not [one for one in decision.rejected if "and may take" in one.reason]
+    heard = Heard()
+    trained(job(LargeInBf16), "again", sink=heard)
+    assert not heard.of("settled")
+
+
 HANGS = """
 import threading
 
@@ -425,8 +451,11 @@ def test_another_checkpoint_interval_leaves_the_schedule_as_it_is() -> None:
     assert plans.schedule.last.checkpoint_every_s == 7
 
 
-def test_an_interval_that_is_asked_for_later_holds_while_plans_are_tried() -> None:
+def test_an_interval_that_is_asked_for_later_holds_while_plans_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns come from plans that were made before it; a plan that failed by then is not tried again."""
+    ticks = itertools.count()  # all updates take one: no plan is slower, so that trials go on whatever the machine does
+    timed = functools.partialmethod(PlanTrials.__init__, clock=lambda: 0.01 * next(ticks))
+    monkeypatch.setattr(PlanTrials, "__init__", timed)
     trained(job(FailsInChannelsLast), "later", stop_at=30)
     heard = Heard()
     run = trained(job(FailsInChannelsLast), "later", stop_at=60, sink=heard, checkpoint_every=stoker.seconds(3600))

@@ -556,6 +556,17 @@ def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> No
     assert ("pods", "job-ac1f4a-files") not in cluster.objects
 
 
+def test_a_claim_that_is_gone_is_said_at_once(cluster: Any) -> None:
+    """No pod waits five minutes for a volume that nobody brings back."""
+    handle = start()
+    LAUNCHER.stop(handle)
+    del cluster.objects["persistentvolumeclaims", "job-ac1f4a-run"]
+    with pytest.raises(PlaceFailed, match="claim job-ac1f4a-run, which held the run's directory, is not there") as gone:
+        LAUNCHER.events(handle, 0)
+    assert not isinstance(gone.value, PlaceUnreachable)
+    assert not cluster.names()
+
+
 def test_something_else_than_an_api_server_is_no_answer(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy's page of login says nothing of the run; a kubeconfig that is no YAML is one sentence."""
     handle = start()

@@ -12,7 +12,7 @@ import torch
 
 import stoker
 from stoker.devices import attached_cpu
-from stoker.errors import BadJob, BadRun, BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, BadRun, BadSetting, DoesNotFit, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching import is_elsewhere, kinds
 from stoker.launching.launch import (
     LaunchOptions,
@@ -339,18 +339,26 @@ def test_limits_are_of_the_run_and_not_of_a_start(
 
 
 @pytest.mark.parametrize("limit", [{"time_limit_s": 43_200.0}, {"max_cost": 5.0, "place": {"price": "2.5"}}])
-def test_a_limit_leaves_the_time_that_a_save_is_forecast_to_take(
-    job: Path, started: list[Submission], monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]
+def test_a_limit_that_was_given_needs_no_forecast(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]
 ) -> None:
-    """Also at a place that wants no time limit of a job; without a limit nothing is forecast there."""
-    forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
-    slow = dataclasses.replace(forecast, checkpoint_s=forecast.checkpoint_s.scaled(1e6, "s"))
-    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_: slow)
-    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, **limit))
-    assert started[0].save_s == slow.checkpoint_s.high
-    launch(job, on="fake:box", options=dataclasses.replace(THEIRS, new=True))
-    assert started[1].save_s == 30.0
+    """Nothing is planned here for the time of a save alone, which could be refused: what the log shows is enough."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise DoesNotFit("no layout fits")
+
+    monkeypatch.setattr("stoker.launching.launch.plan", refuse)
+    fake_place.probed = Probe(facts={}, device=attached_cpu().model, cores=attached_cpu().cores)
+    options, told = dataclasses.replace(THEIRS, **limit), list[str]()
+    directory = launch(job, on="fake:box", options=options, tell=told.append).directory
+    assert (started[0].save_s, told) == (30.0, ["asking fake:box"])
     assert started[0].time_limit_s == started[0].most_held_s
+    saved: dict[str, Any] = {"samples": 4, "blocked_s": 1.0, "write_s": 199.0}
+    for kind, after_s, fields in (("started", 0.0, {}), ("checkpointed", 300.0, saved), ("stopped", 301.0, {})):
+        directory.append_event(Event(kind=kind, at=BEGAN_S + after_s, fields=fields))  # type: ignore[arg-type]
+    fake_place.answers = [dataclasses.replace(STOPPED, at="2026-11-25T10:05:02+00:00")]
+    launch(job, on="fake:box", options=options)
+    assert started[1].save_s == 200.0
 
 
 def test_what_a_start_that_was_not_followed_has_cost_counts(
@@ -374,6 +382,25 @@ def test_what_a_start_that_was_not_followed_has_cost_counts(
     with pytest.raises(PlaceFailed, match=r"has cost \$2\.50 of \$2\.51"):
         launch(job, on="fake:box", options=dataclasses.replace(options, max_cost=2.51))
     assert directory.events_path.read_text() == log
+
+
+def test_a_log_that_is_gone_is_told_and_refuses_no_start(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking again would not bring it back; a place that has forgotten the job answers with nothing."""
+    options, told = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"}), list[str]()
+    launch(job, on="fake:box", options=options)
+    fake_place.answers = [STOPPED]
+
+    def gone(*_: object) -> bytes:
+        raise PlaceFailed("the claim is not there any more")
+
+    for events, why in ((gone, "cannot be read: the claim is not"), (lambda *_: b"", "holds nothing of it")):
+        told.clear()
+        monkeypatch.setattr(fake_place, "events", events)
+        launch(job, on="fake:box", options=options, tell=told.append)
+        assert [line for line in told if "is not known, and does not count" in line and why in line]
+    assert [one.most_held_s for one in started] == [7200.0] * 3
 
 
 def test_other_limits_are_refused_for_a_run_that_is_going_on(

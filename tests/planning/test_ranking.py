@@ -94,6 +94,23 @@ def test_a_smaller_micro_batch_that_computes_nothing_twice_is_looked_at(is_here:
     assert {one.plan.micro_batch for one in found if one.plan.checkpointed_blocks} >= {512, 256}
 
 
+@pytest.mark.parametrize("dtypes", [("fp32",), ("fp32", "tf32"), ("fp32", "bf16")])
+def test_a_large_model_elsewhere_is_forecast_in_every_way_of_its_precision(dtypes: tuple[str, ...]) -> None:
+    """Formats and loaders change its time whichever precision the device is fast in; of those only the first counts."""
+    facts = profile(parameter_bytes=2 * 2**30, is_in_memory=False)
+    device = dataclasses.replace(GPU, fast_dtypes=dtypes)
+
+    class InTf32(Known):
+        def forecast(self, plan: Plan) -> Forecast:
+            as_fp32 = dataclasses.replace(plan, precision="fp32") if plan.precision == "tf32" else plan
+            return super().forecast(as_fp32)
+
+    found = rank(facts, device, InTf32(device, facts), name="elsewhere", is_here=False)
+    assert {c.plan.precision for c in found} == {dtypes[-1]}
+    assert {c.plan.memory_format for c in found} == {"channels_last", "contiguous"}
+    assert {c.plan.loader for c in found} == {"inline", "workers"}
+
+
 def test_where_nothing_fits_the_least_demanding_plan_is_told() -> None:
     """With what it needs, and what the device has; a group that cannot be cut is named."""
     with pytest.raises(

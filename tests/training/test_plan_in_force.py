@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing
 
 import stoker
 from stoker.errors import BadRun, DoesNotFit
-from stoker.records import Coupling, Decision, Layout, PlanSwitch, Position, to_json
+from stoker.records import Coupling, Decision, Event, Layout, PlanSwitch, Position, to_json
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
@@ -101,6 +101,34 @@ def test_a_candidate_is_left_out_after_two_deaths_without_a_checkpoint(
     assert again.schedule.at(6).micro_batch == goes_on_with
     assert PlanInForce.of(plans.directory).schedule == again.schedule
     assert (again.schedule.switches[-1].left_out, len(heard)) == ((tried, 1) if goes_on_with == 16 else (None, 0))
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on_with"),
+    [
+        (("stopped", "killed"), 4),
+        (("stopped", "stopped"), 4),
+        (("killed", "stopped", "killed"), 4),
+        (("stopped", "killed", "killed"), 16),
+    ],
+)
+def test_a_process_that_was_stopped_is_no_death(ends: tuple[str, ...], goes_on_with: int, tmp_path: Path) -> None:
+    """A slice that is over, Ctrl-C and an error of the data say nothing of a candidate; two kills in a row do."""
+    plans = begun(tmp_path)
+    plans.switch(PlanSwitch(update=0, samples=0, plan=PLAN, kind="trial", why="begun under"))
+    tried = dataclasses.replace(PLAN, micro_batch=4)
+    plans.switch(PlanSwitch(update=6, samples=48, plan=tried, kind="trial", why="tried"))
+    plans.directory.append_event(Event(kind="stopped", at=0.0, fields={"reason": "asked to stop"}))
+    for end in ends:  # of processes that resume in the trial
+        plans = PlanInForce.of(plans.directory)
+        plans.leave_out_deadly([])
+        plans.try_again(Position(updates=10, samples=80))
+        plans.directory.append_event(Event(kind="progress", at=0.0))
+        if end == "stopped":
+            plans.directory.append_event(Event(kind="stopped", at=0.0, fields={"reason": "asked to stop"}))
+    plans = PlanInForce.of(plans.directory)
+    plans.leave_out_deadly([])
+    assert plans.plan.micro_batch == goes_on_with
 
 
 def test_a_run_without_a_plan_is_refused(tmp_path: Path) -> None:

@@ -439,6 +439,27 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
     assert not ui._num_pages
 
 
+def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long pause of a server that nobody looks at ends with the first page, and only that one."""
+    ui, looks = ui_of(tmp_path), asyncio.Queue[int]()
+    monkeypatch.setattr(server, "_LIVE_S", 1e6)
+    monkeypatch.setattr(ui, "_look", lambda: looks.put_nowait(ui._num_pages))
+
+    async def work() -> None:
+        task = asyncio.create_task(ui._keep_looking())
+        assert await looks.get() == 0
+        stream = ui._stream(None, "", 0, -1)
+        await anext(stream)
+        assert await looks.get() == 1
+        await stream.aclose()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert looks.empty()
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
 def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
     """What changes, and what is announced, while the page does not read is sent when it reads again."""
     path = write_run(tmp_path, "run", b"", status="unfinished", wall_s=0.0)

@@ -347,9 +347,7 @@ class HostSupervisor:
     def _beat(self) -> None:
         log = self._directory / "events.jsonl"
         samples = newest_samples(log)
-        for event in newest_events(log, "planned", "checkpointed"):
-            with suppress(ValueError):  # another version's
-                self._save_s = max(self._save_s, save_time_s(event["kind"], event["fields"]))
+        self._save_s = max(self._save_s, longest_save_s(log))
         phase: LaunchPhase = self._state.phase
         if phase == "starting" and self._log_bytes() > self._log_bytes_before:
             phase = "running"
@@ -468,6 +466,15 @@ def newest_samples(events: Path) -> int:
     """The newest position in the end of a run's log [samples]; 0 where there is none."""
     found = (event["fields"].get("samples") for event in newest_events(events, *_POSITIONS))
     return next((samples for samples in found if isinstance(samples, int)), 0)
+
+
+def longest_save_s(events: Path) -> float:
+    """The longest save, by the forecasts and measurements in the end of a run's log [s]; 0 where there are none."""
+    longest_s = 0.0
+    for event in newest_events(events, "planned", "checkpointed"):
+        with suppress(ValueError):  # another version's
+            longest_s = max(longest_s, save_time_s(event["kind"], event["fields"]))
+    return longest_s
 
 
 def newest_events(events: Path, *kinds: str) -> Iterator[dict[str, Any]]:

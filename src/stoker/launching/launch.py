@@ -25,6 +25,7 @@ from stoker.devices import attached_cpu, catalogue
 from stoker.errors import BadJob, BadRun, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.launching import launcher_of, parse_target
+from stoker.launching.at_place import longest_save_s
 from stoker.launching.bundle import (
     MOST_BYTES,
     code_bundle,
@@ -169,20 +170,20 @@ def launch(
         if before is not None and before.run == directory.name:
             earlier = before.states
             if options.max_cost is not None:
-                _bring_log(directory, launcher, before)
+                _bring_log(directory, launcher, before, tell)
         tell(f"asking {on}")
         probe = _probe(launcher, submission, options)
         submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
         forecast, limits = None, [held]
-        is_time_wanted = launcher.limits_time and options.time_limit_s is None
-        if is_time_wanted or held is not None:  # before a limit there has to be time for a save
+        if launcher.limits_time and options.time_limit_s is None:
             forecast = forecast_there(job, entry, target, probe, tell)
+        save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
         if forecast is not None:
-            submission = replace(submission, save_s=forecast.checkpoint_s.high)
-            if is_time_wanted:
-                limits.append(time_limit(forecast, lessons_of(place_of(on))))
+            save_s = forecast.checkpoint_s.high
+            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+        submission = replace(submission, save_s=max(save_s, longest_save_s(directory.events_path)))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
@@ -242,19 +243,29 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
     return probe
 
 
-def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch) -> None:
+def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch, tell: Callable[[str], None]) -> None:
     """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
 
+    Where it is gone for good, or does not have the last start, that is told.
+
     Raises:
-        PlaceFailed: it cannot be read, or (PlaceUnreachable) the place does not answer.
+        PlaceUnreachable: the place does not answer.
     """
     stream = EventStream(directory.events_path, lambda offset: launcher.events(before.handle, offset))
     try:
         while stream.pull():
             pass
-    except PlaceFailed as problem:
+    except PlaceUnreachable as problem:
         message = f"what {directory.name} has cost is not known, since its log cannot be read: {problem.message}"
-        raise type(problem)(message, remedy="Nothing was started; the same command asks again.") from problem
+        raise PlaceUnreachable(message, remedy="Nothing was started; the same command asks again.") from problem
+    except PlaceFailed as problem:
+        why = f"cannot be read: {problem.message}"
+    else:
+        newest = directory.read_events()[-1:] if directory.events_path.exists() else ()
+        if newest and newest[0].at >= (before.submitted_s or 0.0):
+            return
+        why = "holds nothing of it"
+    tell(f"what the start of {before.submitted_at} has cost is not known, and does not count: its log {why}")
 
 
 def _held_limit(

@@ -223,9 +223,13 @@ def decide(
     place = where if isinstance(where, Place) else planned_devices(where.torch_name, (where,))[0]
     started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
     place = place.limited_to(memory_bytes, most_threads(threads))
+
+    def made(decision: Decision) -> Decision:
+        took_s = time.perf_counter() - started
+        return dataclasses.replace(settled(decision), took_s=took_s, memory_limit_bytes=memory_bytes)
+
     if only == SAFE and place.count == 1 and (start := safe_start(prepared, place)) is not None:
-        decision, coupling = dataclasses.replace(start[0], is_settled=True), start[1]
-        return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
+        return made(dataclasses.replace(start[0], is_settled=True)), start[1]
     if only == SAFE:
         only = safe_plan(planner.profile(place.device.kind), place)
     elif only is not None:
@@ -236,15 +240,13 @@ def decide(
     elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place, planner.extents)):
         decision = kept[0]
     elif begins_at_once and only is None and (start := safe_start(prepared, place)) is not None:
-        decision, coupling = start
-        return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started), coupling
+        return made(start[0]), start[1]
     else:
         if planner.is_too_large_here is not None:
             with contextlib.suppress(NoDevice):  # of a device that the catalogue lacks trials alone can tell
                 planner.ranked(place)  # says what it needs
         decision = _confirmed(planner, place, only)
-    decision = dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
-    return decision, planner.coupling if kept is None else kept[1]
+    return made(decision), planner.coupling if kept is None else kept[1]
 
 
 def compare(

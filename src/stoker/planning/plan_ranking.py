@@ -93,9 +93,11 @@ def rank(
     is_large = profile.parameter_bytes > LARGE_BYTES
     for settings in execution_settings(profile, device, (False, True) if can_compile and is_here else (False,)):
         if not is_here:
-            # fp32 has the tensors of tf32, and no faster products; those bound large models, and bf16 halves them.
+            # fp32 has the tensors of tf32, and no faster products. Those bound large models, and a precision that was
+            # looked at before, and fits, makes them faster.
             is_dominated = settings.precision == "fp32" and "tf32" in device.fast_dtypes
-            if is_dominated or (settings.precision in ("tf32", "fp32") and candidates and is_large):
+            has_fitted = any(c.plan.precision != settings.precision for c in candidates)
+            if is_dominated or (settings.precision in ("tf32", "fp32") and has_fitted and is_large):
                 continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             candidates.append(

@@ -264,7 +264,8 @@ class Decision:
     `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
     somebody who asks which device to take. `others_share` is what other processes used of the CPU meanwhile [0 to 1],
     where that was enough to matter: plans were then tried with the threads that they left free. `is_settled` is False
-    where a run begins under the plan and tries others on its own updates.
+    where a run begins under the plan and tries others on its own updates. `memory_limit_bytes` is what its user allowed
+    (None: all that the device has), there or where the run goes on.
     """
 
     schema: ClassVar[int] = 2
@@ -277,6 +278,7 @@ class Decision:
     breakdown: Breakdown | None = None
     others_share: float = 0.0
     is_settled: bool = True
+    memory_limit_bytes: float | None = None
 
     @property
     def chosen(self) -> Candidate:

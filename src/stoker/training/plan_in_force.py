@@ -71,6 +71,8 @@ class PlanInForce:
     schedule: PlanSchedule
     due: float = 0
     """The next update before which the plan is to be looked up; `math.inf` while none follows."""
+    was_ended: bool = False
+    """The process before this one ended in order: it was stopped, or wrote why it failed."""
 
     @classmethod
     def of(cls, directory: RunDirectory) -> PlanInForce:
@@ -130,7 +132,9 @@ class PlanInForce:
             RunFailed: it cannot be stored.
         """
         if (trial := self.schedule.candidate) is not None:
-            again = dataclasses.replace(trial, update=position.updates, samples=position.samples, is_again=True)
+            again = dataclasses.replace(
+                trial, update=position.updates, samples=position.samples, is_again=not self.was_ended
+            )
             self.directory.append_switch(again)
             self.schedule = self.schedule.then(again)
 
@@ -143,7 +147,12 @@ class PlanInForce:
             RunFailed: it cannot be stored.
         """
         trial, saved = self.schedule.candidate, CheckpointStore(self.directory.checkpoints).newest_position()
-        if trial is None or not trial.is_again or saved.updates > trial.update:
+        if trial is None:
+            return
+        events = self.directory.read_events() if self.directory.events_path.exists() else ()
+        said = [event.kind for event in events if event.kind not in ("noted", "warned")]
+        self.was_ended = said[-1:] == ["stopped"]
+        if self.was_ended or not trial.is_again or saved.updates > trial.update:
             return
         why = f"{trial.plan.in_words()} is left out: two processes ended in its updates, as if killed for memory"
         change = Replanned(

@@ -216,7 +216,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
 def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInForce) -> None:
     """Let the loop try plans on the run's own updates, until that is settled; and compare samples where it must."""
     threads = max(plans.schedule.began.threads, plans.schedule.at(0).threads)  # as --threads allowed
-    place = planned_devices(device.torch_name, (device,))[0].limited_to(plans.decision.chosen.memory_bytes, threads)
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(plans.decision.memory_limit_bytes, threads)
     loop.trials = PlanTrials(prepared, place, loop.step, plans, loop.telemetry, loop.total_updates)
     loop.recovery.compare = loop.trials.compare_samples
     if loop.watchdog is not None:

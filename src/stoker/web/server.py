@@ -121,7 +121,7 @@ class Ui:
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
-        self._num_pages = 0
+        self._num_pages, self._opened = 0, asyncio.Event()
         self._is_scanned = asyncio.Event()
         self._index_lock = asyncio.Lock()
         self._services_asked = 0.0
@@ -200,7 +200,10 @@ class Ui:
             if time.monotonic() - scanned_at >= pause_s and (scan is None or scan.done()):
                 scanned_at, scan = time.monotonic(), asyncio.create_task(self._rescan())
             self._look()
-            await asyncio.sleep(_LIVE_S if self._num_pages or self.options.webhooks else _LIVE_S * 5)
+            pause_s = _LIVE_S if self._num_pages or self.options.webhooks else _LIVE_S * 5
+            with contextlib.suppress(TimeoutError):  # a page that opens is not kept waiting
+                await asyncio.wait_for(self._opened.wait(), pause_s)
+            self._opened.clear()
 
     def _look(self) -> None:
         """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
@@ -434,6 +437,7 @@ class Ui:
         file `log` on. Where that fails the stream ends, and the page asks for another.
         """
         self._num_pages += 1
+        self._opened.set()
         watch = _Watch()
         if row is not None:
             watch = self._watches.setdefault(row.id, (row, watch))[1]

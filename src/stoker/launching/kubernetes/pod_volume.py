@@ -125,12 +125,26 @@ class RunVolume:
             raise PlaceFailed(f"{words[1]} cannot be used in pod {pod}: {output.last_line()}")
         return output
 
+    def _require_claim(self) -> None:
+        """Raise PlaceFailed if the volume is gone: a pod that wants it would wait for it for ever."""
+        claim = self._pod["claim"]
+        try:
+            found = self._api.find("PersistentVolumeClaim", claim)
+        except PlaceUnreachable:
+            raise
+        except PlaceFailed:  # this login may not look: then the pod shows it
+            return
+        if found is None:
+            raise PlaceFailed(f"The claim {claim}, which held the run's directory, is not there any more.",
+                              remedy="What was fetched before is here; --new starts another run.")  # fmt: skip
+
     def _visit(self, patience_s: float = 300.0) -> str:
         """The name of a running pod that was started for files alone."""
         until = time.monotonic() + patience_s
         while True:
             pod = self._api.find("Pod", self._visitor_name)
             if pod is None:
+                self._require_claim()
                 with suppress(AlreadyThere):
                     self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
                 continue
