@@ -24,6 +24,7 @@ from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_array, as_tensor
 from stoker.jobs import Job
+from stoker.jobs.metrics import metric_name, says_lower_is_better
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import cut
 from stoker.loading.order import KeyedPermutation, RandomStream, generators_kept, key_of
@@ -83,10 +84,10 @@ def rows_of_job(
 
 
 def metric_of_job(job: Job) -> Metric:
-    """The job's first metric, or its loss if that is an error by name.
+    """The job's first metric, or without metrics its loss, which is an error.
 
     Raises:
-        BadJob: it has no metric that gives a value for each row.
+        BadJob: it has neither as a function or a name of Stoker's, or does not say whether lower values are better.
     """
     first = next(iter(job.metrics), job.objective.loss)
     if isinstance(first, str) and first in NAMES:
@@ -96,11 +97,19 @@ def metric_of_job(job: Job) -> Metric:
             "the job has no metric to keep", remedy=f"Give --metric FILE, or one of {', '.join(NAMES)} with --metric."
         )
 
+    name = metric_name(first)
+    is_lower_better = says_lower_is_better(first) if job.metrics else True
+    if is_lower_better is None:
+        raise BadJob(
+            f"the job's metric {name} does not say whether it is a score or an error",
+            remedy="Give it an attribute lower_is_better, False or True; or give --metric.",
+        )
+
     def per_row(outputs: Any, targets: Any) -> Any:
         values = first(torch.from_numpy(outputs), torch.from_numpy(targets))
         return values.detach().numpy() if isinstance(values, torch.Tensor) else values
 
-    return Metric(getattr(first, "__name__", "metric"), per_row, bool(getattr(first, "lower_is_better", False)))
+    return Metric(name, per_row, is_lower_better)
 
 
 def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
