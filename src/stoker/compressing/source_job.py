@@ -43,8 +43,8 @@ _BATCHES, _ROWS = 16, 64
 """Number of training batches for gradients, and samples in each."""
 
 
-def job_of(artifact: Artifact) -> Job:
-    """The job of the run that an artifact was exported from, directly or through other versions of the model.
+def run_of(artifact: Artifact) -> Run:
+    """The run that an artifact was exported from, directly or through other versions of the model.
 
     Raises:
         BadJob: it was imported from an ONNX file, or its source version is gone.
@@ -53,7 +53,7 @@ def job_of(artifact: Artifact) -> Job:
     source = artifact.manifest.source
     if source.kind == "artifact":
         try:
-            return job_of(read(artifact.path.parent / source.name.rpartition("/")[2]))
+            return run_of(read(artifact.path.parent / source.name.rpartition("/")[2]))
         except BadArtifact as error:
             raise BadJob(f"the version it was made of is gone: {source.name}", remedy="Give --job FILE.") from error
     if source.kind == "onnx":
@@ -61,19 +61,27 @@ def job_of(artifact: Artifact) -> Job:
             f"{artifact.path} was made elsewhere: its training and validation data are not known",
             remedy="Give rows with --data FILE (.npz or .parquet) and --metric, or the job with --job FILE.",
         )
-    return load(source.name).job()
+    return load(source.name)
 
 
 def rows_of_job(
-    job: Job, manifest: Manifest, calibration: int, most: int, seed: int
+    job: Job, manifest: Manifest, calibration: int, most: int, seed: int, run: Run | None = None
 ) -> tuple[EvaluationRows, EvaluationRows]:
     """Training rows, at most `calibration`, and validation rows, at most `most`, as the exported model takes them.
 
+    With `run`, the data have to be those it was trained on.
+
     Raises:
-        BadJob: the job has neither validation nor test data.
+        BadJob: the job has neither validation nor test data, or the data changed since the run began.
     """
     job = resolved(job)
     data = datasets_of(job)
+    if run is not None and data.fingerprint() != run.directory.read_spec().data_fingerprint:
+        raise BadJob(
+            f"the data changed since {run.name} began: rows that are held out now may be rows it was trained on",
+            remedy="Put them back; or give rows that it was not trained on with --data FILE, or, if the held-out rows "
+            "are the same, the job with --job FILE.",
+        )
     validation = data.valid or data.test
     if validation is None:
         raise BadJob(

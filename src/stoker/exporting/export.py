@@ -98,6 +98,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             source=source,
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
+            notes=(*about.notes, *_note_on_changes(data, run)),
         )
         rows = example_rows(samples)
         try:
@@ -150,6 +151,15 @@ def _data_of(job: Job, run: Run) -> Datasets:
             remedy="Put the data back, or give examples yourself: "
             f"stoker.export(stoker.load({run.name!r}).model(), OUT, inputs=…).",
         ) from error
+
+
+def _note_on_changes(data: Datasets, run: Run) -> tuple[str, ...]:
+    """A remark if the data are no longer those of the run."""
+    if data.fingerprint() == run.directory.read_spec().data_fingerprint:
+        return ()
+    return (
+        f"the data changed since {run.name} began: preparation and class names are those of the data as they are now",
+    )
 
 
 def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:

@@ -140,6 +140,7 @@ class About:
         labels: class names by output.
         metrics: measured values, such as {"test/accuracy": 0.93}.
         source: origin of the model.
+        notes: remarks for its users.
         limit: largest allowed difference from the original's answers, relative to the largest value.
     """
 
@@ -150,4 +151,5 @@ class About:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     source: ArtifactSource | None = None
+    notes: Sequence[str] = ()
     limit: float = LIMIT
