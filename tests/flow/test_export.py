@@ -129,7 +129,7 @@ class Reader(nn.Module):
 
 
 def test_data_whose_batches_differ_in_length_have_that_dimension_named(place: Path) -> None:
-    """Found by looking at two batches; the mask says what to pad with."""
+    """Found by looking at samples; the mask says what to pad with."""
     run = stoker.train(
         blobs_job(model=Reader, data=Words(), fields=stoker.Fields(collate=padded), test=None, valid=None, metrics=[],
                   until=stoker.updates(2)),

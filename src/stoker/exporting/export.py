@@ -163,12 +163,10 @@ def _note_on_changes(data: Datasets, run: Run) -> tuple[str, ...]:
 
 
 def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
-    """Dimensions in which batches of the data differ; arrays in memory have one size."""
+    """Dimensions in which samples of the data, each alone, differ; arrays in memory have one size."""
     if inputs.samples.is_in_memory:
         return {}
-    count = inputs.samples.num_at_hand
-    half = max(1, count // 2)
-    return varying(inputs.arrays(range(min(half, 4))), inputs.arrays(range(half, min(count, half + 4))))
+    return varying([inputs.arrays([row]) for row in example_rows(inputs.samples)])
 
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:
