@@ -1,5 +1,6 @@
 """Rows of the job behind a model."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.compressing.source_job import _rows, metric_of_job
+from stoker.compressing.source_job import _rows, metric_of_job, stored_as
 from stoker.errors import BadJob
 from stoker.exporting import job_inputs
 from stoker.loading.samples import ItemSamples
+from stoker.records import Datatype, TensorSpec
+from stoker.testing.tiny_models import tiny_artifact
 
 
 class Stored(ItemSamples):
@@ -48,6 +51,21 @@ def test_samples_that_are_read_are_read_once_and_prepared_in_pieces(is_prepared:
     assert isinstance(found.targets, type(values))
     assert found.targets.tolist() == samples.read_items
     assert (values[:, 1] * (2 if is_prepared else 1)).tolist() == samples.read_items
+
+
+@pytest.mark.parametrize(
+    ("datatype", "takes_prepared", "expected"),
+    [("FP32", True, 0.5), ("FP32", False, 1), ("FP32", None, 0.5), ("INT64", True, 0.5), ("INT64", None, 1)],
+)
+def test_samples_are_prepared_for_a_model_that_takes_them_so(
+    datatype: Datatype, takes_prepared: bool | None, expected: float, tmp_path: Path
+) -> None:
+    """The manifest says it; types, which preparation may keep, only decide for older ones."""
+    samples = Stored(4)
+    spec = TensorSpec(name="input", datatype=datatype, shape=("batch", 2))
+    manifest = tiny_artifact(tmp_path, inputs=(spec,), takes_prepared=takes_prepared).manifest
+    taken = stored_as(job_inputs(job_with(data=samples), nn.Linear(2, 1), samples), manifest)
+    assert (taken.arrays([1])["input"] == expected).all()
 
 
 def absolute_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -122,11 +122,13 @@ def metric_of_job(job: Job) -> Metric:
 
 def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
     """The inputs as the exported model takes them: samples as they are stored, or already prepared."""
-    stored = inputs.arrays([0])
-    is_stored = all(
-        spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
-    )
-    return inputs if is_stored else inputs.prepared()
+    takes_prepared = manifest.takes_prepared
+    if takes_prepared is None:  # not written down: by names and types
+        stored = inputs.arrays([0])
+        takes_prepared = not all(
+            spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
+        )
+    return inputs.prepared() if takes_prepared else inputs
 
 
 def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
@@ -180,7 +182,7 @@ class Pruner:
         }
         about = About(
             name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
-            labels=manifest.labels,
+            labels=manifest.labels, takes_prepared=manifest.takes_prepared,
         )  # fmt: skip
         rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))
         return exporting.export_call(module.eval(), self.taken.call, rows, out, about)

@@ -99,6 +99,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
             notes=(*about.notes, *_note_on_changes(data, run)),
+            takes_prepared=False,
         )
         rows = example_rows(samples)
         try:
@@ -107,6 +108,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             if not inputs.has_preparation:
                 raise
             inputs = inputs.prepared()  # its preparation cannot be exported: the model takes prepared samples
+            about = dataclasses.replace(about, takes_prepared=True)
             return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
 
 
