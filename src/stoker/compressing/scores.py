@@ -3,7 +3,8 @@
 What: each row has a score under the original and under the candidate; the drop is the mean of the differences. Its
 bounds are quantiles of that mean under random weights of the rows (of a uniform Dirichlet distribution), with one row
 added that lost all a row can lose. For rows that are kept or lost this is the exact bound of Clopper and Pearson, also
-where few were lost: of n unchanged rows, up to about 3/n of all rows may change (the rule of three).
+where few were lost: of n unchanged rows, up to about 3/n of all rows may change (the rule of three). That it holds for
+every distribution is conjectured, and was not contradicted by experiments.
 Use when: the metric is a mean over rows, which are independent draws of what the model will be asked.
 Costs: RESAMPLES sums of as many draws as there are rows.
 Source: Learned-Miller and Thomas 2019, "A New Confidence Interval for the Mean of a Bounded Random Variable" (Gaffke's
