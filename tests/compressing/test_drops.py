@@ -1,5 +1,7 @@
 """Bounds on what a candidate loses."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,9 +16,34 @@ def hits(rows: int, wrong: int = 0) -> np.ndarray:
 
 
 def test_unchanged_rows_bound_the_drop_by_the_rule_of_three() -> None:
-    """A candidate that changed none of n rows may still change about 3/n of all rows."""
+    """A candidate that changed none of n rows may still change about 3/n of all rows; as many as needed pass it."""
     original = hits(1000, 100)
-    assert drop_interval(original, original, confidence=0.95).high == pytest.approx(3 / 1000)
+    assert drop_interval(original, original, confidence=0.95).high == pytest.approx(1 - 0.05 ** (1 / 1000))
+    for rows, passes in ((817, True), (816, False)):
+        assert (drop_interval(hits(rows), hits(rows), confidence=corrected(0.95, 3)).high <= 0.005) == passes
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_harmful_candidate_passes_no_more_often_than_stated(seed: int) -> None:
+    """Of candidates that lose 0.5 % of all rows, at most 1.67 % lose so few of 1000 that the bound lets them pass."""
+    rows, allowed, confidence = 1000, 0.005, corrected(0.95, 3)
+    chances = [math.comb(rows, lost) * allowed**lost * (1 - allowed) ** (rows - lost) for lost in range(20)]
+    passing = [
+        lost
+        for lost in range(20)
+        if drop_interval(hits(rows), hits(rows, lost), confidence=confidence, seed=seed).high <= allowed
+    ]
+    assert passing == [0]
+    assert sum(chances[lost] for lost in passing) <= 1 - confidence
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 5, 30])
+def test_the_bound_of_lost_rows_is_the_exact_one(lost: int) -> None:
+    """Were the bound the true share, so few would be lost in 5 % of samples, as Clopper and Pearson ask."""
+    rows = 400
+    bound = drop_interval(hits(rows), hits(rows, lost), confidence=0.95).high
+    so_few = sum(math.comb(rows, count) * bound**count * (1 - bound) ** (rows - count) for count in range(lost + 1))
+    assert so_few == pytest.approx(0.05, rel=0.1)
 
 
 def test_the_bound_holds_as_often_as_it_says() -> None:

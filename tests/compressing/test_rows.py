@@ -1,13 +1,25 @@
 """Rows of a search: dealt out, held against the signature, cut to their own length."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.compressing.rows import EvaluationData, EvaluationRows, batches, check_fit, cut_to, row_lengths, split_rows
+from stoker.compressing.rows import (
+    EvaluationData,
+    EvaluationRows,
+    batches,
+    check_fit,
+    cut_to,
+    read_rows,
+    row_lengths,
+    split_rows,
+)
 from stoker.errors import BadJob
 from stoker.records import Manifest
 from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
@@ -71,6 +83,29 @@ def test_whole_numbers_do_not_wrap(numbers: Manifest) -> None:
     assert check_fit(EvaluationRows({"x": np.full((2, 8), 7)}), wanted, "rows.npz").inputs["x"].dtype == np.int32
     with pytest.raises(BadJob, match="x has numbers that INT32 cannot hold"):
         check_fit(EvaluationRows({"x": np.full((2, 8), 2**31)}), wanted, "rows.npz")
+
+
+@pytest.mark.parametrize("kind", [".npz", ".parquet"])
+def test_images_of_bytes_are_read_from_either_kind_of_file(kind: str, tmp_path: Path) -> None:
+    """A table gives whole numbers as int64: those that are bytes are taken, others are refused, none wraps."""
+    manifest = tiny_artifact(tmp_path, kind="images").manifest
+    manifest = dataclasses.replace(manifest, inputs=(dataclasses.replace(manifest.inputs[0], datatype="UINT8"),))
+    images = np.arange(4 * 64).reshape(4, 1, 8, 8)
+    for array, fits in ((images, True), (images + 1, False), (images - 1, False)):
+        path = tmp_path / f"rows{kind}"
+        if kind == ".npz":
+            np.savez(path, image=array, target=np.arange(4))
+        else:
+            pq.write_table(pa.table({"image": array.tolist(), "target": np.arange(4)}), path)
+        rows = read_rows(path, manifest)
+        if fits:
+            found = check_fit(rows, manifest, path.name)
+            assert found.inputs["image"].dtype == np.uint8
+            assert (found.inputs["image"] == images).all()
+            assert np.array_equal(found.targets, np.arange(4))
+        else:
+            with pytest.raises(BadJob, match="image has numbers that UINT8 cannot hold"):
+                check_fit(rows, manifest, path.name)
 
 
 def test_doubles_stand_for_floats(numbers: Manifest) -> None:

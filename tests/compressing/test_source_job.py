@@ -1,15 +1,20 @@
 """Rows of the job behind a model."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stoker
-from stoker.compressing.source_job import _rows
+from stoker.compressing.source_job import _rows, metric_of_job, stored_as
+from stoker.errors import BadJob
 from stoker.exporting import job_inputs
 from stoker.loading.samples import ItemSamples
+from stoker.records import Datatype, TensorSpec
+from stoker.testing.tiny_models import tiny_artifact
 
 
 class Stored(ItemSamples):
@@ -46,3 +51,71 @@ def test_samples_that_are_read_are_read_once_and_prepared_in_pieces(is_prepared:
     assert isinstance(found.targets, type(values))
     assert found.targets.tolist() == samples.read_items
     assert (values[:, 1] * (2 if is_prepared else 1)).tolist() == samples.read_items
+
+
+@pytest.mark.parametrize(
+    ("datatype", "takes_prepared", "expected"),
+    [("FP32", True, 0.5), ("FP32", False, 1), ("FP32", None, 0.5), ("INT64", True, 0.5), ("INT64", None, 1)],
+)
+def test_samples_are_prepared_for_a_model_that_takes_them_so(
+    datatype: Datatype, takes_prepared: bool | None, expected: float, tmp_path: Path
+) -> None:
+    """The manifest says it; types, which preparation may keep, only decide for older ones."""
+    samples = Stored(4)
+    spec = TensorSpec(name="input", datatype=datatype, shape=("batch", 2))
+    manifest = tiny_artifact(tmp_path, inputs=(spec,), takes_prepared=takes_prepared).manifest
+    taken = stored_as(job_inputs(job_with(data=samples), nn.Linear(2, 1), samples), manifest)
+    assert (taken.arrays([1])["input"] == expected).all()
+
+
+def absolute_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The distance of each sample."""
+    return (output - target).abs().mean(1)
+
+
+class Directed:
+    """A metric that says which values are better, in one of the two ways of metrics."""
+
+    def __init__(self, **says: bool) -> None:
+        vars(self).update(says)
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return absolute_error(output, target)
+
+
+def job_with(**settings: Any) -> stoker.Job:
+    """A job with a loss that compress does not know by name."""
+    changed = {"data": Stored(8), "loss": "binary_cross_entropy", **settings}
+    return stoker.Job(
+        model=lambda: nn.Linear(2, 1), optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1), **changed
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_error"),
+    [
+        ({"loss": absolute_error}, True),
+        ({"loss": stoker.Objective(absolute_error)}, True),
+        ({"loss": "mse"}, True),
+        ({"metrics": {"mae": Directed(lower_is_better=True)}}, True),
+        ({"metrics": {"mae": Directed(higher_is_better=False)}}, True),
+        ({"metrics": [Directed(higher_is_better=True)]}, False),
+        ({"metrics": ["accuracy"], "loss": absolute_error}, False),
+    ],
+)
+def test_a_candidate_that_raises_an_error_is_worse(settings: dict[str, Any], is_error: bool) -> None:
+    """A loss is an error, a metric what it says it is: larger errors are lower scores."""
+    metric = metric_of_job(job_with(**settings))
+    assert metric.lower_is_better == is_error
+    if metric.name != "accuracy":
+        near, far = (np.full((4, 2), distance, np.float32) for distance in (0.3, 0.45))
+        target = np.zeros((4, 2), np.float32)
+        near_scores, far_scores = (metric.scores({"output": answer}, target, 4) for answer in (near, far))
+        assert (near_scores > far_scores).all() == is_error
+
+
+def test_a_metric_without_a_direction_is_refused() -> None:
+    """Taken for a score, an error that rises would be a gain; the remedy says how to name the direction."""
+    with pytest.raises(BadJob, match="mae does not say whether it is a score or an error") as raised:
+        metric_of_job(job_with(metrics={"mae": absolute_error}))
+    assert "lower_is_better" in str(raised.value.remedy)

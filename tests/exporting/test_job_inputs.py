@@ -8,6 +8,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadArtifact
 from stoker.exporting import job_inputs, varying
+from stoker.exporting.export import _varying
 from stoker.loading.dataset_adapters import as_samples
 
 
@@ -86,8 +87,20 @@ def test_dimensions_that_differ_between_batches_are_named_together() -> None:
     ids, image = np.zeros((2, 5), np.int64), np.zeros((2, 3, 7, 5), np.float32)
     again = {"ids": np.zeros((3, 9), np.int64), "mask": np.zeros((3, 9), np.int64),
              "image": np.zeros((3, 3, 8, 6), np.float32)}  # fmt: skip
-    assert varying({"ids": ids, "mask": ids, "image": image}, again) == {
+    assert varying([{"ids": ids, "mask": ids, "image": image}, again]) == {
         "ids": {1: "tokens"},
         "mask": {1: "tokens"},
         "image": {2: "image_2", 3: "image_3"},
     }
+
+
+@pytest.mark.parametrize(("lengths", "expected"), [([9, 9, 9, 2, 9, 9, 9, 9], {"input": {1: "tokens"}}), ([9] * 8, {})])
+def test_samples_of_which_most_have_the_largest_size_vary(lengths: list[int], expected: dict) -> None:
+    """Truncated texts are mostly equally long, and so are batches of them; one shorter text is enough."""
+    texts = [(torch.ones(length, dtype=torch.long), 0) for length in lengths]
+
+    def collated(items: list) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.utils.rnn.pad_sequence([text for text, _ in items], batch_first=True), torch.zeros(len(items))
+
+    own, model = job(texts, fields=stoker.Fields(collate=collated)), nn.Embedding(2, 3)
+    assert _varying(job_inputs(own, model, as_samples(texts, what="data", collate=collated))) == expected

@@ -169,6 +169,45 @@ def test_a_model_made_elsewhere_needs_rows(model: Artifact) -> None:
     assert "--data FILE" in outcome.err
 
 
+GROWING = """\
+import numpy as np
+import torch
+from torch import nn
+
+import stoker
+
+
+def job():
+    stored = np.load("points.npy")
+    points, target = torch.from_numpy(stored), torch.from_numpy((stored.sum(1) > 0).astype(np.int64))
+    return stoker.Job(
+        model=lambda: nn.Linear(6, 2), data=(points, target), valid=stoker.holdout(0.2), loss="cross_entropy",
+        metrics=["accuracy"], optimizer=stoker.SGD(lr=0.1), batch=16, until=stoker.epochs(1), name="growing",
+    )
+"""
+
+
+def test_data_that_grew_since_the_run_accept_nothing(place: Path) -> None:
+    """Another holdout has rows that the model was trained on: an export notes it, compress refuses or takes --job."""
+    draw = np.random.default_rng(0).standard_normal((120, 6)).astype(np.float32)
+    np.save("points.npy", draw[:100])
+    Path("growing.py").write_text(GROWING)
+    assert stoker_here("train", "growing.py", "--plan", plan_file()).code == 0
+    assert stoker_here("export", "latest", "-o", "models/growing").code == 0
+    assert read("models/growing").manifest.notes == ()
+    np.save("points.npy", draw)
+    assert stoker_here("export", "latest", "-o", "models/growing").code == 0
+    (note,) = read("models/growing").manifest.notes
+    assert "the data changed since growing" in note
+    outcome = stoker_here("compress", "models/growing")
+    assert outcome.code == 2
+    assert "the data changed since growing" in outcome.err
+    assert "--data FILE" in outcome.err
+    given = stoker_here("compress", "models/growing", "--job", "growing.py")
+    assert "the data changed" not in given.err
+    assert "17 rows for acceptance" in " ".join(given.err.split())
+
+
 @pytest.mark.usefixtures("twice_as_fast")
 @pytest.mark.slow
 def test_a_run_brings_its_own_rows_and_metric(place: Path) -> None:

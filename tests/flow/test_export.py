@@ -52,6 +52,7 @@ def test_a_run_on_images_becomes_a_model_of_raw_bytes(digits: stoker.Run) -> Non
     manifest = artifact.manifest
     assert [(one.name, one.datatype, one.shape) for one in manifest.inputs] == [("image", "UINT8", ("batch", 1, 8, 8))]
     assert manifest.labels == {"output": tuple("0123456789")}
+    assert manifest.takes_prepared is False
     assert manifest.metrics == digits.metrics
     assert (manifest.source.kind, manifest.source.name) == ("run", digits.name)
     images = stoker.data.digits()[1].arrays()[0][:16]
@@ -81,6 +82,7 @@ def test_preparation_that_cannot_be_traced_is_left_to_the_client(place: Path) ->
     )  # fmt: skip
     artifact = stoker.export(run, "models/odd")
     assert [(one.datatype, one.shape) for one in artifact.manifest.inputs] == [("FP32", ("batch", 1, 8, 8))]
+    assert artifact.manifest.takes_prepared is True
 
 
 def test_a_run_made_in_python_is_exported_from_the_run(place: Path) -> None:
@@ -129,7 +131,7 @@ class Reader(nn.Module):
 
 
 def test_data_whose_batches_differ_in_length_have_that_dimension_named(place: Path) -> None:
-    """Found by looking at two batches; the mask says what to pad with."""
+    """Found by looking at samples; the mask says what to pad with."""
     run = stoker.train(
         blobs_job(model=Reader, data=Words(), fields=stoker.Fields(collate=padded), test=None, valid=None, metrics=[],
                   until=stoker.updates(2)),

@@ -152,11 +152,14 @@ def _material(
                 remedy="Add it, or leave --metric out: answers are then compared with the original's.",
             )
         return split_rows(None, rows, seed=seed, calibration=CALIBRATION_ROWS), chosen
-    from stoker.compressing.source_job import job_of, metric_of_job, rows_of_job  # noqa: PLC0415 - loads torch
+    from stoker.compressing.source_job import metric_of_job, rows_of_job, run_of  # noqa: PLC0415 - loads torch
 
     with users_code("the job's data", None):
-        job = job or job_of(source)
-        training, validation = rows_of_job(job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed)
+        run = None  # of a job that is given the data are taken as they are
+        if job is None:
+            run = run_of(source)
+            job = run.job()
+        training, validation = rows_of_job(job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed, run)
     if metric is None:
         metric = metric_of_job(job) if validation.targets is not None else "agreement"
     chosen = _metric_of(metric, manifest)

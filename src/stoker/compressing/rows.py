@@ -204,7 +204,8 @@ def _fitted(array: Array, spec: TensorSpec, what: str) -> Array:
     )
     if not fits:
         raise BadJob(f"{what}: {spec.name} has shape {list(array.shape)}, the model takes {list(spec.shape)}")
-    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+    are_whole = array.dtype.kind in "iu" and dtype.kind in "iu"  # as int64 from a table: their values decide, below
+    if not (are_whole or np.can_cast(array.dtype, dtype, "same_kind")):
         raise BadJob(f"{what}: {spec.name} is {array.dtype}, the model takes {spec.datatype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadJob(f"{what}: {spec.name} has values that are not finite")

@@ -24,6 +24,7 @@ from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_array, as_tensor
 from stoker.jobs import Job
+from stoker.jobs.metrics import metric_name, says_lower_is_better
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import cut
 from stoker.loading.order import KeyedPermutation, RandomStream, generators_kept, key_of
@@ -42,8 +43,8 @@ _BATCHES, _ROWS = 16, 64
 """Number of training batches for gradients, and samples in each."""
 
 
-def job_of(artifact: Artifact) -> Job:
-    """The job of the run that an artifact was exported from, directly or through other versions of the model.
+def run_of(artifact: Artifact) -> Run:
+    """The run that an artifact was exported from, directly or through other versions of the model.
 
     Raises:
         BadJob: it was imported from an ONNX file, or its source version is gone.
@@ -52,7 +53,7 @@ def job_of(artifact: Artifact) -> Job:
     source = artifact.manifest.source
     if source.kind == "artifact":
         try:
-            return job_of(read(artifact.path.parent / source.name.rpartition("/")[2]))
+            return run_of(read(artifact.path.parent / source.name.rpartition("/")[2]))
         except BadArtifact as error:
             raise BadJob(f"the version it was made of is gone: {source.name}", remedy="Give --job FILE.") from error
     if source.kind == "onnx":
@@ -60,19 +61,27 @@ def job_of(artifact: Artifact) -> Job:
             f"{artifact.path} was made elsewhere: its training and validation data are not known",
             remedy="Give rows with --data FILE (.npz or .parquet) and --metric, or the job with --job FILE.",
         )
-    return load(source.name).job()
+    return load(source.name)
 
 
 def rows_of_job(
-    job: Job, manifest: Manifest, calibration: int, most: int, seed: int
+    job: Job, manifest: Manifest, calibration: int, most: int, seed: int, run: Run | None = None
 ) -> tuple[EvaluationRows, EvaluationRows]:
     """Training rows, at most `calibration`, and validation rows, at most `most`, as the exported model takes them.
 
+    With `run`, the data have to be those it was trained on.
+
     Raises:
-        BadJob: the job has neither validation nor test data.
+        BadJob: the job has neither validation nor test data, or the data changed since the run began.
     """
     job = resolved(job)
     data = datasets_of(job)
+    if run is not None and data.fingerprint() != run.directory.read_spec().data_fingerprint:
+        raise BadJob(
+            f"the data changed since {run.name} began: rows that are held out now may be rows it was trained on",
+            remedy="Put them back; or give rows that it was not trained on with --data FILE, or, if the held-out rows "
+            "are the same, the job with --job FILE.",
+        )
     validation = data.valid or data.test
     if validation is None:
         raise BadJob(
@@ -83,10 +92,10 @@ def rows_of_job(
 
 
 def metric_of_job(job: Job) -> Metric:
-    """The job's first metric, or its loss if that is an error by name.
+    """The job's first metric, or without metrics its loss, which is an error.
 
     Raises:
-        BadJob: it has no metric that gives a value for each row.
+        BadJob: it has neither as a function or a name of Stoker's, or does not say whether lower values are better.
     """
     first = next(iter(job.metrics), job.objective.loss)
     if isinstance(first, str) and first in NAMES:
@@ -96,20 +105,30 @@ def metric_of_job(job: Job) -> Metric:
             "the job has no metric to keep", remedy=f"Give --metric FILE, or one of {', '.join(NAMES)} with --metric."
         )
 
+    name = metric_name(first)
+    is_lower_better = says_lower_is_better(first) if job.metrics else True
+    if is_lower_better is None:
+        raise BadJob(
+            f"the job's metric {name} does not say whether it is a score or an error",
+            remedy="Give it an attribute lower_is_better, False or True; or give --metric.",
+        )
+
     def per_row(outputs: Any, targets: Any) -> Any:
         values = first(torch.from_numpy(outputs), torch.from_numpy(targets))
         return values.detach().numpy() if isinstance(values, torch.Tensor) else values
 
-    return Metric(getattr(first, "__name__", "metric"), per_row, bool(getattr(first, "lower_is_better", False)))
+    return Metric(name, per_row, is_lower_better)
 
 
 def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
     """The inputs as the exported model takes them: samples as they are stored, or already prepared."""
-    stored = inputs.arrays([0])
-    is_stored = all(
-        spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
-    )
-    return inputs if is_stored else inputs.prepared()
+    takes_prepared = manifest.takes_prepared
+    if takes_prepared is None:  # not written down: by names and types
+        stored = inputs.arrays([0])
+        takes_prepared = not all(
+            spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
+        )
+    return inputs.prepared() if takes_prepared else inputs
 
 
 def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
@@ -163,7 +182,7 @@ class Pruner:
         }
         about = About(
             name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
-            labels=manifest.labels,
+            labels=manifest.labels, takes_prepared=manifest.takes_prepared,
         )  # fmt: skip
         rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))
         return exporting.export_call(module.eval(), self.taken.call, rows, out, about)

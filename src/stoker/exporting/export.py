@@ -98,6 +98,8 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             source=source,
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
+            notes=(*about.notes, *_note_on_changes(data, run)),
+            takes_prepared=False,
         )
         rows = example_rows(samples)
         try:
@@ -106,6 +108,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             if not inputs.has_preparation:
                 raise
             inputs = inputs.prepared()  # its preparation cannot be exported: the model takes prepared samples
+            about = dataclasses.replace(about, takes_prepared=True)
             return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
 
 
@@ -152,13 +155,20 @@ def _data_of(job: Job, run: Run) -> Datasets:
         ) from error
 
 
+def _note_on_changes(data: Datasets, run: Run) -> tuple[str, ...]:
+    """A remark if the data are no longer those of the run."""
+    if data.fingerprint() == run.directory.read_spec().data_fingerprint:
+        return ()
+    return (
+        f"the data changed since {run.name} began: preparation and class names are those of the data as they are now",
+    )
+
+
 def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
-    """Dimensions in which batches of the data differ; arrays in memory have one size."""
+    """Dimensions in which samples of the data, each alone, differ; arrays in memory have one size."""
     if inputs.samples.is_in_memory:
         return {}
-    count = inputs.samples.num_at_hand
-    half = max(1, count // 2)
-    return varying(inputs.arrays(range(min(half, 4))), inputs.arrays(range(half, min(count, half + 4))))
+    return varying([inputs.arrays([row]) for row in example_rows(inputs.samples)])
 
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:

@@ -143,17 +143,17 @@ def with_entries(content: Content, changed: Mapping[Key, Any]) -> Content:
     return type(content)(entries.values()) if isinstance(content, tuple | list) else entries[None]
 
 
-def varying(first: Arrays, second: Arrays) -> dict[str, dict[int, str]]:
-    """Names for the dimensions in which two batches differ; those of equal sizes in both share a name.
+def varying(batches: Sequence[Arrays]) -> dict[str, dict[int, str]]:
+    """Names for the dimensions in which batches differ; those of equal sizes in each share a name.
 
     Two-dimensional inputs of whole numbers are tokens.
     """
     dynamic: dict[str, dict[int, str]] = {}
-    names: dict[tuple[int, int], str] = {}
-    for name, array in first.items():
+    names: dict[tuple[int, ...], str] = {}
+    for name, array in batches[0].items():
         is_tokens = array.ndim == 2 and array.dtype.kind in "iu"
-        for axis, sizes in enumerate(zip(array.shape, second[name].shape, strict=True)):
-            if axis > 0 and sizes[0] != sizes[1]:
+        for axis, sizes in enumerate(zip(*(batch[name].shape for batch in batches), strict=True)):
+            if axis > 0 and len(set(sizes)) > 1:
                 new = "tokens" if is_tokens and "tokens" not in names.values() else f"{name}_{axis}"
                 dynamic.setdefault(name, {})[axis] = names.setdefault(sizes, new)
     return dynamic

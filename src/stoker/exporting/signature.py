@@ -140,6 +140,8 @@ class About:
         labels: class names by output.
         metrics: measured values, such as {"test/accuracy": 0.93}.
         source: origin of the model.
+        notes: remarks for its users.
+        takes_prepared: whether inputs are samples as a job's data source prepares them, or as it stores them.
         limit: largest allowed difference from the original's answers, relative to the largest value.
     """
 
@@ -150,4 +152,6 @@ class About:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     source: ArtifactSource | None = None
+    notes: Sequence[str] = ()
+    takes_prepared: bool | None = None
     limit: float = LIMIT

@@ -87,6 +87,8 @@ class Manifest:
     that they gave (`out.NAME`); a service asks for these before it answers anyone. Outputs that have a named dimension
     of a padded input are cut back to what was asked. `labels` names the classes of an output, by the output's name.
     `proved_on` is the CPU or GPU the proofs hold for. `notes` say in words what to know of how it was made.
+    `takes_prepared` says whether inputs are samples as the job's data source prepares them, or as it stores them; None
+    for models of no job, and in manifests of before 2026-11-26.
     """
 
     schema: ClassVar[int] = 1
@@ -103,6 +105,7 @@ class Manifest:
     metrics: dict[str, float] = field(default_factory=dict)
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()
+    takes_prepared: bool | None = None
     proved_on: str
     source: ArtifactSource
     libraries: dict[str, str] = field(default_factory=dict)
