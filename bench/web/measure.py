@@ -235,13 +235,13 @@ def event_to_screen(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
     return {"event_to_frame_s": spread(times)}
 
 
-def cost(browser: Any, folder: Path, seconds: float) -> dict[str, Any]:
-    """CPU time of the server while a real training is watched by three pages, over that of the training."""
+def cost(browser: Any, folder: Path, seconds: float, threads: int) -> dict[str, Any]:
+    """CPU time of the server while three pages watch a training on so many threads, over that of the training."""
     job = Path(__file__).parent / "watched_job.py"
     process, port, _ = served(str(folder), cache=folder.parent / "cache")
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
         "STOKER_RUNS": str(folder),
         "STOKER_CACHE": str(folder.parent / "cache"),
     }
@@ -277,6 +277,7 @@ def cost(browser: Any, folder: Path, seconds: float) -> dict[str, Any]:
     server_s, training_s = after[0] - before[0], after[1] - before[1]
     return {
         "pages": 3,
+        "training_threads": threads,
         "watched_s": after[2] - before[2],
         "server_cpu_s": server_s,
         "training_cpu_s": training_s,
@@ -297,7 +298,8 @@ def main() -> None:
         "thousand_runs": lambda browser, folder: thousand_runs(browser, folder, options.repeats),
         "million_points": lambda browser, folder: million_points(browser, folder, options.repeats),
         "event_to_screen": lambda browser, folder: event_to_screen(browser, folder, options.repeats),
-        "cost": lambda browser, folder: cost(browser, folder, options.seconds),
+        "cost": lambda browser, folder: cost(browser, folder, options.seconds, 1),
+        "cost_all_cores": lambda browser, folder: cost(browser, folder, options.seconds, os.cpu_count() or 1),
     }
     document: dict[str, Any] = {"command": "python -m bench.web.measure", "cores": os.cpu_count()}
     if options.out is not None and options.out.exists():
