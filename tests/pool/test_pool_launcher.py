@@ -305,9 +305,21 @@ def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) 
 def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> None:
     """A job that fails by itself, and one that was stopped, end there."""
     handle, lease = started(pool)
-    lease |= {"state": "closed", "reason": reason}
+    lease |= {"state": "closed", "reason": reason, "closed_by": lease["renter"]}
     assert LAUNCHER.state(handle).phase == phase
     assert len(pool.leases) == 1
+
+
+@pytest.mark.parametrize("reason", ["finished", "stopped: asked"])
+@pytest.mark.parametrize("verify", ["none", "100%"])
+def test_an_agents_words_neither_finish_nor_stop_a_run(pool, tmp_path, reason, verify) -> None:
+    """Without results a run is not finished, and only its renter stops it."""
+    handle, lease = started(pool, options={"verify": verify})
+    commit(pool, lease, tmp_path, 10)
+    judged(lease, True)
+    lease |= {"state": "closed", "reason": reason, "closed_by": "e" * 64}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
 
 
 def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
@@ -320,7 +332,7 @@ def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
     again = LAUNCHER.start(submission(), print)
     assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
     assert again["first"] == 1
-    pool.leases[f"{handle['job']}.1"] |= {"state": "closed", "reason": "stopped: asked"}
+    LAUNCHER.stop(again)
     other = replace(submission().code, files=(TreeFile.of_bytes("job.py", b"def job(): 1\n"),))
     LAUNCHER.start(submission(code=other), print)
     assert len(pool.of(on.Opened)[-1].inputs) == 1

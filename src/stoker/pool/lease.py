@@ -127,6 +127,7 @@ class Lease:
         unsigned: (index, running_s) of beats that nobody co-signed yet.
         paid_index, paid_s: last beat that was co-signed, and its seconds.
         reason: why it was closed: `finished`, `lost`, or what who closed it said.
+        closed_by: key that closed it.
         outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
     """
@@ -166,6 +167,7 @@ class Lease:
     challenges: tuple[Challenge, ...] = ()
     result: str = ""
     reason: str = ""
+    closed_by: str = ""
     outcome: Literal["", "slashed", "refunded"] = ""
     ended_by: str = ""
     inputs: tuple[str, ...] = ()

@@ -316,7 +316,7 @@ class _PoolRun:
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
         if _is_wrong(last):
             return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
-        if reason.startswith("finished") or last["result"]:
+        if last["result"]:
             waiting = [lease for lease in leases if _waits_for_replays(lease)]
             if waiting:
                 return LaunchState(phase="saving", why="the results are there; blocks are being replayed",
@@ -325,7 +325,7 @@ class _PoolRun:
                 return self._next(leases, restarts, problem)
             return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
                                restarts=restarts, at=_now())  # fmt: skip
-        if reason.startswith("stopped"):
+        if _is_stopped(last):
             return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
         if reason.startswith("failed"):
@@ -561,6 +561,11 @@ def _num_good(lease: Mapping[str, Any]) -> int:
     return len(lease["commitments"])
 
 
+def _is_stopped(lease: Mapping[str, Any]) -> bool:
+    """Whether the renter stopped it: an agent may give any reason."""
+    return str(lease["reason"]).startswith("stopped") and lease["closed_by"] == lease["renter"]
+
+
 def _is_judged(lease: Mapping[str, Any]) -> bool:
     """Whether a lease with an unequal replay is settled one way or the other."""
     return bool(lease["outcome"]) or lease["state"] == "final"
@@ -663,7 +668,7 @@ def _first_of(leases: list[dict[str, Any]]) -> int:
     """Number of the first lease of the present start: after the last one that finished or was stopped."""
     first = 0
     for number, lease in enumerate(leases[:-1]):
-        if lease["result"] or str(lease["reason"]).startswith(("stopped", "failed")):
+        if lease["result"] or _is_stopped(lease) or str(lease["reason"]).startswith("failed"):
             first = number + 1
     return first
 

@@ -508,7 +508,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
 
 def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     """The meter stops: money that is not needed any more goes back, the offer is free, the agent's record grows."""
-    lease = replace(lease, closed_s=event.received_s, ended_by=event.hash)
+    lease = replace(lease, closed_s=event.received_s, closed_by=event.actor, ended_by=event.hash)
     listed = state.offers.get(lease.offer_id)
     records: tuple[tuple[str, Record], ...] = ()
     if lease.accepted_s:
