@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -176,11 +177,11 @@ def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> 
     assert (opened.forecast.raw_hours, opened.forecast.job) == (1.0, "a job")
 
 
-def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool, tmp_path) -> None:
-    """The next lease names the block to go on from, and pays no more than what is left of the time."""
+def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_path) -> None:
+    """The next lease names the block to go on from, and pays no more than what is left; the agent may come back."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 600}
+    lease |= {"state": "closed", "reason": "lost", "running_s": 600, "closed_s": time.time() - 100}
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)
     opened = pool.of(on.Opened)[1]
@@ -188,8 +189,33 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool
     assert opened.forecast.hours == pytest.approx(3000 / 3600)
     assert lease["commitments"][1]["blob"] in opened.inputs
     assert "update 20" in state.why
-    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost"}
-    assert LAUNCHER.state(handle).phase == "queued", "every agent was lost, and one was asked again"
+    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert pool.of(on.Opened)[2].offer_id == "cheap", "one cut of the line, and an agent is never asked again"
+
+
+def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
+    """Offers that lack a package do not use up the leases of a run within minutes."""
+    handle, lease = started(pool)
+    pool.offers.pop("dear")
+    for number, rest_s in enumerate((60, 120, 240)):
+        lease |= {"state": "closed", "reason": "refused: no numpy", "closed_s": time.time() - rest_s + 30}
+        assert LAUNCHER.state(handle).phase == "queued"
+        lease["closed_s"] -= 31
+        assert LAUNCHER.state(handle).phase == "requeued"
+        lease = pool.leases[f"{handle['job']}.{number + 1}"]
+
+
+def test_the_most_leases_are_the_most_for_a_start_as_well(pool) -> None:
+    """A lease that nobody would ever look at again is not opened."""
+    handle, lease = started(pool)
+    for number in range(1, 100):
+        pool.leases[f"{handle['job']}.{number}"] = {**lease, "lease_id": f"{handle['job']}.{number}"}
+    for one in pool.leases.values():
+        one |= {"state": "closed", "reason": "stopped: asked", "closed_by": one["renter"]}
+    with pytest.raises(PlaceFailed, match="has had 100 leases"):
+        LAUNCHER.start(submission(), print)
+    assert len(pool.leases) == 100
 
 
 @pytest.mark.parametrize("settled", ["slashed", "final"])

@@ -69,6 +69,10 @@ _LOG = "events.jsonl"
 _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOST_LEASES = 100
+_REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
+"""An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
+_LOST_S = 1800.0
+"""So long after an agent was lost, others are asked before it [s]."""
 _NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
 _MOST_KEPT_BYTES = 4 << 20
 
@@ -242,6 +246,9 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     }  # fmt: skip
     if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
         return {**handle, "first": _first_of(before), "sent_bytes": 0}
+    if len(before) >= _MOST_LEASES:
+        raise PlaceFailed(f"the run {submission.run} has had {len(before)} leases, the most that one has",
+                          remedy="Give the run another name.")  # fmt: skip
     blobs = _blobs(client, job)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
@@ -350,15 +357,15 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
-        avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
+        avoided = {str(lease["agent"]) for lease in leases if _is_wrong(lease)}
         if leases[-1]["result"] and self._resumes_from(leases[-1]) not in _poisoned(leases, self.order):
             avoided.add(str(leases[-1]["agent"]))  # what it called its results was none
-        refused = {
-            str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))
-        }
+        avoided |= _resting(leases, time.time())
+        lost = {str(lease["agent"]) for lease in leases
+                if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S}  # fmt: skip
         order = self.continued(self.order(leases[0]), leases)
         try:
-            lease_id = self.open(order, len(leases), avoided, left_s, refused)
+            lease_id = self.open(order, len(leases), avoided, left_s, lost)
         except BadJob as problem:
             return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
@@ -392,9 +399,9 @@ class _PoolRun:
 
     def open(
         self, order: PoolOrder, number: int, avoided: AbstractSet[str], limit_s: float,
-        refused: AbstractSet[str] = frozenset(),
+        lost: AbstractSet[str] = frozenset(),
     ) -> str:  # fmt: skip
-        """Open lease number `number` with the best free offer; its name.
+        """Open lease number `number` with the best free offer, of an agent in `lost` only if there is no other; its name.
 
         Raises:
             PlaceFailed: there is none.
@@ -403,9 +410,10 @@ class _PoolRun:
         """
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
-        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided | refused)
+        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
+        offers.sort(key=lambda one: one.listed.agent in lost)  # stable: otherwise as they were ranked
         if not offers:
-            raise PlaceFailed("the pool has no free offer that is not known to fail",
+            raise PlaceFailed("the pool has no free offer but those that failed, or are tried again later",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         match, limit_s = self._affordable(offers, limit_s, checked, terms)
@@ -624,6 +632,17 @@ def _ranked_offers(
     ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: terms.forecasts.get(word, flat),
                           most=len(usable))  # fmt: skip
     return list(ranking.matches)
+
+
+def _resting(leases: list[dict[str, Any]], now_s: float) -> set[str]:
+    """Offers that are not asked yet: a minute after a lease, twice as long after each one in a row without a block."""
+    until_s, rest_s = dict[str, float](), dict[str, float]()
+    for lease in leases:
+        offer = str(lease["offer_id"])
+        rest_s[offer] = _REST_S if lease["commitments"] else min(_MOST_REST_S, 2 * rest_s.get(offer, _REST_S / 2))
+        is_over = lease["closed_by"] == lease["delegate"] and lease["commitments"]  # deposit or time, and no failure
+        until_s[offer] = 0.0 if is_over and lease["reason"] != "lost" else float(lease["closed_s"]) + rest_s[offer]
+    return {offer for offer, rested_s in until_s.items() if now_s < rested_s}
 
 
 def _raw_hours(forecast: RunForecast | str | None) -> float:
