@@ -28,8 +28,15 @@ def link(state, update, cheat=""):
     return hashlib.sha256(state + update.to_bytes(8, "little") + cheat.encode()).digest()
 
 
-def save(store, state, updates):
-    """Write a checkpoint; its manifest."""
+def plan(total):
+    """The part of a plan that says how long the job is, as JSON."""
+    return json.dumps({"candidates": [{"forecast": {"total_updates": total}}]})
+
+
+def save(store, state, updates, verdict=None):
+    """Write a checkpoint; its manifest. `verdict`: why the run ends early."""
+    course = {"is": "dict", "of": [["judged", updates], ["verdict", verdict]]}
+    skeleton = {"progress": {"is": "dict", "of": [["course", course]]}}
 
     def files(folder):
         save_file({"w": np.frombuffer(state, np.uint8).copy()}, folder / "model.safetensors")
@@ -37,7 +44,7 @@ def save(store, state, updates):
     path = store.write(
         checkpoint_name(Position(samples=updates, updates=updates)), files,
         lambda digests: CheckpointManifest(spec_digest=SPEC, position=Position(samples=updates, updates=updates),
-                                           stoker_version="", torch_version="", files=digests, skeleton={}),
+                                           stoker_version="", torch_version="", files=digests, skeleton=skeleton),
     )  # fmt: skip
     return store.named(path.name)[1]
 
@@ -64,6 +71,7 @@ def train(words):
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     store, state, updates = begun(run)
     (run / "run.json").write_text("{}")
+    (run / "plan.json").write_text(plan(total))
     (run / "link").unlink(missing_ok=True)
     (run / "link").symlink_to("/etc/hostname")
     saved = time.monotonic()

@@ -23,7 +23,7 @@ from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore
 from stoker.testing import LauncherConformance
-from tests.pool.counting import save
+from tests.pool.counting import plan, save
 from tests.pool.fake_pool import FakePool
 
 KEY, JOB = "c" * 64, "digits-1a2b3c"
@@ -105,13 +105,16 @@ def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]
     return handle, lease
 
 
-def commit(pool: Pool, lease: dict[str, Any], tmp_path, *updates: int) -> None:
-    """Blocks of a lease, each with a checkpoint and a log."""
+def commit(
+    pool: Pool, lease: dict[str, Any], tmp_path, *updates: int, total: int | None = None, verdict: str | None = None
+) -> None:
+    """Blocks of a lease, each with a checkpoint and a log, of a job of `total` updates, or as many as there are."""
     for update in updates:
         run = tmp_path / f"run-{lease['lease_id']}-{update}"
         run.mkdir()
         (run / "events.jsonl").write_text("".join(f'{{"update": {n}}}\n' for n in range(update)))
-        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update)
+        (run / "plan.json").write_text(plan(total or max(updates)))
+        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update, verdict)
         pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
         blob = pool.put_blob(tmp_path / "tree")
         order = read_order((pool.folder / lease["order"]).read_bytes())
@@ -327,6 +330,34 @@ def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) 
     assert pool.of(on.Opened)[-1].offer_id == "dear"
 
 
+@pytest.mark.parametrize("is_heir", [False, True])
+def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> None:
+    """An agent that makes a few updates honestly and says that this was all is not taken at its word."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, total=1000)
+    judged(lease, True, True)
+    result = lease["commitments"][-1]["blob"]
+    if is_heir:
+        lease |= {"state": "closed", "reason": "lost"}
+        LAUNCHER.state(handle)
+        lease = pool.leases[f"{handle['job']}.1"]
+    lease |= {"state": "closed", "reason": "finished", "result": result}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "requeued"
+    assert "ended at update 20 of 1,000" in state.why
+    assert pool.of(on.Opened)[-1].offer_id != lease["offer_id"]
+    assert result in pool.of(on.Opened)[-1].inputs
+
+
+def test_a_run_that_ended_early_by_its_own_rule_is_finished(pool, tmp_path) -> None:
+    """The verdict is part of the state that was committed, and so of what replays compare."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, total=1000, verdict="no better since update 10")
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["blob"]}
+    assert LAUNCHER.state(handle).phase == "finished"
+
+
 @pytest.mark.parametrize(("reason", "phase"), [("failed: lr is wrong", "failed"), ("stopped: asked", "stopped")])
 def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> None:
     """A job that fails by itself, and one that was stopped, end there."""
@@ -374,6 +405,13 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     handle, lease = started(pool)
     lease |= {"state": "closed", "reason": "lost", "running_s": 3600}
     assert LAUNCHER.state(handle).phase == "failed"
+
+
+def test_a_length_in_seconds_is_not_checked(pool) -> None:
+    """Where each machine makes another number of updates, no replay says whether the run is whole."""
+    job = SimpleNamespace(until=SimpleNamespace(unit="seconds"))
+    with pytest.raises(BadJob, match="given in seconds"):
+        LAUNCHER.with_forecasts(job, None, submission(), print)
 
 
 def test_a_weaker_isolation_than_asked_for_is_not_taken(pool) -> None:

@@ -63,6 +63,7 @@ from stoker.units import format_bytes, format_seconds, parse_duration, parse_mon
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
+    from stoker.records import CheckpointManifest
 
 _MOST_HOME_BYTES = 1 << 40
 _LOG = "events.jsonl"
@@ -192,11 +193,18 @@ def offers(request: Request) -> tuple[Offer, ...]:
 
 
 def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
-    """The submission with the run's forecast on each kind of device that is offered."""
+    """The submission with the run's forecast on each kind of device that is offered.
+
+    Raises:
+        BadJob: blocks are to be replayed, and how many updates the job has depends on the machine.
+    """
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
     from stoker.pool.forecasting import job_forecasts  # noqa: PLC0415 - likewise
 
     terms = Terms.of(submission.options)
+    if terms.verify and job.until.unit == "seconds":
+        raise BadJob("the job's length is given in seconds, so that a replay would have another one",
+                     remedy="Give until=… in epochs, samples or updates; or --verify none.")  # fmt: skip
     client = _client(terms)
     words = sorted({forecast_word(one.listed) for one in _ranked_offers(client, submission.target, terms)})
     if submission.time_limit_s is None and words:
@@ -401,7 +409,9 @@ class _PoolRun:
         self, order: PoolOrder, number: int, avoided: AbstractSet[str], limit_s: float,
         lost: AbstractSet[str] = frozenset(),
     ) -> str:  # fmt: skip
-        """Open lease number `number` with the best free offer, of an agent in `lost` only if there is no other; its name.
+        """Open lease number `number` with the best free offer; its name.
+
+        An offer of an agent in `lost` is taken only if there is no other.
 
         Raises:
             PlaceFailed: there is none.
@@ -477,15 +487,33 @@ class _PoolRun:
                 files = {file.name: file.sha256 for file in manifest.files}
                 if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
                     continue
-                if not commitments and kept.get(name) == index.digests()[name]:
-                    return ""  # all updates were made before this lease
+                if (
+                    not commitments and kept.get(name) == index.digests()[name]
+                ):  # all updates were made before this lease
+                    return self._shortage(lease, manifest)
                 previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
                 head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
                 if commitments and head == commitments[-1]["state"]:
-                    return ""
-        except (ValueError, BadRun) as problem:
+                    return self._shortage(lease, manifest)
+        except (ValueError, TypeError, LookupError, BadRun) as problem:
             return f"the results of {lease['lease_id']} cannot be read: {problem}"
         return f"the results of {lease['lease_id']} are not what it committed to"
+
+    def _shortage(self, lease: dict[str, Any], manifest: CheckpointManifest) -> str:
+        """How many updates a last state lacks, as words; "" if none, or if the run was ended early.
+
+        The job's length stands in the plan of each block, where replays hold it against the job: that of a block which
+        was replayed is taken, if there is one. An early end is part of the state that was committed.
+        """
+        equal = [int(one["block"]) for one in lease["challenges"] if one["equal"] is True]
+        blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
+        blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
+        plan = json.loads(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
+        total, updates = int(plan["candidates"][0]["forecast"]["total_updates"]), manifest.position.updates
+        course = _member(manifest.skeleton.get("progress"), "course")
+        if updates >= total or _member(course, "verdict") is not None:
+            return ""
+        return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
 
     def _newest(self) -> str:
         """The index with the newest state of the run: results, else the last block that nothing speaks against."""
@@ -544,6 +572,11 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
         good = sum(one["equal"] is True for one in lease["challenges"])
         words += f", {good} of {len(lease['challenges'])} replays equal"
     return words
+
+
+def _member(packed: Any, name: str) -> Any:
+    """What a dictionary has under a name, as a checkpoint's manifest keeps it; None: nothing."""
+    return dict(packed["of"]).get(name) if packed is not None else None
 
 
 def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
