@@ -44,9 +44,9 @@ from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
+from stoker.pool.lease import VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
-from stoker.pool.watch import VERDICT_S
 from stoker.records import Device
 from stoker.records.codec import digest, printable
 from stoker.units import format_seconds
@@ -517,7 +517,7 @@ def replay_lease(
             before = Block(
                 block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
             )
-        # A verdict counts for so long, as in `watch.verdict_time`: what takes longer is of no use, and may be malice.
+        # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
         most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
         host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
         box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,

@@ -199,9 +199,12 @@ def replay_fee(lease: Lease) -> int:
     return pay_for(lease.payable_s, lease.rate_per_hour) // max(1, len(lease.commitments))
 
 
-def free_for_fees(lease: Lease, held: int) -> int:
-    """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits]."""
-    promised = sum(challenge.fee for challenge in lease.open_challenges)
+def free_for_fees(lease: Lease, held: int, now_s: float) -> int:
+    """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits].
+
+    A verifier whose time is over is promised nothing any more.
+    """
+    promised = sum(challenge.fee for challenge in lease.challenges if lease.is_in_time(challenge, now_s))
     return max(0, held - pay_for(lease.payable_s, lease.rate_per_hour) - promised)
 
 

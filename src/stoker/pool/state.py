@@ -558,7 +558,7 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
     if same:
         raise Refused(f"{escrow.short(body.verifier)} was asked for block {body.block} before")
-    free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0])
+    free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
         raise Refused(f"the fee of {credits_text(body.fee)} is not covered: {credits_text(free)} are free for replays")
     challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s)
@@ -577,7 +577,9 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
     given = replace(asked, equal=body.equal, evidence=body.evidence)
     challenges = tuple(given if one is asked else one for one in lease.challenges)
-    fee = min(asked.fee, state.held(lease.lease_id)[0])
+    held = state.held(lease.lease_id)[0]
+    is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what nobody else is promised
+    fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
     record = state.record_of(body.verifier)
     return Change(
         lease=replace(after, challenges=challenges),
@@ -641,7 +643,8 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
         if any(lease.unequal(one.block) for one in lease.challenges):
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
     records: list[tuple[str, Record]] = []
-    if any(one.equal for one in lease.challenges) and lease.state == "closed":
+    is_cleared = all(len(lease.equal(block)) > len(lease.unequal(block)) for block in lease.unequal_blocks)
+    if any(one.equal for one in lease.challenges) and is_cleared:
         record = state.record_of(lease.agent)
         records.append((lease.agent, replace(record, passed=record.passed + 1)))
     records += _contradicted(state, lease, is_right=True)
