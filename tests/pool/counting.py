@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from stoker.records import CheckpointManifest, Position
-from stoker.records.codec import to_json
+from stoker.records import Candidate, CheckpointManifest, Decision, Estimate, Forecast, Plan, Position
+from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore, checkpoint_name
 
 SPEC = "5" * 64
@@ -29,8 +29,12 @@ def link(state, update, cheat=""):
 
 
 def plan(total):
-    """The part of a plan that says how long the job is, as JSON."""
-    return json.dumps({"candidates": [{"forecast": {"total_updates": total}}]})
+    """The record of a plan for a job of `total` updates, as JSON."""
+    none = Estimate(value=0.0, low=0.0, high=0.0, unit="s", basis="unknown")
+    forecast = Forecast(step_s=none, samples_per_s=none, evaluate_s=none, checkpoint_s=none, total_s=none,
+                        peak_bytes=none, total_samples=total, total_updates=total)  # fmt: skip
+    chosen = Candidate(device="cpu", plan=Plan(device="cpu", micro_batch=1), forecast=forecast, memory_bytes=1)
+    return dumps(Decision(device="cpu", candidates=(chosen,), rejected=(), explanation=(), took_s=0.0))
 
 
 def save(store, state, updates, verdict=None):

@@ -42,14 +42,14 @@ from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
 from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remove_tree
+from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, printable
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 OFFER_S = 120.0
 """An offer lapses so long after it was made last, unless it is made again [s]."""
@@ -389,8 +389,10 @@ class Agent:
         if other:
             self.tell(f"the job was tried with other versions: {', '.join(other[:5])}")
         free = shutil.disk_usage(self.folder).free
-        if free < self.lending.limits.disk_bytes:
-            raise BadJob(f"the disk of this agent is full: {free:,} bytes are free")
+        needed = self.lending.limits.disk_bytes + LEAST_FREE_BYTES
+        if free < needed:
+            raise BadJob(f"the disk of this agent is full: {format_bytes(free)} are free, {format_bytes(needed)} are "
+                         "needed")  # fmt: skip
 
     def _adopt(self) -> None:
         """Take up a lease that this agent held before it was killed; what no lease is for is removed.

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob, BadRun, PlaceFailed
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
@@ -208,7 +208,7 @@ class JobBox:
         """Write a file of `launch/` in the run's directory, where the job may have put links in its place.
 
         Raises:
-            PlaceFailed: the job has replaced the folder.
+            BadRun: the job has replaced the folder.
         """
         with self._launch() as folder:
             with suppress(FileNotFoundError):
@@ -232,13 +232,13 @@ class JobBox:
                 os.mkdir("launch", dir_fd=run)
             folder = os.open("launch", flags, dir_fd=run)
         except OSError as error:
-            raise PlaceFailed(f"the job has put something else in the place of launch/: {error.strerror}") from error
+            raise BadRun(f"the job has put something else in the place of launch/: {error.strerror}") from error
         finally:
             os.close(run)
         try:
             yield folder
         except OSError as error:
-            raise PlaceFailed(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
+            raise BadRun(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
         finally:
             os.close(folder)
 
