@@ -295,6 +295,28 @@ def test_results_that_the_pool_has_no_room_for_are_sent_again(job: Job, pool: Sl
     assert pool.leases["job.0"]["reason"] == "finished"
 
 
+def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: SlowPool) -> None:
+    """Of a lease that is checked only what was committed is paid; what is on its way counts, and so do long blocks."""
+    job._is_checked = True
+    save(job, 10)
+    until(lambda: job.tick() or pool.of(on.Committed))
+    job._began -= 899
+    job.tick()
+    assert not job.is_over
+    job._began -= 10
+    job.tick()
+    assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
+
+
+def test_results_of_a_checked_job_without_a_commitment_are_not_sent(job: Job, pool: SlowPool) -> None:
+    """A job that removes its checkpoints at the end does not have its results for five minutes' pay."""
+    job._is_checked = True
+    end(job)
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"].startswith("failed: it ended without a checkpoint")
+    assert not pool.of(on.Finished)
+
+
 def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tmp_path: Path) -> None:
     """An owner who comes back while code is fetched does not get a job started afterwards."""
     may_go_on, isolation = threading.Event(), Nowhere()

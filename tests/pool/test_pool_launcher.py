@@ -15,7 +15,8 @@ from stoker.pool import events as on
 from stoker.pool import renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.commitment import chain_head
-from stoker.pool.job_box import PoolOrder, read_order
+from stoker.pool.isolation import Host, Limits
+from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.renting import Terms
@@ -433,6 +434,24 @@ def test_secrets_and_images_are_refused_with_the_reason(pool) -> None:
         LAUNCHER.start(submission(image="x"), print)
     with pytest.raises(BadJob, match="outside of the job's folder"):
         LAUNCHER.start(submission(expected=("/data/x",)), print)
+
+
+def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
+    """`--checkpoint-every` is the length of a block, `--memory` the most, unless the agent has less."""
+    words = ("--checkpoint-every", "120.0", "--memory", "1GiB")
+    started(pool, arguments=words)
+    order = read_order((pool.folder / pool.of(on.Opened)[0].order).read_bytes())
+    assert order.block_s == 120
+    for own_gib, megabytes in ((64, 1024), (1, 819)):
+        box = JobBox(tmp_path / f"{own_gib}", order)
+        box.run.mkdir(parents=True)
+        limits = Limits(memory_bytes=own_gib << 30, cores=1, disk_bytes=1)
+        box.training(Host(isolation=None, limits=limits))
+        sent = json.loads((box.run / "launch" / "order.json").read_text())["arguments"]
+        assert sent[-4:] == ["--checkpoint-every", "120", "--memory", f"{megabytes}MiB"]
+    for options, every in (({"block": "60s"}, "120"), ({}, "600")):
+        with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
+            LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import VERDICT_S
+from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
@@ -354,6 +354,9 @@ class Agent:
             self._require_fair(lease)
             order = job.read_order()
             self._require_possible(order)
+            if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
+                raise BadJob(f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
+                             "last commitment are paid")  # fmt: skip
             self.client.post(on.Accepted(lease_id=lease_id))
         except Exception as problem:  # whatever a renter sends, the agent goes on
             if is_passing(problem):
@@ -428,7 +431,7 @@ class Agent:
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
         return self.job_type(
             str(lease["lease_id"]), str(lease["order"]), self.folder / "leases" / str(lease["lease_id"]), self.client,
-            host=self.host, beat_s=self.lending.beat_s, tell=self.tell,
+            host=self.host, beat_s=self.lending.beat_s, tell=self.tell, is_checked=float(lease["check_fraction"]) > 0,
         )  # fmt: skip
 
     def _others_cpu_s(self) -> float:

@@ -29,10 +29,12 @@ from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
+from stoker.pool.lease import UNCOMMITTED_S
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
 from stoker.store.foreign_files import read_below
+from stoker.units import format_seconds
 
 MOST_STATE_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
@@ -42,6 +44,8 @@ _MOST_TRIES = 5
 _FETCH_TRIES, _RETRY_S = 60, 10.0
 """Tries to fetch what a job needs while the pool does not answer, and time between two [s]."""
 _MOST_OUTPUT_BYTES = 4096
+_MOST_UNPAID = 3
+"""A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
 
 
@@ -129,6 +133,7 @@ class LeasedJob:
         host: where the job runs, and what it may take.
         beat_s: time between beats [s].
         tell: receives a line of text about each step.
+        is_checked: whether only what was committed is paid; see `Lease.payable_s`.
 
     Attributes:
         is_over: nothing is left to do for the lease.
@@ -146,11 +151,12 @@ class LeasedJob:
         host: Host,
         beat_s: float = 10.0,
         tell: Callable[[str], None] = lambda _: None,
+        is_checked: bool = False,
     ) -> None:
         self.lease_id, self.is_over = lease_id, False
         self._order_digest, self._folder, self._client = order_digest, folder, client
         self._host = host
-        self._beat_s, self._tell = beat_s, tell
+        self._beat_s, self._tell, self._is_checked = beat_s, tell, is_checked
         self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
         self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
         self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
@@ -163,6 +169,7 @@ class LeasedJob:
         self._ended_s: float | None = None
         self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
         self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
+        self._committed_ran_s = 0
         self._seen: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
         self._upload: _Upload | None = None
@@ -196,7 +203,7 @@ class LeasedJob:
             ran_s: time that the job ran before [s].
             blocks: what was committed before.
         """
-        self._beat_index, self._ran_before_s = beats, ran_s
+        self._beat_index, self._ran_before_s, self._committed_ran_s = beats, ran_s, int(ran_s)
         self._take_over(blocks, order)
 
         def prepare() -> None:
@@ -290,6 +297,9 @@ class LeasedJob:
         if self._process is None:
             return
         has_ended = self._process.poll() is not None
+        if problem := self._unpaid():
+            self._close(problem)
+            return
         if has_ended and self._ended_s is None:
             self._ended_s = time.monotonic()
         if self._sends_blocks(is_last=has_ended) and has_ended:
@@ -355,6 +365,18 @@ class LeasedJob:
                                   samples=self._samples, state=self._previous))  # fmt: skip
         self._beat_index += 1
 
+    def _unpaid(self) -> str:
+        """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
+
+        What is on its way is waited for; so is a job whose blocks were long so far.
+        """
+        if not self._is_checked or self._upload is not None or self._kept is not None:
+            return ""
+        block_s = self._committed_ran_s / max(1, self._num_blocks)
+        if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
+            return ""
+        return f"refused: it has saved nothing for {format_seconds(self.running_s - self._committed_ran_s)}"
+
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""
         upload = self._upload
@@ -409,7 +431,7 @@ class LeasedJob:
                 self._note(refused, place)
                 raise
             self._num_blocks, self._previous, self._update = block.block + 1, block.state, block.update
-            self._committed_at = time.monotonic()
+            self._committed_at, self._committed_ran_s = time.monotonic(), self.running_s
         self._seen, self._kept = place, None
 
     def _note(self, refused: on.Refused, place: tuple[int, int] | None) -> None:
@@ -433,6 +455,9 @@ class LeasedJob:
         elif self._process.exceeded:
             self._close(f"failed: {self._process.exceeded}")
         elif state is not None and state.phase == "finished":
+            if self._is_checked and not self._previous and not self.order.resume:
+                self._close("failed: it ended without a checkpoint that could be committed")
+                return
             self._send_results()
         elif self._leaving:
             self._close(self._leaving)

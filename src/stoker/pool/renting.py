@@ -41,9 +41,9 @@ from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
-from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order
+from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import MOST_COMMITMENTS
+from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import (
     ISOLATIONS,
@@ -222,8 +222,8 @@ def script(submission: Submission) -> str:
     lines = [f"# {submission.run} at {submission.target.text}"]
     lines += [f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles]
     lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
-    lines.append(f"# blocks of {format_seconds(terms.block_s)}, {terms.verify:.0%} of them replayed by others; "
-                 f"isolation {terms.isolation} or stronger")  # fmt: skip
+    block = format_seconds(_block_s(submission, terms))
+    lines.append(f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; isolation {terms.isolation} or stronger")  # fmt: skip
     if submission.secrets:
         lines.append(f"# refused: secrets {', '.join(submission.secrets)} would be readable by the owner")
     lines.append(" ".join(["stoker train", submission.job_file, *submission.arguments]))
@@ -240,6 +240,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     assert client.key is not None
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
     before = _leases(client, job)
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
         raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -260,13 +261,29 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     blobs = _blobs(client, job)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
-    block_s = max(terms.block_s, submission.time_limit_s / (MOST_COMMITMENTS - 10))
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
     run = _PoolRun(client, handle, blobs)
     order = run.continued(order, before)
     lease_id = run.open(order, len(before), set(), submission.time_limit_s)
     tell(f"opened the lease {lease_id}")
     return {**handle, "sent_bytes": sent}
+
+
+def _block_s(submission: Submission, terms: Terms) -> float:
+    """Time between commitments [s]: a checkpoint is saved for each, so that it is that of `--checkpoint-every` as well.
+
+    Raises:
+        BadJob: that differs from `--place-option block`, or is longer than an agent works for without a commitment.
+    """
+    every = value_of(submission.arguments, "--checkpoint-every")
+    block_s = terms.block_s if every is None else float(every)
+    if "block" in submission.options and block_s != terms.block_s:
+        raise BadJob(f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
+                     "checkpoint ends a block", remedy="Leave one of them out.")  # fmt: skip
+    if terms.verify and block_s > UNCOMMITTED_S:
+        raise BadJob(f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
+                     "last one, and takes no longer blocks", remedy="Save more often, or --verify none.")  # fmt: skip
+    return block_s
 
 
 def state(handle: Handle) -> LaunchState:
