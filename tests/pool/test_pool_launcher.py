@@ -145,6 +145,12 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert lease["agent"] == "cheap"
 
 
+def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_accept(pool) -> None:
+    """A pool takes no deposit for a few seconds, so that offers are not held for nothing."""
+    started(pool, time_limit_s=5.0, options={"verify": "none"})
+    assert pool.of(on.Opened)[0].deposit == pytest.approx(100_000 / 60, abs=1)
+
+
 def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
     """Offers are taken by money and hours until the run is done: ten times the speed for three times the price."""
     pool.offers.clear()

@@ -55,6 +55,7 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
     [
         (opened(deposit=CREDIT // 2), "renter", "0.50 credits are missing"),
         (opened(verify_fraction=0.05, deposit=CREDIT * 3 // 2), "renter", "100 % of it, 0.50 credits are missing"),
+        (opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0)), "renter", "0.008333 credits are"),
         (opened(deposit=11 * CREDIT), "renter", "1.00 credits are missing"),
         (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
         (opened(offer_id="other"), "renter", "is gone"),
@@ -390,3 +391,14 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     if draw.random() < 0.85:  # mostly what the table allows in that state
         acts = [body for body in acts if (lease.state, on.kind_of(body)) in TRANSITIONS] or acts
     return draw.choice(acts)
+
+
+def test_what_was_never_accepted_is_settled_at_once() -> None:
+    """Leases that nobody took do not pile up for the time to dispute."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    book.post(book.renter, opened(window_s=7 * 24 * 3600))
+    book.post(book.agent, on.Closed(lease_id="job", reason="refused: no"))
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.renter) == 10 * CREDIT
+    assert not book.state.unsettled

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.lease import Lease
+from stoker.pool.lease import ACCEPT_S, Lease
 
 FIRST_JOBS = 10
 """Jobs of a provider of which every block is replayed."""
@@ -139,6 +139,11 @@ def is_used_up(lease: Lease, held: int) -> bool:
 def required_deposit(forecast_credits: int, check_fraction: float) -> int:
     """Least deposit for a forecast [micro-credits]: the run, and replaying its share of blocks."""
     return forecast_credits + math.ceil(forecast_credits * check_fraction)
+
+
+def least_deposit(min_s: float, rate_per_hour: int) -> int:
+    """Least deposit whatever the forecast [micro-credits]: the shortest lease, and the time that an offer is held."""
+    return max(pay_for(math.ceil(max(min_s, ACCEPT_S)), rate_per_hour), 1 if rate_per_hour else 0)
 
 
 # ------------------------------------------------------------------------------------------- what moves, event by event

@@ -39,7 +39,7 @@ from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
-from stoker.pool.escrow import pay_for, required_deposit
+from stoker.pool.escrow import least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
@@ -223,7 +223,8 @@ def script(submission: Submission) -> str:
     lines += [f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles]
     lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
     block = format_seconds(_block_s(submission, terms))
-    lines.append(f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; isolation {terms.isolation} or stronger")  # fmt: skip
+    lines.append(f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; "
+                 f"isolation {terms.isolation} or stronger")  # fmt: skip
     if submission.secrets:
         lines.append(f"# refused: secrets {', '.join(submission.secrets)} would be readable by the owner")
     lines.append(" ".join(["stoker train", submission.job_file, *submission.arguments]))
@@ -450,7 +451,7 @@ class _PoolRun:
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
-        deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
+        deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
         expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,

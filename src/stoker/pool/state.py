@@ -374,7 +374,9 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if body.window_s < rules.least_window_s:
         raise Refused(f"the time to dispute is {body.window_s} s, this pool wants {rules.least_window_s} s at least")
     check = escrow.checked_fraction(body.verify_fraction, state.record_of(listed.agent).passed)
-    least = max(escrow.required_deposit(body.forecast.credits, check), escrow.pay_for(offer.min_s, body.rate_per_hour))
+    least = max(
+        escrow.required_deposit(body.forecast.credits, check), escrow.least_deposit(offer.min_s, body.rate_per_hour)
+    )
     if body.deposit < least:
         raise Refused(
             f"the deposit of {credits_text(body.deposit)} does not cover the forecast: "
@@ -522,6 +524,8 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
         record = state.record_of(lease.agent)
         records = ((lease.agent, replace(record, declined=record.declined + 1)),)
+    if not lease.accepted_s:  # nothing to dispute
+        lease = replace(lease, window_s=0.0)
     return Change(
         lease=lease,
         offer=replace(listed, lease_id="") if listed is not None and listed.lease_id == lease.lease_id else None,
