@@ -354,6 +354,9 @@ def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> No
     assert "ended at update 20 of 1,000" in state.why
     assert pool.of(on.Opened)[-1].offer_id != lease["offer_id"]
     assert result in pool.of(on.Opened)[-1].inputs
+    pool.leases[pool.of(on.Opened)[-1].lease_id] |= {"state": "closed", "reason": "reclaimed: it is needed"}
+    LAUNCHER.state(handle)
+    assert lease["offer_id"] not in {one.offer_id for one in pool.of(on.Opened)[-2:]}, "it was asked again"
 
 
 def test_a_run_that_ended_early_by_its_own_rule_is_finished(pool, tmp_path) -> None:

@@ -265,7 +265,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
     run = _PoolRun(client, handle, blobs)
     order = run.continued(order, before)
-    lease_id = run.open(order, len(before), set(), submission.time_limit_s)
+    lease_id = run.open(order, len(before), _wrong_agents(before), submission.time_limit_s)
     tell(f"opened the lease {lease_id}")
     return {**handle, "sent_bytes": sent}
 
@@ -383,10 +383,11 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
-        avoided = {str(lease["agent"]) for lease in leases if _is_wrong(lease)}
-        if leases[-1]["result"] and self._resumes_from(leases[-1]) not in _poisoned(leases, self.order):
-            avoided.add(str(leases[-1]["agent"]))  # what it called its results was none
-        avoided |= _resting(leases, time.time())
+        poisoned = _poisoned(leases, self.order)
+        avoided = _wrong_agents(leases) | _resting(leases, time.time())
+        avoided |= {
+            str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
+        }  # these were no results
         lost = {str(lease["agent"]) for lease in leases
                 if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S}  # fmt: skip
         order = self.continued(self.order(leases[0]), leases)
@@ -607,6 +608,10 @@ def _is_wrong(lease: Mapping[str, Any]) -> bool:
     """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
     counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
     return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
+
+
+def _wrong_agents(leases: list[dict[str, Any]]) -> set[str]:
+    return {str(lease["agent"]) for lease in leases if _is_wrong(lease)}
 
 
 def _num_good(lease: Mapping[str, Any]) -> int:
