@@ -139,7 +139,7 @@ def test_a_pool_that_starts_again_settles_nothing_at_once() -> None:
 def test_a_lie_about_one_block_does_not_keep_the_others_from_being_checked() -> None:
     """A friend of a cheat who finds an honest block unequal does not end the replays of those that are wrong."""
     book = Book()
-    book.finish(beats=6, blocks=40, verify_fraction=1.0)
+    book.finish(beats=6, blocks=80, verify_fraction=1.0)
     keys = {key.public: key for key in (book.other, book.third, Key.made())}
     for key in keys:
         book.post(book.operator, on.Deposited(account=key, amount=0))
@@ -148,8 +148,8 @@ def test_a_lie_about_one_block_does_not_keep_the_others_from_being_checked() -> 
     answer(book, keys, 0, equal=False)
     for _ in range(10):
         settle(book, present)
-        for block in range(40):
-            answer(book, keys, block, equal=block < 30)
+        for block in range(80):
+            answer(book, keys, block, equal=block < 60)
     assert book.state.leases["job"].outcome == "slashed"
 
 
