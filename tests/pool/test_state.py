@@ -55,7 +55,6 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
     [
         (opened(deposit=CREDIT // 2), "renter", "0.50 credits are missing"),
         (opened(verify_fraction=0.05, deposit=CREDIT * 3 // 2), "renter", "100 % of it, 0.50 credits are missing"),
-        (opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0)), "renter", "0.008333 credits are"),
         (opened(deposit=11 * CREDIT), "renter", "1.00 credits are missing"),
         (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
         (opened(offer_id="other"), "renter", "is gone"),
@@ -402,3 +401,12 @@ def test_what_was_never_accepted_is_settled_at_once() -> None:
     book.post(book.operator, on.Final(lease_id="job"))
     assert book.balance(book.renter) == 10 * CREDIT
     assert not book.state.unsettled
+
+
+def test_no_offer_is_held_without_a_deposit() -> None:
+    """A forecast of nothing does not let a key without credits spoil an agent's record, lease by lease."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s, min_s=0)))
+    free = opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0))
+    with pytest.raises(Refused, match=r"0\.008333 credits are missing"):
+        book.post(book.renter, free)
