@@ -308,6 +308,25 @@ def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: S
     assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
 
 
+def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:
+    """A pool with a full disk is no job that saves nothing."""
+    job._is_checked, real = True, pool.put_blob
+
+    def full(_: bytes | Path) -> str:
+        raise _Busy("0 bytes are free")
+
+    pool.put_blob = full  # type: ignore[method-assign]
+    save(job, 10)
+    until(lambda: job.tick() or job._sends_from)
+    job._began -= 1000
+    job.tick()
+    assert not job.is_over
+    pool.put_blob = real  # type: ignore[method-assign]
+    until(lambda: job.tick() or pool.of(on.Committed))
+    job.tick()
+    assert not job.is_over
+
+
 def test_results_of_a_checked_job_without_a_commitment_are_not_sent(job: Job, pool: SlowPool) -> None:
     """A job that removes its checkpoints at the end does not have its results for five minutes' pay."""
     job._is_checked = True

@@ -368,9 +368,9 @@ class LeasedJob:
     def _unpaid(self) -> str:
         """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
 
-        What is on its way is waited for; so is a job whose blocks were long so far.
+        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far.
         """
-        if not self._is_checked or self._upload is not None or self._kept is not None:
+        if not self._is_checked or self._upload is not None or self._kept is not None or self._sends_from:
             return ""
         block_s = self._committed_ran_s / max(1, self._num_blocks)
         if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
@@ -395,7 +395,7 @@ class LeasedJob:
                 raise upload.problem
             else:
                 assert upload.place is not None
-                self._kept = upload.place, upload.made
+                self._kept, self._sends_from = (upload.place, upload.made), 0.0
         if self._kept is not None:
             self._commit(*self._kept)
         if self._upload is None and (due := self._due(is_last=is_last)) is not None:
