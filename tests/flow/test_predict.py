@@ -128,8 +128,12 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     (images / "4.png").rename(images / "caf\udce9.png")
     (images / "3.png").write_bytes(b"no image")
     options = PredictOptions(pixels="0..1", keep=("path",), max_bad="1", batch_rows=2)
-    summary = api.predict(model, [images], tmp_path / "out", options)
+    (images / "caf\udce9.heic").write_bytes(b"of another kind")
+    events: list[PredictionEvent] = []
+    summary = api.predict(model, [images], tmp_path / "out", options, sink=events.append)
     assert (summary.rows, summary.bad_rows) == (4, 1)
+    (warned,) = [event.fields["message"] for event in events if event.kind == "warned"]
+    assert warned.encode().endswith(b".heic"), "it cannot be printed"
     assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "caf\\xe9.png"]
     bad = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (bad["source"], bad["column"]) == (str(images / "3.png"), "image")

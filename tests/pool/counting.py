@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from stoker.records import CheckpointManifest, Position
-from stoker.records.codec import to_json
+from stoker.records import Candidate, CheckpointManifest, Decision, Estimate, Forecast, Plan, Position
+from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore, checkpoint_name
 
 SPEC = "5" * 64
@@ -28,8 +28,19 @@ def link(state, update, cheat=""):
     return hashlib.sha256(state + update.to_bytes(8, "little") + cheat.encode()).digest()
 
 
-def save(store, state, updates):
-    """Write a checkpoint; its manifest."""
+def plan(total):
+    """The record of a plan for a job of `total` updates, as JSON."""
+    none = Estimate(value=0.0, low=0.0, high=0.0, unit="s", basis="unknown")
+    forecast = Forecast(step_s=none, samples_per_s=none, evaluate_s=none, checkpoint_s=none, total_s=none,
+                        peak_bytes=none, total_samples=total, total_updates=total)  # fmt: skip
+    chosen = Candidate(device="cpu", plan=Plan(device="cpu", micro_batch=1), forecast=forecast, memory_bytes=1)
+    return dumps(Decision(device="cpu", candidates=(chosen,), rejected=(), explanation=(), took_s=0.0))
+
+
+def save(store, state, updates, verdict=None):
+    """Write a checkpoint; its manifest. `verdict`: why the run ends early."""
+    course = {"is": "dict", "of": [["judged", updates], ["verdict", verdict]]}
+    skeleton = {"progress": {"is": "dict", "of": [["course", course]]}}
 
     def files(folder):
         save_file({"w": np.frombuffer(state, np.uint8).copy()}, folder / "model.safetensors")
@@ -37,7 +48,7 @@ def save(store, state, updates):
     path = store.write(
         checkpoint_name(Position(samples=updates, updates=updates)), files,
         lambda digests: CheckpointManifest(spec_digest=SPEC, position=Position(samples=updates, updates=updates),
-                                           stoker_version="", torch_version="", files=digests, skeleton={}),
+                                           stoker_version="", torch_version="", files=digests, skeleton=skeleton),
     )  # fmt: skip
     return store.named(path.name)[1]
 
@@ -64,6 +75,7 @@ def train(words):
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     store, state, updates = begun(run)
     (run / "run.json").write_text("{}")
+    (run / "plan.json").write_text(plan(total))
     (run / "link").unlink(missing_ok=True)
     (run / "link").symlink_to("/etc/hostname")
     saved = time.monotonic()

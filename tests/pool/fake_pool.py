@@ -42,7 +42,7 @@ class FakePool:
             case on.Accepted():
                 lease["state"] = "running"
             case on.Closed():
-                lease |= {"state": "closed", "reason": body.reason}
+                lease |= {"state": "closed", "reason": body.reason, "closed_by": self.key.public}
             case on.Finished():
                 lease |= {"state": "closed", "reason": "finished", "result": body.result}
             case _:
@@ -58,7 +58,7 @@ class FakePool:
             "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
             "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
             "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
-            "renter": self.key.public, "outcome": "",
+            "renter": self.key.public, "outcome": "", "closed_by": "", "closed_s": 0.0,
             "delegate": self.address.key, "bond": 0, "window_s": 3600,
         }  # fmt: skip
         return self.leases[lease_id]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import PlaceFailed
+from stoker.errors import BadRun, PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of, replay_lease
@@ -147,10 +147,10 @@ def test_leases_that_would_not_pay_or_bind_for_long_are_refused(lender, pool) ->
 def test_a_full_disk_refuses_the_next_lease(lender, pool, monkeypatch) -> None:
     """An owner without room for the quota takes no job, and the renter reads why."""
     usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as shutil's
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 99, 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 0, (1 << 30) + 5))
     lease = lease_of(pool)
     lender.step()
-    assert "disk of this agent is full: 1 bytes are free" in lease["reason"]
+    assert "disk of this agent is full: 1.0 GiB are free, 1.0 GiB are needed" in lease["reason"]
 
 
 def test_a_wrong_clock_is_said_in_the_pools_words(lender, pool) -> None:
@@ -369,6 +369,6 @@ def test_words_for_the_job_are_written_through_no_link_of_its(tmp_path) -> None:
     assert (box.run / "launch" / "order.json").read_bytes() == b"{}"
     shutil.rmtree(box.run / "launch")
     (box.run / "launch").symlink_to(owner)
-    with pytest.raises(PlaceFailed, match="put something else in the place of launch/"):
+    with pytest.raises(BadRun, match="put something else in the place of launch/"):
         box.write_word("stop")
     assert not list(owner.iterdir())

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import events as on
-from stoker.pool.blobs import BlobLimits, BlobStore
+from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.control_plane import ControlPlane, Rates, steady_clock
 from stoker.pool.escrow import pay_for
@@ -285,7 +285,7 @@ def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
         is_read.set()
         await first
         store.limits = replace(store.limits, least_free_bytes=1 << 60)
-        with pytest.raises(Refused, match="disk full"):
+        with pytest.raises(NoRoom, match="disk full"):
             await store.write("3" * 64, quick(), 6, "a third", set())
 
     asyncio.run(both())

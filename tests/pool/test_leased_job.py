@@ -13,7 +13,9 @@ import pytest
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
-from stoker.pool.isolation import Host, Limits
+from stoker.pool import leased_job
+from stoker.pool.client import _Busy
+from stoker.pool.isolation import HOST_FULL, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.records.codec import dumps
@@ -227,6 +229,111 @@ def test_what_cannot_be_unpacked_closes_the_lease(pool: SlowPool, tmp_path: Path
     job.begin(ORDER)
     until(lambda: job.tick() or job.is_over)
     assert "embedded null byte" in pool.leases["job.0"]["reason"]
+
+
+def test_a_pool_that_is_away_while_code_is_fetched_fails_no_run(
+    pool: SlowPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blob is fetched again once the pool is back."""
+    monkeypatch.setattr(leased_job, "_RETRY_S", 0.01)
+    blob, tries = pool.put_blob(b"code"), list[str]()
+
+    def fetched(text: str) -> None:
+        tries.append(text)
+        pool.is_away = False
+
+    class Fetching(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *more: Any) -> Given:
+            assert more[0](blob).read_bytes() == b"code"
+            return super().make(folder, order)
+
+    class FetchingJob(LeasedJob):
+        box_type = Fetching
+
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    job = FetchingJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host, tell=fetched)  # type: ignore[arg-type]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 40))
+    pool.is_away = True
+    job.begin(ORDER)
+    until(lambda: job._is_prepared)
+    assert "fetched again" in tries[0]
+
+
+@pytest.mark.parametrize("trouble", ["no room to start", "its disk is full"])
+def test_trouble_of_the_owner_does_not_end_the_run(
+    job: Job, pool: SlowPool, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with this machine is no failure of the job: its renter goes on elsewhere."""
+
+    def full(*_: Any, **__: Any) -> Running:
+        raise PlaceFailed("10.4 GiB free")
+
+    if trouble == "no room to start":
+        monkeypatch.setattr(Nowhere, "start", full)
+        job._process.code = 1  # type: ignore[union-attr]
+    else:
+        job._process.exceeded = f"{HOST_FULL}: 5 bytes are free"  # type: ignore[union-attr]
+        job._process.code = -9  # type: ignore[union-attr]
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"].startswith("refused: ")
+
+
+def test_results_that_the_pool_has_no_room_for_are_sent_again(job: Job, pool: SlowPool) -> None:
+    """Days of training are not lost to a full disk of the pool."""
+    real, tries = pool.put_blob, list[int]()
+
+    def put(source: bytes | Path) -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise _Busy("0 bytes are free")
+        return real(source)
+
+    pool.put_blob = put  # type: ignore[method-assign]
+    end(job)
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"] == "finished"
+
+
+def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: SlowPool) -> None:
+    """Of a lease that is checked only what was committed is paid; what is on its way counts, and so do long blocks."""
+    job._is_checked = True
+    save(job, 10)
+    until(lambda: job.tick() or pool.of(on.Committed))
+    job._began -= 899
+    job.tick()
+    assert not job.is_over
+    job._began -= 10
+    job.tick()
+    assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
+
+
+def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:
+    """A pool with a full disk is no job that saves nothing."""
+    job._is_checked, real = True, pool.put_blob
+
+    def full(_: bytes | Path) -> str:
+        raise _Busy("0 bytes are free")
+
+    pool.put_blob = full  # type: ignore[method-assign]
+    save(job, 10)
+    until(lambda: job.tick() or job._sends_from)
+    job._began -= 1000
+    job.tick()
+    assert not job.is_over
+    pool.put_blob = real  # type: ignore[method-assign]
+    until(lambda: job.tick() or pool.of(on.Committed))
+    job.tick()
+    assert not job.is_over
+
+
+def test_results_of_a_checked_job_without_a_commitment_are_not_sent(job: Job, pool: SlowPool) -> None:
+    """A job that removes its checkpoints at the end does not have its results for five minutes' pay."""
+    job._is_checked = True
+    end(job)
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"].startswith("failed: it ended without a checkpoint")
+    assert not pool.of(on.Finished)
 
 
 def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tmp_path: Path) -> None:

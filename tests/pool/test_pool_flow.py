@@ -17,7 +17,7 @@ import pytest
 
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
-from stoker.pool import control_plane, renting
+from stoker.pool import control_plane, renting, watch
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
@@ -145,6 +145,7 @@ class Market:
 def market(monkeypatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
     monkeypatch.setattr(control_plane, "PRESENT_S", 5.0)
+    monkeypatch.setattr(watch, "PRESENT_S", 5.0)
     monkeypatch.setattr(control_plane, "_AWAY_S", math.inf)  # its clock jumps
     with open_folder() as folder, ExitStack() as stack:
         _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from stoker.pool import events as on
 from stoker.pool import renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.commitment import chain_head
-from stoker.pool.job_box import PoolOrder, read_order
+from stoker.pool.isolation import Host, Limits
+from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.renting import Terms
@@ -22,7 +24,7 @@ from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore
 from stoker.testing import LauncherConformance
-from tests.pool.counting import save
+from tests.pool.counting import plan, save
 from tests.pool.fake_pool import FakePool
 
 KEY, JOB = "c" * 64, "digits-1a2b3c"
@@ -104,13 +106,16 @@ def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]
     return handle, lease
 
 
-def commit(pool: Pool, lease: dict[str, Any], tmp_path, *updates: int) -> None:
-    """Blocks of a lease, each with a checkpoint and a log."""
+def commit(
+    pool: Pool, lease: dict[str, Any], tmp_path, *updates: int, total: int | None = None, verdict: str | None = None
+) -> None:
+    """Blocks of a lease, each with a checkpoint and a log, of a job of `total` updates, or as many as there are."""
     for update in updates:
         run = tmp_path / f"run-{lease['lease_id']}-{update}"
         run.mkdir()
         (run / "events.jsonl").write_text("".join(f'{{"update": {n}}}\n' for n in range(update)))
-        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update)
+        (run / "plan.json").write_text(plan(total or max(updates)))
+        manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update, verdict)
         pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
         blob = pool.put_blob(tmp_path / "tree")
         order = read_order((pool.folder / lease["order"]).read_bytes())
@@ -138,6 +143,12 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
     assert len(pool.leases) == 1, "a run that is going on was started twice"
     assert lease["agent"] == "cheap"
+
+
+def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_accept(pool) -> None:
+    """A pool takes no deposit for a few seconds, so that offers are not held for nothing."""
+    started(pool, time_limit_s=5.0, options={"verify": "none"})
+    assert pool.of(on.Opened)[0].deposit == pytest.approx(100_000 / 60, abs=1)
 
 
 def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
@@ -176,11 +187,11 @@ def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> 
     assert (opened.forecast.raw_hours, opened.forecast.job) == (1.0, "a job")
 
 
-def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool, tmp_path) -> None:
-    """The next lease names the block to go on from, and pays no more than what is left of the time."""
+def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_path) -> None:
+    """The next lease names the block to go on from, and pays no more than what is left; the agent may come back."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 600}
+    lease |= {"state": "closed", "reason": "lost", "running_s": 600, "closed_s": time.time() - 100}
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)
     opened = pool.of(on.Opened)[1]
@@ -188,8 +199,33 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_never_asked_again(pool
     assert opened.forecast.hours == pytest.approx(3000 / 3600)
     assert lease["commitments"][1]["blob"] in opened.inputs
     assert "update 20" in state.why
-    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost"}
-    assert LAUNCHER.state(handle).phase == "queued", "every agent was lost, and one was asked again"
+    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert pool.of(on.Opened)[2].offer_id == "cheap", "one cut of the line, and an agent is never asked again"
+
+
+def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
+    """Offers that lack a package do not use up the leases of a run within minutes."""
+    handle, lease = started(pool)
+    pool.offers.pop("dear")
+    for number, rest_s in enumerate((60, 120, 240)):
+        lease |= {"state": "closed", "reason": "refused: no numpy", "closed_s": time.time() - rest_s + 30}
+        assert LAUNCHER.state(handle).phase == "queued"
+        lease["closed_s"] -= 31
+        assert LAUNCHER.state(handle).phase == "requeued"
+        lease = pool.leases[f"{handle['job']}.{number + 1}"]
+
+
+def test_the_most_leases_are_the_most_for_a_start_as_well(pool) -> None:
+    """A lease that nobody would ever look at again is not opened."""
+    handle, lease = started(pool)
+    for number in range(1, 100):
+        pool.leases[f"{handle['job']}.{number}"] = {**lease, "lease_id": f"{handle['job']}.{number}"}
+    for one in pool.leases.values():
+        one |= {"state": "closed", "reason": "stopped: asked", "closed_by": one["renter"]}
+    with pytest.raises(PlaceFailed, match="has had 100 leases"):
+        LAUNCHER.start(submission(), print)
+    assert len(pool.leases) == 100
 
 
 @pytest.mark.parametrize("settled", ["slashed", "final"])
@@ -301,13 +337,56 @@ def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) 
     assert pool.of(on.Opened)[-1].offer_id == "dear"
 
 
+@pytest.mark.parametrize("is_heir", [False, True])
+def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> None:
+    """An agent that makes a few updates honestly and says that this was all is not taken at its word."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, total=1000)
+    judged(lease, True, True)
+    result = lease["commitments"][-1]["blob"]
+    if is_heir:
+        lease |= {"state": "closed", "reason": "lost"}
+        LAUNCHER.state(handle)
+        lease = pool.leases[f"{handle['job']}.1"]
+    lease |= {"state": "closed", "reason": "finished", "result": result}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "requeued"
+    assert "ended at update 20 of 1,000" in state.why
+    assert pool.of(on.Opened)[-1].offer_id != lease["offer_id"]
+    assert result in pool.of(on.Opened)[-1].inputs
+    pool.leases[pool.of(on.Opened)[-1].lease_id] |= {"state": "closed", "reason": "reclaimed: it is needed"}
+    LAUNCHER.state(handle)
+    assert lease["offer_id"] not in {one.offer_id for one in pool.of(on.Opened)[-2:]}, "it was asked again"
+
+
+def test_a_run_that_ended_early_by_its_own_rule_is_finished(pool, tmp_path) -> None:
+    """The verdict is part of the state that was committed, and so of what replays compare."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20, total=1000, verdict="no better since update 10")
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["blob"]}
+    assert LAUNCHER.state(handle).phase == "finished"
+
+
 @pytest.mark.parametrize(("reason", "phase"), [("failed: lr is wrong", "failed"), ("stopped: asked", "stopped")])
 def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> None:
     """A job that fails by itself, and one that was stopped, end there."""
     handle, lease = started(pool)
-    lease |= {"state": "closed", "reason": reason}
+    lease |= {"state": "closed", "reason": reason, "closed_by": lease["renter"]}
     assert LAUNCHER.state(handle).phase == phase
     assert len(pool.leases) == 1
+
+
+@pytest.mark.parametrize("reason", ["finished", "stopped: asked"])
+@pytest.mark.parametrize("verify", ["none", "100%"])
+def test_an_agents_words_neither_finish_nor_stop_a_run(pool, tmp_path, reason, verify) -> None:
+    """Without results a run is not finished, and only its renter stops it."""
+    handle, lease = started(pool, options={"verify": verify})
+    commit(pool, lease, tmp_path, 10)
+    judged(lease, True)
+    lease |= {"state": "closed", "reason": reason, "closed_by": "e" * 64}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
 
 
 def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
@@ -320,7 +399,7 @@ def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
     again = LAUNCHER.start(submission(), print)
     assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
     assert again["first"] == 1
-    pool.leases[f"{handle['job']}.1"] |= {"state": "closed", "reason": "stopped: asked"}
+    LAUNCHER.stop(again)
     other = replace(submission().code, files=(TreeFile.of_bytes("job.py", b"def job(): 1\n"),))
     LAUNCHER.start(submission(code=other), print)
     assert len(pool.of(on.Opened)[-1].inputs) == 1
@@ -336,6 +415,13 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     handle, lease = started(pool)
     lease |= {"state": "closed", "reason": "lost", "running_s": 3600}
     assert LAUNCHER.state(handle).phase == "failed"
+
+
+def test_a_length_in_seconds_is_not_checked(pool) -> None:
+    """Where each machine makes another number of updates, no replay says whether the run is whole."""
+    job = SimpleNamespace(until=SimpleNamespace(unit="seconds"))
+    with pytest.raises(BadJob, match="given in seconds"):
+        LAUNCHER.with_forecasts(job, None, submission(), print)
 
 
 def test_a_weaker_isolation_than_asked_for_is_not_taken(pool) -> None:
@@ -357,6 +443,24 @@ def test_secrets_and_images_are_refused_with_the_reason(pool) -> None:
         LAUNCHER.start(submission(image="x"), print)
     with pytest.raises(BadJob, match="outside of the job's folder"):
         LAUNCHER.start(submission(expected=("/data/x",)), print)
+
+
+def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
+    """`--checkpoint-every` is the length of a block, `--memory` the most, unless the agent has less."""
+    words = ("--checkpoint-every", "120.0", "--memory", "1GiB")
+    started(pool, arguments=words)
+    order = read_order((pool.folder / pool.of(on.Opened)[0].order).read_bytes())
+    assert order.block_s == 120
+    for own_gib, megabytes in ((64, 1024), (1, 819)):
+        box = JobBox(tmp_path / f"{own_gib}", order)
+        box.run.mkdir(parents=True)
+        limits = Limits(memory_bytes=own_gib << 30, cores=1, disk_bytes=1)
+        box.training(Host(isolation=None, limits=limits))
+        sent = json.loads((box.run / "launch" / "order.json").read_text())["arguments"]
+        assert sent[-4:] == ["--checkpoint-every", "120", "--memory", f"{megabytes}MiB"]
+    for options, every in (({"block": "60s"}, "120"), ({}, "600")):
+        with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
+            LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)
 
 
 @pytest.mark.parametrize(

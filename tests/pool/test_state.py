@@ -390,3 +390,23 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     if draw.random() < 0.85:  # mostly what the table allows in that state
         acts = [body for body in acts if (lease.state, on.kind_of(body)) in TRANSITIONS] or acts
     return draw.choice(acts)
+
+
+def test_what_was_never_accepted_is_settled_at_once() -> None:
+    """Leases that nobody took do not pile up for the time to dispute."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    book.post(book.renter, opened(window_s=7 * 24 * 3600))
+    book.post(book.agent, on.Closed(lease_id="job", reason="refused: no"))
+    book.post(book.operator, on.Final(lease_id="job"))
+    assert book.balance(book.renter) == 10 * CREDIT
+    assert not book.state.unsettled
+
+
+def test_no_offer_is_held_without_a_deposit() -> None:
+    """A forecast of nothing does not let a key without credits spoil an agent's record, lease by lease."""
+    book = Book()
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s, min_s=0)))
+    free = opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0))
+    with pytest.raises(Refused, match=r"0\.008333 credits are missing"):
+        book.post(book.renter, free)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT
+from stoker.pool.keys import Key
+from stoker.pool.lease import VERDICT_S
 from stoker.pool.watch import MOST_OPEN, due
 from tests.pool.book import Book, offer, opened
 
@@ -100,6 +102,103 @@ def test_a_verifier_has_a_few_blocks_at_a_time() -> None:
     one = book.state.leases["job"].open_challenges[0]
     book.post(book.other, on.VerdictGiven(lease_id="job", block=one.block, verifier=one.verifier, equal=True))
     assert settle(book, present) == ["challenged"]
+
+
+def answer(book: Book, keys: Mapping[str, Key], block: int, *, equal: bool) -> None:
+    """Let all who were asked for a block answer."""
+    for one in book.state.leases["job"].open_challenges:
+        if one.block == block:
+            verdict = on.VerdictGiven(lease_id="job", block=block, verifier=one.verifier, equal=equal)
+            book.post(keys[one.verifier], verdict)
+
+
+def test_a_pool_that_starts_again_settles_nothing_at_once() -> None:
+    """Nobody has asked for work yet: those at work are neither taken for gone nor asked for twice."""
+    for is_disputed in (False, True):
+        book = Book()
+        book.finish(beats=6, blocks=2, verify_fraction=1.0)
+        keys = {key.public: key for key in (book.other, book.third)}
+        both = dict.fromkeys(keys, "")
+        book.pass_time(300)
+        assert settle(book, {book.other.public: ""}) == ["challenged"] * 2
+        if is_disputed:
+            answer(book, keys, 0, equal=False)
+            assert settle(book, both) == ["disputed"]
+            assert settle(book, both) == ["challenged"]
+        book.pass_time(301)
+        began_s = book.now_s
+        assert settle(book, {}, up_since_s=began_s) == []
+        book.pass_time(1)
+        assert settle(book, {book.third.public: ""}, up_since_s=began_s) == []
+        book.pass_time(91)
+        assert settle(book, both, up_since_s=began_s) == []
+        book.pass_time(VERDICT_S)
+        assert settle(book, {}, up_since_s=began_s) == ["refunded" if is_disputed else "final"]
+
+
+def test_a_lie_about_one_block_does_not_keep_the_others_from_being_checked() -> None:
+    """A friend of a cheat who finds an honest block unequal does not end the replays of those that are wrong."""
+    book = Book()
+    book.finish(beats=6, blocks=80, verify_fraction=1.0)
+    keys = {key.public: key for key in (book.other, book.third, Key.made())}
+    for key in keys:
+        book.post(book.operator, on.Deposited(account=key, amount=0))
+    present = dict.fromkeys(keys, "")
+    settle(book, present)
+    answer(book, keys, 0, equal=False)
+    for _ in range(10):
+        settle(book, present)
+        for block in range(80):
+            answer(book, keys, block, equal=block < 60)
+    assert book.state.leases["job"].outcome == "slashed"
+
+
+def test_a_dispute_for_nothing_holds_pay_no_longer_than_the_window() -> None:
+    """Without an unequal replay blocks are asked for as without a dispute."""
+    book = Book()
+    book.finish(beats=6, blocks=40, verify_fraction=1.0)
+    present = {book.other.public: "", book.third.public: ""}
+    book.pass_time(599)
+    book.post(book.renter, on.Disputed(lease_id="job"))
+    assert settle(book, present) == ["challenged"] * (2 * MOST_OPEN)
+    book.pass_time(VERDICT_S - 1)
+    assert settle(book, present) == []
+    book.pass_time(1)
+    assert settle(book, present) == ["final"]
+
+
+def test_an_agent_that_won_a_dispute_has_passed() -> None:
+    """One liar costs an honest agent nothing of its record."""
+    book = Book()
+    book.finish(beats=6, blocks=1, verify_fraction=1.0)
+    keys = {key.public: key for key in (book.other, book.third, Key.made())}
+    for key in keys:
+        book.post(book.operator, on.Deposited(account=key, amount=0))
+    settle(book, dict.fromkeys(keys, ""))
+    answer(book, keys, 0, equal=False)
+    for _ in range(4):
+        settle(book, dict.fromkeys(keys, ""))
+        answer(book, keys, 0, equal=True)
+    assert book.state.leases["job"].state == "final"
+    assert book.state.record_of(book.agent.public).passed == 1
+
+
+def test_a_verifier_out_of_time_keeps_no_fee_from_the_next() -> None:
+    """The second one is promised as much as the first; a late verdict is not paid out of the agent's pay."""
+    book = Book()
+    book.finish(beats=6, blocks=2, verify_fraction=1.0, window_s=3600)
+    keys = {key.public: key for key in (book.other, book.third)}
+    settle(book, {book.other.public: ""})
+    book.pass_time(VERDICT_S)
+    assert settle(book, dict.fromkeys(keys, "")) == ["challenged"] * 2
+    fees = {one.fee for one in book.state.leases["job"].challenges}
+    assert fees == {pay_for(60, CREDIT // 2) // 2}
+    for _ in range(2):
+        answer(book, keys, 0, equal=True)
+        answer(book, keys, 1, equal=True)
+    book.pass_time(3600)
+    assert "final" in settle(book)
+    assert book.balance(book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
 
 
 def drive(book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60) -> str:

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from stoker.errors import BadJob
-from stoker.predicting.file_sources import find_sources
+from stoker.predicting.file_sources import find_sources, passed_over
 from tests.predicting.builders import write_lines
 
 
@@ -62,3 +62,33 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", deny)
     with pytest.raises(BadJob, match=r"a\.csv cannot be read: Permission denied"):
         _names(tmp_path / "a.csv")
+
+
+def test_what_of_a_folder_is_not_read_is_named(tmp_path: Path) -> None:
+    """Packed tables, other kinds and tables in folders below; but not answers, hidden files, or what is named alone."""
+    folder = tmp_path / "data"
+    for below in (folder / "year=2025", folder / "out", tmp_path / "whole"):
+        below.mkdir(parents=True)
+    _touch(folder, "jan.csv", "feb.csv.gz", "mar.xlsx", ".hidden", "year=2025/apr.csv", "out/part-0.parquet")
+    _touch(tmp_path / "whole", "a.csv")
+
+    def words(*names: Path | str) -> list[str]:
+        asked = [str(name) for name in names]
+        return passed_over(asked, find_sources(asked), folder / "out")
+
+    assert words(folder) == [f"{folder}: not read: feb.csv.gz, mar.xlsx, year=2025/apr.csv"]
+    assert words(f"{tmp_path}/d*", tmp_path / "whole") == words(folder)
+    assert words(folder / "jan.csv") == words(tmp_path / "whole") == []
+    _touch(folder, *(f"{number}.txt" for number in range(9)))
+    assert words(folder)[0].endswith("0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 7 more")
+
+
+def test_images_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
+    """A photograph that nobody can decode is not silently without an answer."""
+    (tmp_path / "below").mkdir()
+    for name in ("a.png", "below/b.png"):
+        Image.new("L", (2, 2)).save(tmp_path / name)
+    _touch(tmp_path, "below/c.heic")
+    assert passed_over([str(tmp_path)], find_sources([str(tmp_path)]), tmp_path / "out") == [
+        f"{tmp_path}: not read: below/c.heic"
+    ]

@@ -42,14 +42,14 @@ from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
 from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Host, IsolatedProcess, Isolation, Limits, remove_tree
+from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
+from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
-from stoker.pool.watch import VERDICT_S
 from stoker.records import Device
 from stoker.records.codec import digest, printable
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 OFFER_S = 120.0
 """An offer lapses so long after it was made last, unless it is made again [s]."""
@@ -354,6 +354,9 @@ class Agent:
             self._require_fair(lease)
             order = job.read_order()
             self._require_possible(order)
+            if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
+                raise BadJob(f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
+                             "last commitment are paid")  # fmt: skip
             self.client.post(on.Accepted(lease_id=lease_id))
         except Exception as problem:  # whatever a renter sends, the agent goes on
             if is_passing(problem):
@@ -389,8 +392,10 @@ class Agent:
         if other:
             self.tell(f"the job was tried with other versions: {', '.join(other[:5])}")
         free = shutil.disk_usage(self.folder).free
-        if free < self.lending.limits.disk_bytes:
-            raise BadJob(f"the disk of this agent is full: {free:,} bytes are free")
+        needed = self.lending.limits.disk_bytes + LEAST_FREE_BYTES
+        if free < needed:
+            raise BadJob(f"the disk of this agent is full: {format_bytes(free)} are free, {format_bytes(needed)} are "
+                         "needed")  # fmt: skip
 
     def _adopt(self) -> None:
         """Take up a lease that this agent held before it was killed; what no lease is for is removed.
@@ -426,7 +431,7 @@ class Agent:
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
         return self.job_type(
             str(lease["lease_id"]), str(lease["order"]), self.folder / "leases" / str(lease["lease_id"]), self.client,
-            host=self.host, beat_s=self.lending.beat_s, tell=self.tell,
+            host=self.host, beat_s=self.lending.beat_s, tell=self.tell, is_checked=float(lease["check_fraction"]) > 0,
         )  # fmt: skip
 
     def _others_cpu_s(self) -> float:
@@ -517,7 +522,7 @@ def replay_lease(
             before = Block(
                 block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
             )
-        # A verdict counts for so long, as in `watch.verdict_time`: what takes longer is of no use, and may be malice.
+        # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
         most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
         host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
         box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,

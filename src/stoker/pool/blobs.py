@@ -27,6 +27,12 @@ KEPT_S = 3600.0
 """Time for which a blob is kept that no lease needs [s]."""
 
 
+class NoRoom(Refused):
+    """There is no room for a blob now; there may be later."""
+
+    http_status = 503
+
+
 @dataclass(frozen=True)
 class BlobLimits:
     """Sizes at most [bytes]: of one blob, of all that one key sent and no lease names, and of all of one lease.
@@ -82,7 +88,8 @@ class BlobStore:
             named: blobs that leases name.
 
         Raises:
-            Refused: it is too large, has another size or hash, or the key has sent too much that no lease names.
+            Refused: it is too large, or has another size or hash.
+            NoRoom: the disk is full, or the key has sent too much that no lease names.
             BadRun: it cannot be written (a full disk, …).
         """
         target = self.path(digest)
@@ -93,7 +100,8 @@ class BlobStore:
         free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
         if size > limit:
-            raise Refused(
+            kind = Refused if size > self.limits.most_bytes else NoRoom
+            raise kind(
                 f"a blob of {format_bytes(size)} is too large: {format_bytes(max(0, limit))} are free for this key",
                 remedy="Blobs that no lease names are deleted after an hour; is the pool's disk full?",
             )

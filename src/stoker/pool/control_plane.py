@@ -38,7 +38,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.log import EventLog
 from stoker.pool.state import Change, decide
-from stoker.pool.watch import due
+from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
 from stoker.units import format_bytes
 
@@ -53,8 +53,6 @@ _LIST_COST = 10.0
 """What a list counts as, in requests."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
-PRESENT_S = 90.0
-"""An agent counts as present for so long after it asked for work [s]."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned")
 _LOG = "log"
 """What readers of the log wait for; agents wait for their own key."""

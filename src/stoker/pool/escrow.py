@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.lease import Lease
+from stoker.pool.lease import ACCEPT_S, Lease
 
 FIRST_JOBS = 10
 """Jobs of a provider of which every block is replayed."""
@@ -141,6 +141,11 @@ def required_deposit(forecast_credits: int, check_fraction: float) -> int:
     return forecast_credits + math.ceil(forecast_credits * check_fraction)
 
 
+def least_deposit(min_s: float, rate_per_hour: int) -> int:
+    """Least deposit whatever the forecast [micro-credits]: the shortest lease, and the time that an offer is held."""
+    return max(pay_for(math.ceil(max(min_s, ACCEPT_S)), rate_per_hour), 1 if rate_per_hour else 0)
+
+
 # ------------------------------------------------------------------------------------------- what moves, event by event
 
 
@@ -199,9 +204,12 @@ def replay_fee(lease: Lease) -> int:
     return pay_for(lease.payable_s, lease.rate_per_hour) // max(1, len(lease.commitments))
 
 
-def free_for_fees(lease: Lease, held: int) -> int:
-    """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits]."""
-    promised = sum(challenge.fee for challenge in lease.open_challenges)
+def free_for_fees(lease: Lease, held: int, now_s: float) -> int:
+    """What the escrow holds beyond the agent's pay and fees that are promised [micro-credits].
+
+    A verifier whose time is over is promised nothing any more.
+    """
+    promised = sum(challenge.fee for challenge in lease.challenges if lease.is_in_time(challenge, now_s))
     return max(0, held - pay_for(lease.payable_s, lease.rate_per_hour) - promised)
 
 

@@ -42,6 +42,7 @@ from stoker.pool.system_call_filter import MACHINE, filter_program
 from stoker.units import format_bytes, format_seconds
 
 LEAST_FREE_BYTES = 1 << 30
+HOST_FULL = "the disk of this machine is full"
 """Disk that is left to the owner, whatever a program's quota says [bytes]."""
 
 FIRST_USER, NUM_USERS = 61_000, 1000
@@ -211,7 +212,7 @@ class IsolatedProcess:
         except FileNotFoundError:
             return "its folder was removed"
         if free < LEAST_FREE_BYTES:
-            return f"the disk of this machine is full: {format_bytes(free)} are free"
+            return f"{HOST_FULL}: {format_bytes(free)} are free"
         return ""
 
 

@@ -27,13 +27,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob, BadRun, PlaceFailed
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
 from stoker.pool.isolation import Host, Program, remove_tree
 from stoker.records.codec import dumps, loads
+from stoker.units import parse_memory
 
 KIND = "pool"
 INSIDE, RUNS_INSIDE = "/stoker", "/runs"
@@ -191,12 +192,15 @@ class JobBox:
 
     def training(self, host: Host) -> Program:
         """The program that trains the run, or goes on with it; its order is written first."""
-        order, megabytes = self.order, int(_FOR_TENSORS * host.limits.memory_bytes) >> 20
+        order, most_bytes = self.order, _FOR_TENSORS * host.limits.memory_bytes
+        if (asked := value_of(order.arguments, "--memory")) is not None:
+            most_bytes = min(most_bytes, parse_memory(asked))
         self.remove_word("stop")
         self.remove_word("host-0.json")
         self.write_word("order.json", dumps(LaunchOrder(
             run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
-            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}", "--memory", f"{megabytes}MiB"),
+            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}", "--memory",
+                       f"{int(most_bytes) >> 20}MiB"),
             device=order.device,
             variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -208,7 +212,7 @@ class JobBox:
         """Write a file of `launch/` in the run's directory, where the job may have put links in its place.
 
         Raises:
-            PlaceFailed: the job has replaced the folder.
+            BadRun: the job has replaced the folder.
         """
         with self._launch() as folder:
             with suppress(FileNotFoundError):
@@ -232,13 +236,13 @@ class JobBox:
                 os.mkdir("launch", dir_fd=run)
             folder = os.open("launch", flags, dir_fd=run)
         except OSError as error:
-            raise PlaceFailed(f"the job has put something else in the place of launch/: {error.strerror}") from error
+            raise BadRun(f"the job has put something else in the place of launch/: {error.strerror}") from error
         finally:
             os.close(run)
         try:
             yield folder
         except OSError as error:
-            raise PlaceFailed(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
+            raise BadRun(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
         finally:
             os.close(folder)
 
@@ -265,6 +269,11 @@ class JobBox:
             argv=argv, readable={INSIDE: self.folder / "box"}, writable={f"{RUNS_INSIDE}/{order.run}": run},
             folder=f"{INSIDE}/{order.code}", environment=environment, devices=host.devices, limits=host.limits,
         )  # fmt: skip
+
+
+def value_of(arguments: Sequence[str], option: str) -> str | None:
+    """The value of an option among the arguments of `stoker train`, the last one; None: it is not there."""
+    return next((value for word, value in reversed([*itertools.pairwise(arguments)]) if word == option), None)
 
 
 def pairs_of(arguments: Sequence[str]) -> list[tuple[str, str]]:

@@ -35,6 +35,8 @@ MOST_COMMITMENTS = 10_000
 """Blocks of one lease at most."""
 UNCOMMITTED_S = 300
 """Time of the meter after its last commitment for which a lease that is checked is paid, at least [s]."""
+VERDICT_S = 600.0
+"""Least time that a verifier has for a block, before another one is asked [s]."""
 PREEMPTED = "reclaimed for a higher priority"
 """Reason of a lease that makes room for another one; its agent has done nothing."""
 CLOCK_SLACK_S = 2.0
@@ -127,6 +129,7 @@ class Lease:
         unsigned: (index, running_s) of beats that nobody co-signed yet.
         paid_index, paid_s: last beat that was co-signed, and its seconds.
         reason: why it was closed: `finished`, `lost`, or what who closed it said.
+        closed_by: key that closed it.
         outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
     """
@@ -166,6 +169,7 @@ class Lease:
     challenges: tuple[Challenge, ...] = ()
     result: str = ""
     reason: str = ""
+    closed_by: str = ""
     outcome: Literal["", "slashed", "refunded"] = ""
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
@@ -276,6 +280,15 @@ class Lease:
         committed_s = self.commitments[-1].running_s if self.commitments else 0
         block_s = committed_s // max(1, len(self.commitments))
         return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
+
+    @property
+    def verdict_s(self) -> float:
+        """How long a verifier has for one block [s]: ten times what a block took on average, `VERDICT_S` at least."""
+        return max(VERDICT_S, 10 * self.running_s / max(1, len(self.commitments)))
+
+    def is_in_time(self, challenge: Challenge, now_s: float) -> bool:
+        """Whether a challenge has no verdict yet, and time for one."""
+        return challenge.equal is None and now_s - challenge.since_s < self.verdict_s
 
     @property
     def open_challenges(self) -> tuple[Challenge, ...]:

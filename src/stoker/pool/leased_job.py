@@ -5,7 +5,8 @@ does: where that does not answer, beats are missed, and what was not committed i
 believed: what comes out of it is read without following links, within limits, and as JSON or safetensors alone.
 
 A job that ends is `finished` with its results; or `closed` with a reason: `reclaimed: …` and `lost: …` may go on at
-another agent, `failed: …` would fail there as well, `refused: …` never began.
+another agent, and so does `refused: …`, which this machine, or its network, has no room for; `failed: …` would fail
+there as well.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
+from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
+from stoker.pool.lease import UNCOMMITTED_S
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
 from stoker.store.foreign_files import read_below
+from stoker.units import format_seconds
 
 MOST_STATE_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
 """What a blob may have beyond the files in it [bytes]."""
 _NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _MOST_TRIES = 5
+_FETCH_TRIES, _RETRY_S = 60, 10.0
+"""Tries to fetch what a job needs while the pool does not answer, and time between two [s]."""
 _MOST_OUTPUT_BYTES = 4096
+_MOST_UNPAID = 3
+"""A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
 
 
@@ -126,6 +133,7 @@ class LeasedJob:
         host: where the job runs, and what it may take.
         beat_s: time between beats [s].
         tell: receives a line of text about each step.
+        is_checked: whether only what was committed is paid; see `Lease.payable_s`.
 
     Attributes:
         is_over: nothing is left to do for the lease.
@@ -143,11 +151,12 @@ class LeasedJob:
         host: Host,
         beat_s: float = 10.0,
         tell: Callable[[str], None] = lambda _: None,
+        is_checked: bool = False,
     ) -> None:
         self.lease_id, self.is_over = lease_id, False
         self._order_digest, self._folder, self._client = order_digest, folder, client
         self._host = host
-        self._beat_s, self._tell = beat_s, tell
+        self._beat_s, self._tell, self._is_checked = beat_s, tell, is_checked
         self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
         self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
         self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
@@ -160,14 +169,16 @@ class LeasedJob:
         self._ended_s: float | None = None
         self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
         self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
+        self._committed_ran_s = 0
         self._seen: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
         self._upload: _Upload | None = None
         self._kept: tuple[tuple[int, int], Block] | None = None
-        self._result = ""
+        self._result, self._sends_from = "", 0.0
         self._notice: on.Reclaiming | None = None
         self._leaving = ""
         self._tries = 0
+        self._is_ending = threading.Event()
 
     @property
     def order(self) -> PoolOrder:
@@ -192,23 +203,38 @@ class LeasedJob:
             ran_s: time that the job ran before [s].
             blocks: what was committed before.
         """
-        self._beat_index, self._ran_before_s = beats, ran_s
+        self._beat_index, self._ran_before_s, self._committed_ran_s = beats, ran_s, int(ran_s)
         self._take_over(blocks, order)
 
         def prepare() -> None:
             try:
-                self._box = self.box_type.make(self._folder, order, self._blobs.fetch, self._sent)
+                self._box = self.box_type.make(self._folder, order, self._fetch, self._sent)
                 if order.resume and not (self._box.run / "run.json").exists():
                     self._resume(order)
                 self._blobs.clear()
                 self._is_prepared = True
             except StokerError as problem:
                 self._problem = problem
-            except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
+            except OSError as problem:
                 self._problem = PlaceFailed(f"the job cannot be prepared here: {problem!r}")
+            except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
+                self._problem = BadRun(f"the job cannot be prepared: {problem!r}")
 
         self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
         self._preparing.start()
+
+    def _fetch(self, sha256: str) -> Path:
+        """Fetch a blob, again and again where the pool is away for a while."""
+        for _ in range(_FETCH_TRIES):
+            try:
+                return self._blobs.fetch(sha256)
+            except StokerError as problem:
+                if not is_passing(problem):
+                    raise
+                self._tell(f"{self.lease_id}: fetched again in a while: {problem.message}")
+            if self._is_ending.wait(_RETRY_S):
+                break
+        return self._blobs.fetch(sha256)
 
     def _take_over(self, blocks: Sequence[Block], order: PoolOrder) -> None:
         self._num_blocks = len(blocks)
@@ -220,7 +246,7 @@ class LeasedJob:
         assert self._box is not None
         run, aside = self._box.run, self._folder / "resume"
         shutil.rmtree(aside, ignore_errors=True)
-        unpack(self._blobs.fetch(order.resume), aside, self._taken)
+        unpack(self._fetch(order.resume), aside, self._taken)
         remove_tree(run)
         aside.rename(run)
 
@@ -243,7 +269,7 @@ class LeasedJob:
             except (PlaceUnreachable, on.Refused):
                 raise
             except StokerError as problem:  # what the job left cannot be sent, or cannot be started again
-                self._close(f"failed: {problem.message}")
+                self._close(_reason(problem))
             except Exception as problem:  # noqa: BLE001 - whatever the job left does not end the agent
                 self._close(f"failed: its files cannot be used: {problem!r}")
         except PlaceUnreachable as problem:
@@ -257,7 +283,7 @@ class LeasedJob:
 
     def _do_what_is_due(self) -> None:
         if self._problem is not None:
-            self._close(f"failed: {self._problem.message}")
+            self._close(_reason(self._problem))
             return
         if self._process is None and self._leaving:
             self._close(self._leaving)
@@ -271,6 +297,9 @@ class LeasedJob:
         if self._process is None:
             return
         has_ended = self._process.poll() is not None
+        if problem := self._unpaid():
+            self._close(problem)
+            return
         if has_ended and self._ended_s is None:
             self._ended_s = time.monotonic()
         if self._sends_blocks(is_last=has_ended) and has_ended:
@@ -292,7 +321,7 @@ class LeasedJob:
             self._tell(f"{self.lease_id}: the pool does not take the notice: {problem.message}")
         self._tell(f"{self.lease_id}: {why}; the job saves and leaves within {notice_s:.0f} s")
         if self._box is not None:
-            with contextlib.suppress(OSError, PlaceFailed):
+            with contextlib.suppress(OSError, BadRun):
                 self._box.write_word("stop")
         timer = threading.Timer(notice_s, self._kill_unless_over)
         timer.daemon = True
@@ -336,6 +365,18 @@ class LeasedJob:
                                   samples=self._samples, state=self._previous))  # fmt: skip
         self._beat_index += 1
 
+    def _unpaid(self) -> str:
+        """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
+
+        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far.
+        """
+        if not self._is_checked or self._upload is not None or self._kept is not None or self._sends_from:
+            return ""
+        block_s = self._committed_ran_s / max(1, self._num_blocks)
+        if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
+            return ""
+        return f"refused: it has saved nothing for {format_seconds(self.running_s - self._committed_ran_s)}"
+
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""
         upload = self._upload
@@ -348,15 +389,18 @@ class LeasedJob:
                     self._tell(f"{self.lease_id}: a checkpoint cannot be committed: {upload.problem.message}")
                     self._seen = upload.place
             elif upload.problem is not None:
+                self._sends_from = time.monotonic() + self._beat_s
                 if isinstance(upload.problem, on.Refused):
                     self._note(upload.problem, upload.place)
                 raise upload.problem
             else:
                 assert upload.place is not None
-                self._kept = upload.place, upload.made
+                self._kept, self._sends_from = (upload.place, upload.made), 0.0
         if self._kept is not None:
             self._commit(*self._kept)
         if self._upload is None and (due := self._due(is_last=is_last)) is not None:
+            if time.monotonic() < self._sends_from:
+                return False
             place, name = due
             number, head = self._num_blocks, self._previous or self.order.resume_head
             self._upload = _Upload("block", lambda: self._keep(name, number, head), place)
@@ -387,7 +431,7 @@ class LeasedJob:
                 self._note(refused, place)
                 raise
             self._num_blocks, self._previous, self._update = block.block + 1, block.state, block.update
-            self._committed_at = time.monotonic()
+            self._committed_at, self._committed_ran_s = time.monotonic(), self.running_s
         self._seen, self._kept = place, None
 
     def _note(self, refused: on.Refused, place: tuple[int, int] | None) -> None:
@@ -406,9 +450,14 @@ class LeasedJob:
         """The job has ended: results, or the reason."""
         assert self._process is not None
         state, code = self._host_state(), self._process.poll()
-        if self._process.exceeded:
+        if self._process.exceeded.startswith(HOST_FULL):
+            self._close(f"refused: {self._process.exceeded}")
+        elif self._process.exceeded:
             self._close(f"failed: {self._process.exceeded}")
         elif state is not None and state.phase == "finished":
+            if self._is_checked and not self._previous and not self.order.resume:
+                self._close("failed: it ended without a checkpoint that could be committed")
+                return
             self._send_results()
         elif self._leaving:
             self._close(self._leaving)
@@ -424,13 +473,14 @@ class LeasedJob:
 
     def _send_results(self) -> None:
         upload = self._upload
-        if upload is None and not self._result:
+        if upload is None and not self._result and time.monotonic() >= self._sends_from:
             self._upload = _Upload("results", self._results)
         elif upload is not None and not upload.is_alive():
             self._upload, problem = None, upload.problem
             if isinstance(problem, on.Refused) and not is_passing(problem):
-                raise PlaceFailed(f"the pool does not take the results: {problem.message}")
+                raise BadRun(f"the pool does not take the results: {problem.message}")
             if problem is not None:
+                self._sends_from = time.monotonic() + self._beat_s
                 raise problem
             self._result = upload.made
         if self._result:
@@ -458,6 +508,7 @@ class LeasedJob:
 
     def _finish(self) -> None:
         self.is_over = True
+        self._is_ending.set()
         self.kill()
         if self._preparing is not None:
             self._preparing.join()
@@ -498,3 +549,9 @@ class LeasedJob:
     def _last_output(self) -> str:
         lines = b"" if self._process is None else self._process.stderr.strip()
         return lines.decode(errors="replace").rpartition("\n")[2]
+
+
+def _reason(problem: StokerError) -> str:
+    """Why a lease ends: what is wrong with this machine does not end the run elsewhere."""
+    is_here = isinstance(problem, PlaceFailed | on.Refused)
+    return f"{'refused' if is_here else 'failed'}: {problem.message}"

@@ -39,11 +39,11 @@ from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
-from stoker.pool.escrow import pay_for, required_deposit
+from stoker.pool.escrow import least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
-from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order
+from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import MOST_COMMITMENTS
+from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import (
     ISOLATIONS,
@@ -63,12 +63,17 @@ from stoker.units import format_bytes, format_seconds, parse_duration, parse_mon
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
+    from stoker.records import CheckpointManifest
 
 _MOST_HOME_BYTES = 1 << 40
 _LOG = "events.jsonl"
 _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOST_LEASES = 100
+_REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
+"""An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
+_LOST_S = 1800.0
+"""So long after an agent was lost, others are asked before it [s]."""
 _NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
 _MOST_KEPT_BYTES = 4 << 20
 
@@ -188,11 +193,18 @@ def offers(request: Request) -> tuple[Offer, ...]:
 
 
 def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
-    """The submission with the run's forecast on each kind of device that is offered."""
+    """The submission with the run's forecast on each kind of device that is offered.
+
+    Raises:
+        BadJob: blocks are to be replayed, and how many updates the job has depends on the machine.
+    """
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
     from stoker.pool.forecasting import job_forecasts  # noqa: PLC0415 - likewise
 
     terms = Terms.of(submission.options)
+    if terms.verify and job.until.unit == "seconds":
+        raise BadJob("the job's length is given in seconds, so that a replay would have another one",
+                     remedy="Give until=… in epochs, samples or updates; or --verify none.")  # fmt: skip
     client = _client(terms)
     words = sorted({forecast_word(one.listed) for one in _ranked_offers(client, submission.target, terms)})
     if submission.time_limit_s is None and words:
@@ -210,7 +222,8 @@ def script(submission: Submission) -> str:
     lines = [f"# {submission.run} at {submission.target.text}"]
     lines += [f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles]
     lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
-    lines.append(f"# blocks of {format_seconds(terms.block_s)}, {terms.verify:.0%} of them replayed by others; "
+    block = format_seconds(_block_s(submission, terms))
+    lines.append(f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; "
                  f"isolation {terms.isolation} or stronger")  # fmt: skip
     if submission.secrets:
         lines.append(f"# refused: secrets {', '.join(submission.secrets)} would be readable by the owner")
@@ -228,6 +241,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     assert client.key is not None
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
     before = _leases(client, job)
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
         raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -242,16 +256,35 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     }  # fmt: skip
     if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
         return {**handle, "first": _first_of(before), "sent_bytes": 0}
+    if len(before) >= _MOST_LEASES:
+        raise PlaceFailed(f"the run {submission.run} has had {len(before)} leases, the most that one has",
+                          remedy="Give the run another name.")  # fmt: skip
     blobs = _blobs(client, job)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
-    block_s = max(terms.block_s, submission.time_limit_s / (MOST_COMMITMENTS - 10))
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
     run = _PoolRun(client, handle, blobs)
     order = run.continued(order, before)
-    lease_id = run.open(order, len(before), set(), submission.time_limit_s)
+    lease_id = run.open(order, len(before), _wrong_agents(before), submission.time_limit_s)
     tell(f"opened the lease {lease_id}")
     return {**handle, "sent_bytes": sent}
+
+
+def _block_s(submission: Submission, terms: Terms) -> float:
+    """Time between commitments [s]: a checkpoint is saved for each, so that it is that of `--checkpoint-every` as well.
+
+    Raises:
+        BadJob: that differs from `--place-option block`, or is longer than an agent works for without a commitment.
+    """
+    every = value_of(submission.arguments, "--checkpoint-every")
+    block_s = terms.block_s if every is None else float(every)
+    if "block" in submission.options and block_s != terms.block_s:
+        raise BadJob(f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
+                     "checkpoint ends a block", remedy="Leave one of them out.")  # fmt: skip
+    if terms.verify and block_s > UNCOMMITTED_S:
+        raise BadJob(f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
+                     "last one, and takes no longer blocks", remedy="Save more often, or --verify none.")  # fmt: skip
+    return block_s
 
 
 def state(handle: Handle) -> LaunchState:
@@ -316,7 +349,7 @@ class _PoolRun:
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
         if _is_wrong(last):
             return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
-        if reason.startswith("finished") or last["result"]:
+        if last["result"]:
             waiting = [lease for lease in leases if _waits_for_replays(lease)]
             if waiting:
                 return LaunchState(phase="saving", why="the results are there; blocks are being replayed",
@@ -325,7 +358,7 @@ class _PoolRun:
                 return self._next(leases, restarts, problem)
             return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
                                restarts=restarts, at=_now())  # fmt: skip
-        if reason.startswith("stopped"):
+        if _is_stopped(last):
             return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
                                evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
         if reason.startswith("failed"):
@@ -350,15 +383,16 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
-        avoided = {str(lease["agent"]) for lease in leases if lease["reason"] == "lost" or _is_wrong(lease)}
-        if leases[-1]["result"] and self._resumes_from(leases[-1]) not in _poisoned(leases, self.order):
-            avoided.add(str(leases[-1]["agent"]))  # what it called its results was none
-        refused = {
-            str(lease["offer_id"]) for lease in leases[-3:] if lease["reason"].startswith(("refused", "reclaimed"))
-        }
+        poisoned = _poisoned(leases, self.order)
+        avoided = _wrong_agents(leases) | _resting(leases, time.time())
+        avoided |= {
+            str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
+        }  # these were no results
+        lost = {str(lease["agent"]) for lease in leases
+                if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S}  # fmt: skip
         order = self.continued(self.order(leases[0]), leases)
         try:
-            lease_id = self.open(order, len(leases), avoided, left_s, refused)
+            lease_id = self.open(order, len(leases), avoided, left_s, lost)
         except BadJob as problem:
             return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
@@ -392,9 +426,11 @@ class _PoolRun:
 
     def open(
         self, order: PoolOrder, number: int, avoided: AbstractSet[str], limit_s: float,
-        refused: AbstractSet[str] = frozenset(),
+        lost: AbstractSet[str] = frozenset(),
     ) -> str:  # fmt: skip
         """Open lease number `number` with the best free offer; its name.
+
+        An offer of an agent in `lost` is taken only if there is no other.
 
         Raises:
             PlaceFailed: there is none.
@@ -403,9 +439,10 @@ class _PoolRun:
         """
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
-        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided | refused)
+        offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
+        offers.sort(key=lambda one: one.listed.agent in lost)  # stable: otherwise as they were ranked
         if not offers:
-            raise PlaceFailed("the pool has no free offer that is not known to fail",
+            raise PlaceFailed("the pool has no free offer but those that failed, or are tried again later",
                               remedy="`stoker pool offers` lists what there is.")  # fmt: skip
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         match, limit_s = self._affordable(offers, limit_s, checked, terms)
@@ -415,7 +452,7 @@ class _PoolRun:
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
-        deposit = max(required_deposit(credits_, checked), pay_for(offer.min_s, rate))
+        deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
         expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
         self.client.post(on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
@@ -469,15 +506,33 @@ class _PoolRun:
                 files = {file.name: file.sha256 for file in manifest.files}
                 if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
                     continue
-                if not commitments and kept.get(name) == index.digests()[name]:
-                    return ""  # all updates were made before this lease
+                if (
+                    not commitments and kept.get(name) == index.digests()[name]
+                ):  # all updates were made before this lease
+                    return self._shortage(lease, manifest)
                 previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
                 head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
                 if commitments and head == commitments[-1]["state"]:
-                    return ""
-        except (ValueError, BadRun) as problem:
+                    return self._shortage(lease, manifest)
+        except (ValueError, TypeError, LookupError, BadRun) as problem:
             return f"the results of {lease['lease_id']} cannot be read: {problem}"
         return f"the results of {lease['lease_id']} are not what it committed to"
+
+    def _shortage(self, lease: dict[str, Any], manifest: CheckpointManifest) -> str:
+        """How many updates a last state lacks, as words; "" if none, or if the run was ended early.
+
+        The job's length stands in the plan of each block, where replays hold it against the job: that of a block which
+        was replayed is taken, if there is one. An early end is part of the state that was committed.
+        """
+        equal = [int(one["block"]) for one in lease["challenges"] if one["equal"] is True]
+        blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
+        blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
+        plan = json.loads(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
+        total, updates = int(plan["candidates"][0]["forecast"]["total_updates"]), manifest.position.updates
+        course = _member(manifest.skeleton.get("progress"), "course")
+        if updates >= total or _member(course, "verdict") is not None:
+            return ""
+        return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
 
     def _newest(self) -> str:
         """The index with the newest state of the run: results, else the last block that nothing speaks against."""
@@ -538,6 +593,11 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
     return words
 
 
+def _member(packed: Any, name: str) -> Any:
+    """What a dictionary has under a name, as a checkpoint's manifest keeps it; None: nothing."""
+    return dict(packed["of"]).get(name) if packed is not None else None
+
+
 def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
     """Replays that found a block equal, and unequal."""
     found = [one["equal"] for one in lease["challenges"] if int(one["block"]) == block]
@@ -550,6 +610,10 @@ def _is_wrong(lease: Mapping[str, Any]) -> bool:
     return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
 
 
+def _wrong_agents(leases: list[dict[str, Any]]) -> set[str]:
+    return {str(lease["agent"]) for lease in leases if _is_wrong(lease)}
+
+
 def _num_good(lease: Mapping[str, Any]) -> int:
     """Leading blocks that can be gone on from: of an agent that was wrong only those that were replayed, one by one."""
     if not _is_wrong(lease):
@@ -559,6 +623,11 @@ def _num_good(lease: Mapping[str, Any]) -> int:
         if equal <= unequal:
             return block
     return len(lease["commitments"])
+
+
+def _is_stopped(lease: Mapping[str, Any]) -> bool:
+    """Whether the renter stopped it: an agent may give any reason."""
+    return str(lease["reason"]).startswith("stopped") and lease["closed_by"] == lease["renter"]
 
 
 def _is_judged(lease: Mapping[str, Any]) -> bool:
@@ -621,6 +690,17 @@ def _ranked_offers(
     return list(ranking.matches)
 
 
+def _resting(leases: list[dict[str, Any]], now_s: float) -> set[str]:
+    """Offers that are not asked yet: a minute after a lease, twice as long after each one in a row without a block."""
+    until_s, rest_s = dict[str, float](), dict[str, float]()
+    for lease in leases:
+        offer = str(lease["offer_id"])
+        rest_s[offer] = _REST_S if lease["commitments"] else min(_MOST_REST_S, 2 * rest_s.get(offer, _REST_S / 2))
+        is_over = lease["closed_by"] == lease["delegate"] and lease["commitments"]  # deposit or time, and no failure
+        until_s[offer] = 0.0 if is_over and lease["reason"] != "lost" else float(lease["closed_s"]) + rest_s[offer]
+    return {offer for offer, rested_s in until_s.items() if now_s < rested_s}
+
+
 def _raw_hours(forecast: RunForecast | str | None) -> float:
     """Hours of a forecast before earlier runs corrected it; 0 where there is none."""
     return 0.0 if forecast is None or isinstance(forecast, str) else (forecast.raw_s or forecast.run_s) / 3600
@@ -663,7 +743,7 @@ def _first_of(leases: list[dict[str, Any]]) -> int:
     """Number of the first lease of the present start: after the last one that finished or was stopped."""
     first = 0
     for number, lease in enumerate(leases[:-1]):
-        if lease["result"] or str(lease["reason"]).startswith(("stopped", "failed")):
+        if lease["result"] or _is_stopped(lease) or str(lease["reason"]).startswith("failed"):
             first = number + 1
     return first
 

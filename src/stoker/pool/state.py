@@ -374,7 +374,9 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if body.window_s < rules.least_window_s:
         raise Refused(f"the time to dispute is {body.window_s} s, this pool wants {rules.least_window_s} s at least")
     check = escrow.checked_fraction(body.verify_fraction, state.record_of(listed.agent).passed)
-    least = max(escrow.required_deposit(body.forecast.credits, check), escrow.pay_for(offer.min_s, body.rate_per_hour))
+    least = max(
+        escrow.required_deposit(body.forecast.credits, check), escrow.least_deposit(offer.min_s, body.rate_per_hour)
+    )
     if body.deposit < least:
         raise Refused(
             f"the deposit of {credits_text(body.deposit)} does not cover the forecast: "
@@ -508,7 +510,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
 
 def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     """The meter stops: money that is not needed any more goes back, the offer is free, the agent's record grows."""
-    lease = replace(lease, closed_s=event.received_s, ended_by=event.hash)
+    lease = replace(lease, closed_s=event.received_s, closed_by=event.actor, ended_by=event.hash)
     listed = state.offers.get(lease.offer_id)
     records: tuple[tuple[str, Record], ...] = ()
     if lease.accepted_s:
@@ -522,6 +524,8 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
         record = state.record_of(lease.agent)
         records = ((lease.agent, replace(record, declined=record.declined + 1)),)
+    if not lease.accepted_s:  # nothing to dispute
+        lease = replace(lease, window_s=0.0)
     return Change(
         lease=lease,
         offer=replace(listed, lease_id="") if listed is not None and listed.lease_id == lease.lease_id else None,
@@ -558,7 +562,7 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
     if same:
         raise Refused(f"{escrow.short(body.verifier)} was asked for block {body.block} before")
-    free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0])
+    free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
         raise Refused(f"the fee of {credits_text(body.fee)} is not covered: {credits_text(free)} are free for replays")
     challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s)
@@ -577,7 +581,9 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
     given = replace(asked, equal=body.equal, evidence=body.evidence)
     challenges = tuple(given if one is asked else one for one in lease.challenges)
-    fee = min(asked.fee, state.held(lease.lease_id)[0])
+    held = state.held(lease.lease_id)[0]
+    is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what nobody else is promised
+    fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
     record = state.record_of(body.verifier)
     return Change(
         lease=replace(after, challenges=challenges),
@@ -641,7 +647,8 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
         if any(lease.unequal(one.block) for one in lease.challenges):
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
     records: list[tuple[str, Record]] = []
-    if any(one.equal for one in lease.challenges) and lease.state == "closed":
+    is_cleared = all(len(lease.equal(block)) > len(lease.unequal(block)) for block in lease.unequal_blocks)
+    if any(one.equal for one in lease.challenges) and is_cleared:
         record = state.record_of(lease.agent)
         records.append((lease.agent, replace(record, passed=record.passed + 1)))
     records += _contradicted(state, lease, is_right=True)

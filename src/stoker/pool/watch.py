@@ -1,14 +1,14 @@
 """What the control plane does by itself: it closes what fell silent, draws replays, judges disputes, and settles.
 
 `due` decides from the state and the clock alone, and returns the events to sign; a pool that was down for a while takes
-up where it stood, and counts silence from its own start, so that its own absence ends no lease.
+up where it stood, and counts silence from its own start, so that its own absence neither ends nor settles a lease.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from stoker.pool import escrow
 from stoker.pool import events as on
@@ -18,10 +18,10 @@ from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
 from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root
 
-MOST_OPEN, MOST_ASKED = 16, 16
-"""Blocks that one verifier replays at a time, and verifiers that are asked for one block."""
-VERDICT_S = 600.0
-"""Least time that a verifier has for a block, before another one is asked [s]."""
+MOST_OPEN, MOST_ASKED = 8, 16
+"""Blocks that one verifier is asked for at a time, which it makes in ten times that of one; verifiers for one block."""
+PRESENT_S = 90.0
+"""An agent that did not ask for work for so long is not there [s]."""
 ANCHOR_S = 3600.0
 """Time between two Merkle roots [s]."""
 
@@ -37,7 +37,7 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
         present: keys of agents that listen now and replay blocks, with their determinism class.
     """
     bodies: list[Body] = []
-    verifiers = Verifiers(present)
+    verifiers = Verifiers(present, known_from_s=up_since_s + PRESENT_S)
     for name in state.unsettled:
         for asked in state.leases[name].challenges:
             verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, verifiers)
@@ -52,11 +52,18 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
 
 
 class Verifiers(dict[str, str]):
-    """Determinism classes of those who may replay, by key; `num_open`: blocks that each is asked for now."""
+    """Determinism classes of those who may replay, by key.
 
-    def __init__(self, classes: Mapping[str, str]) -> None:
+    Attributes:
+        num_open: blocks that each is asked for now.
+        fees: promised in this look [micro-credits], by lease.
+        known_from_s: before that the pool is up for too short to say who has gone [s since 1970].
+    """
+
+    def __init__(self, classes: Mapping[str, str], known_from_s: float) -> None:
         super().__init__(classes)
-        self.num_open = Counter[str]()
+        self.known_from_s = known_from_s
+        self.num_open, self.fees = Counter[str](), Counter[str]()
 
 
 _Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
@@ -88,20 +95,38 @@ def _agreed(lease: Lease, key: Key) -> Iterator[Body]:
         yield on.Cosigned(lease_id=lease.lease_id, index=lease.beat_index)
 
 
-def _closed(state: State, lease: Lease, now_s: float, key: Key, _: float, present: Verifiers) -> Iterator[Body]:
+def _closed(
+    state: State, lease: Lease, now_s: float, key: Key, up_since_s: float, present: Verifiers
+) -> Iterator[Body]:
     yield from _agreed(lease, key)
     if lease.unequal_blocks:
         yield on.Disputed(lease_id=lease.lease_id, reason=f"a replay of block {lease.unequal_blocks[0]} was unequal")
         return
-    draw = key.sign(draw_message(key.public, lease))
+    draw, ends_s = key.sign(draw_message(key.public, lease)), _window_end(lease, up_since_s)
+    is_open = yield from _drawn(state, lease, drawn_blocks(lease, draw), now_s, ends_s, draw, present)
+    if now_s >= ends_s and not is_open:
+        yield on.Final(lease_id=lease.lease_id)
+
+
+def _window_end(lease: Lease, up_since_s: float) -> float:
+    """When the time to dispute is over [s since 1970].
+
+    After the pool was away, during which nobody could answer, as long after its start as a verifier has.
+    """
+    return max(lease.closed_s + lease.window_s, up_since_s + min(lease.window_s, lease.verdict_s))
+
+
+def _drawn(
+    state: State, lease: Lease, blocks: list[int], now_s: float, ends_s: float, draw: str, present: Verifiers
+) -> Generator[Body, None, bool]:
+    """Ask for blocks that nobody found equal yet, until `ends_s`; whether one of them may still get a verdict."""
     is_open = False
-    for block in drawn_blocks(lease, draw):
+    for block in blocks:
         if not lease.equal(block):
             is_open = True
-            if now_s < lease.closed_s + lease.window_s:
+            if now_s < ends_s:
                 yield from _asked(state, lease, block, now_s, draw, present)
-    if now_s >= lease.closed_s + lease.window_s and not (is_open and _is_awaited(lease, now_s, present)):
-        yield on.Final(lease_id=lease.lease_id)
+    return is_open and (now_s < ends_s or _is_awaited(lease, now_s, present))
 
 
 def _is_awaited(lease: Lease, now_s: float, present: Verifiers) -> bool:
@@ -111,13 +136,8 @@ def _is_awaited(lease: Lease, now_s: float, present: Verifiers) -> bool:
 
 def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Verifiers) -> bool:
     """Whether the verifier of a challenge has still to answer: one that has gone is waited for no longer."""
-    is_in_time = now_s - challenge.since_s < verdict_time(lease)
-    return challenge.equal is None and is_in_time and challenge.verifier in present
-
-
-def verdict_time(lease: Lease) -> float:
-    """How long a verifier has for one block [s]: ten times as long as the block took, and ten minutes at least."""
-    return max(VERDICT_S, 10 * lease.running_s / max(1, len(lease.commitments)))
+    is_there = challenge.verifier in present or now_s < present.known_from_s
+    return lease.is_in_time(challenge, now_s) and is_there
 
 
 def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, present: Verifiers) -> Iterator[Body]:
@@ -131,34 +151,43 @@ def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, pres
     if verifiers := alike or free:
         verifier = random.Random(f"{draw}/{block}/{len(of_block)}").choice(verifiers)
         present.num_open[verifier] += 1
-        fee = min(escrow.replay_fee(lease), escrow.free_for_fees(lease, state.held(lease.lease_id)[0]))
+        free_fee = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], now_s) - present.fees[lease.lease_id]
+        fee = max(0, min(escrow.replay_fee(lease), free_fee))
+        present.fees[lease.lease_id] += fee
         yield on.Challenged(lease_id=lease.lease_id, block=block, verifier=verifier, draw=draw, fee=fee)
 
 
-def _disputed(state: State, lease: Lease, now_s: float, key: Key, _: float, present: Verifiers) -> Iterator[Body]:
+def _disputed(
+    state: State, lease: Lease, now_s: float, key: Key, up_since_s: float, present: Verifiers
+) -> Iterator[Body]:
+    """Blocks that were found unequal are asked for until they are decided; the others while the window lasts."""
     assert state.rules is not None
     needed, name = state.rules.verdicts_to_slash, lease.lease_id
-    draw = key.sign(draw_message(key.public, lease))
-    blocks = lease.unequal_blocks or drawn_blocks(lease, draw) or list(range(len(lease.commitments)))[:1]
-    for block in blocks:
-        unequal, equal = lease.unequal(block), lease.equal(block)
-        if len(unequal) >= needed:
+    draw, ends_s = key.sign(draw_message(key.public, lease)), _window_end(lease, up_since_s)
+    is_open, bad = False, lease.unequal_blocks
+    for block in bad:
+        if len(lease.unequal(block)) >= needed:
             evidence = next(one.evidence for one in lease.challenges if one.block == block and one.equal is False)
             yield on.Slashed(
                 lease_id=name, amount=state.held(name)[1], evidence=evidence,
-                reason=f"block {block} is unequal by {len(unequal)} replays",
+                reason=f"block {block} is unequal by {len(lease.unequal(block))} replays",
             )  # fmt: skip
             return
-        if len(equal) < (needed if unequal else 1):
+    for block in bad:
+        if len(lease.equal(block)) < needed:
             before = [*_asked(state, lease, block, now_s, draw, present)]
             yield from before
-            is_waiting = bool(before) or _is_awaited(lease, now_s, present) or now_s < lease.closed_s + lease.window_s
-            if is_waiting:
-                return
-            if len(unequal) > len(equal):
-                yield on.Refunded(lease_id=name, reason=f"block {block} is unequal, and nobody else could replay it")
-                return
-    if blocks or now_s >= lease.closed_s + lease.window_s:
+            is_open |= bool(before) or _is_awaited(lease, now_s, present) or now_s < ends_s
+    drawn = drawn_blocks(lease, draw) or list(range(len(lease.commitments)))[:1]
+    rest = [block for block in drawn if block not in bad]
+    is_open |= yield from _drawn(state, lease, rest, now_s, ends_s, draw, present)
+    if is_open:
+        return
+    for block in bad:
+        if len(lease.unequal(block)) > len(lease.equal(block)):
+            yield on.Refunded(lease_id=name, reason=f"block {block} is unequal, and nobody else could replay it")
+            return
+    if bad or drawn or now_s >= ends_s:
         yield on.Final(lease_id=name)
 
 

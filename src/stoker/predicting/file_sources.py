@@ -37,6 +37,7 @@ from stoker.data.reading.table_readers import (
 )
 from stoker.errors import BadJob, RunFailed, first_line
 from stoker.predicting.row_source import Column, RowSource, SourceColumn, SourceExtent, SourceRows, cut_evenly
+from stoker.records.codec import printable
 from stoker.records.prediction import PredictionPart, SourceFormat
 
 _LOOKED_AT = 100
@@ -455,6 +456,7 @@ _MAKERS: dict[str, Callable[[Path], RowSource]] = {
     ".npz": NumpySource,
     **dict.fromkeys(SUFFIXES, ImageSource),
 }
+_MOST_NAMED = 5
 _READABLE = "Parquet, CSV, TSV, JSONL, NPY, NPZ, images, or a folder of files of one of these kinds"
 
 
@@ -480,6 +482,25 @@ def find_sources(names: Sequence[str]) -> tuple[RowSource, ...]:
                     f"{path} cannot be read: {error.strerror}", remedy="Check that this user may read it."
                 ) from error
     return tuple(sources)
+
+
+def passed_over(names: Sequence[str], sources: Sequence[RowSource], out: Path) -> list[str]:
+    """What of the folders among `names` is not read, a sentence for each: of another kind, or below a folder of tables.
+
+    Args:
+        names: as for `find_sources`.
+        sources: what it found.
+        out: where answers go, which may lie in a folder that is read.
+    """
+    read, messages = {path for source in sources for path in source.files()}, []
+    expanded = [path for name in names for path in ([name] if Path(name).exists() else glob(name, recursive=True))]  # noqa: PTH207 - as above
+    for folder in (Path(path) for path in expanded if Path(path).is_dir()):
+        left = [name for name in files_below(folder)
+                if folder / name not in read and out.absolute() not in (folder / name).absolute().parents]  # fmt: skip
+        if left:
+            more = f" and {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
+            messages.append(printable(f"{folder}: not read: {', '.join(left[:_MOST_NAMED])}{more}"))
+    return messages
 
 
 def _expanded(name: str) -> list[RowSource]:

@@ -14,6 +14,7 @@ from stoker.artifacts.directory import Listing
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, load
 from stoker.errors import BadArtifact, BadRun, RunFailed, ServiceError, StokerError
+from stoker.predicting.file_sources import passed_over
 from stoker.predicting.job_identity import differences
 from stoker.predicting.prediction_output import OutputDirectory, next_free
 from stoker.predicting.prediction_request import PredictOptions, elsewhere, new_job, resolve_request
@@ -99,7 +100,10 @@ def _predicted(
         verified = artifact.verify()
     except BadArtifact as error:
         raise _Refused(error) from error
-    asked = resolve_request(artifact, [str(name) for name in inputs], options)
+    names = [str(name) for name in inputs]
+    asked = resolve_request(artifact, names, options)
+    for message in passed_over(names, asked.sources, place):
+        sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
     with RunLock(place):
         directory = OutputDirectory(place)
         job = directory.read_job()
