@@ -133,7 +133,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_under_its_schedule(stops
 
 @pytest.mark.parametrize("model", [FailsInChannelsLast, CountsAndFails])
 def test_a_candidate_that_raises_is_left_out_and_its_update_made_again(model: type[nn.Module]) -> None:
-    """Said once for each plan, its pass not counted; the run ends as one that was given the schedule, resumed or not."""
+    """Said once for each plan, its pass not counted; it ends as one given the schedule, also where it was resumed."""
     heard = Heard()
     run = trained(job(model), "fails", stop_at=30, sink=heard)
     run = trained(job(model), "fails", sink=heard)

@@ -423,12 +423,18 @@ class Step:
                 restore_generators(states)
 
     def python_changes(self) -> dict[str, JSON]:
-        """The plain values in attributes of the model and the loss that have changed since this step was made."""
+        """The plain values of the model and the loss that have changed since this step was made, or were restored."""
         return plain_changes(self.model, self.objective.loss_object, self._python)
 
     def put_python(self, kept: Mapping[str, JSON]) -> None:
-        """Restore the values of `python_changes`."""
+        """Restore the values of `python_changes`, which lists them from now on.
+
+        A process that goes on with a loss of its own has them from the start, where a fresh one does not.
+        """
         put_plain(self.model, self.objective.loss_object, kept)
+        for holder, values in kept.items():
+            for key in values:
+                self._python.values.pop((holder, key), None)
 
     @property
     def average(self) -> KeptAverage | None:

@@ -298,7 +298,7 @@ def _num_ordered(subject: Subject) -> int:
 
 
 def _problem_with_order(subject: Subject) -> str | None:
-    """Check an epoch's order: every sample once, the same from its middle, another in the next unless it is in order."""
+    """Check an epoch's order: every sample once, the same from its middle, another in the next unless in order."""
     train, seed, count = subject.data.train, subject.job.seed, _num_ordered(subject)
     if train.data_class != "indexed":
         return None  # the order of a stream is that of reading
