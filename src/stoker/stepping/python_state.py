@@ -119,6 +119,11 @@ def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[s
     return changes
 
 
+def own_values(kept: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Of values of `plain_changes` those in attributes of the model, which its copies do not share."""
+    return {holder: values for holder, values in kept.items() if not is_shared(holder)}
+
+
 def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
     """Restore values of `plain_changes`; holders that no longer exist are skipped."""
     for holder in list(_holders(model, loss)) if kept else ():
@@ -141,9 +146,13 @@ def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
         undo_changes(model, loss, before)
 
 
-def undo_changes(model: nn.Module, loss: object, before: PythonState) -> None:
-    """Restore the plain values of `before`, without tensors; those set since over a class's own are removed."""
+def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_shared: bool = True) -> None:
+    """Restore the plain values of `before`, without tensors; those set since over a class's own are removed.
+
+    Without those that copies of the model share, only its own attributes are restored.
+    """
     changed = python_state(model, loss, with_tensors=False).changed_since(before)
+    changed = {place for place in changed if with_shared or not is_shared(place[0])}
     kept: dict[str, JSON] = {}
     for place in changed & before.values.keys():
         if before.is_plain(place):

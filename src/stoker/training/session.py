@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -99,6 +99,8 @@ class TrainingSession:
     """Final metrics, of the weights worth keeping."""
     weights: dict[str, torch.Tensor] | None = None
     """The final weights, gathered from all processes; None in a process alone."""
+    python: dict[str, JSON] = field(default_factory=dict)
+    """The plain Python values that belong to the final weights, once they are evaluated."""
     examples: tuple[ExampleSet, ...] = ()
     """Samples of held-out sets with the final model's outputs."""
 
