@@ -290,7 +290,7 @@ class Loop:
         is_due = after.updates == self.total_updates or evaluation_is_due(
             self.evaluate_every, self.extent, position, after
         )
-        evaluate_s = self.telemetry.evaluate_s if self.held_out and is_due else 0.0
+        evaluate_s = (self.telemetry.evaluate_s or self.slice.evaluate_s) if self.held_out and is_due else 0.0
         return self.slice.is_over(updates_s=updates * self.telemetry.next_update_s, evaluate_s=evaluate_s)
 
     def _ends_early(self) -> bool:
@@ -398,6 +398,8 @@ class Loop:
         decided = self.course.judge(metrics, position, self.extent)
         self.step.rate_factor = self.course.rate_factor
         self.telemetry.evaluated(sum(took_s.values()))
+        if self.slice is not None:
+            self.slice.evaluate_s = sum(took_s.values())
         first, last = next(iter(evaluated)), next(reversed(evaluated))
         chooses = next((split for split in evaluated if f"valid/{self.best.name}".startswith(f"{split}/")), first)
         for split in evaluated:
@@ -425,7 +427,7 @@ class Loop:
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
             **({} if self.step.plan.device_mtbf_h is None else {"save_every_s": self.save_every_s}),
             **self.source.reader.kept(),
-            **({} if self.slice is None else {"save_s": self.slice.save_s}),
+            **({} if self.slice is None else {"save_s": self.slice.save_s, "evaluate_s": self.slice.evaluate_s}),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
             **({"loss_scale": [*self.step.loss_scale.state()]} if "fp16" in self.step.job.numerics else {}),

@@ -194,7 +194,10 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
-        slice=slice_ and slice_.with_saves_of(progress.get("save_s", decision.chosen.forecast.checkpoint_s.high)),
+        slice=slice_ and slice_.expecting(
+            save_s=progress.get("save_s", decision.chosen.forecast.checkpoint_s.high),
+            evaluate_s=progress.get("evaluate_s", decision.chosen.forecast.evaluate_s.value),
+        ),
     )  # fmt: skip
     if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
         _try_plans(loop, prepared, device, plans)
