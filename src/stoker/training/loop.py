@@ -100,6 +100,8 @@ class Loop:
     """Sees every update."""
     keep_every: Duration | None = None
     """How often weights are kept for good."""
+    saves_first: bool = False
+    """Whether the state is saved before the first update: a fork's, whose parent may train on or be deleted."""
     slice: Slice | None = None
     """The time that this process may take, at places that end jobs."""
     _least_blocked_s: float = field(default=math.inf, init=False)
@@ -140,6 +142,9 @@ class Loop:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
         self._make_up(position)
+        if self.saves_first:
+            self._save(position, is_best=False)
+            self._announce(self.checkpointer.collect(wait=True))
         self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self._made_singly(position, end, total):

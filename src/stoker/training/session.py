@@ -194,6 +194,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
+        saves_first=start is not None and not start.is_own,
         slice=slice_ and slice_.expecting(
             save_s=progress.get("save_s", decision.chosen.forecast.checkpoint_s.high),
             evaluate_s=progress.get("evaluate_s", decision.chosen.forecast.evaluate_s.value),
