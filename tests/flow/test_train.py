@@ -66,7 +66,9 @@ def test_a_model_has_the_plain_values_that_its_weights_were_evaluated_with() -> 
     for found in (run, stoker.load(run.path, job)):
         model = found.model()
         assert model.temperature in temperatures[:2], "the last is not the best, or this test shows nothing"
-        assert run.metrics["test/loss"] == pytest.approx(float(F.cross_entropy(model(inputs), target).detach()), rel=1e-5)
+        assert run.metrics["test/loss"] == pytest.approx(
+            float(F.cross_entropy(model(inputs), target).detach()), rel=1e-5
+        )
 
 
 def test_a_run_is_found_again_by_path_by_name_and_as_the_latest() -> None:

@@ -46,6 +46,7 @@ from tests.verifying.examining import (
     subject_of,
 )
 
+
 def test_updates_are_made_at_their_share_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What depends on it, such as selective backprop, takes part in both comparisons."""
     kept: list[bool] = []
@@ -58,8 +59,9 @@ def test_updates_are_made_at_their_share_of_the_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(loss_pass, "selected", noted)
     chooses = SelectiveBackprop(keep=0.5, start=0.0, end=1.0, interrupt=0)
     subject = subject_of(make_job(mlp, loss=Objective("cross_entropy", selective_backprop=chooses)), 8)
-    for check in (lambda: check_resume(subject, on_disk(tmp_path), no_time()), lambda: check_equality(subject, no_time())):
-        verdict = check()
+    checks = check_equality, lambda subject, timebox: check_resume(subject, on_disk(tmp_path), timebox)
+    for check in checks:
+        verdict = check(subject, no_time())
         assert verdict.passed, verdict.answer
         assert kept
         assert all(kept)

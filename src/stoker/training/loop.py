@@ -142,9 +142,6 @@ class Loop:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
         self._make_up(position)
-        if self.saves_first:
-            self._save(position, is_best=False)
-            self._announce(self.checkpointer.collect(wait=True))
         self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self._made_singly(position, end, total):
@@ -328,7 +325,10 @@ class Loop:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loss scale", why=why)
 
     def _make_up(self, position: Position) -> None:
-        """Do what was due after the last update and did not complete."""
+        """Do what was due after the last update and did not complete; save what a fork begins with."""
+        if self.saves_first:
+            self._save(position, is_best=False)
+            self._announce(self.checkpointer.collect(wait=True))
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
             if is_last:
