@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -284,7 +285,23 @@ def test_an_unfinished_fork_is_continued_by_the_same_call_only() -> None:
     assert heard.of("resumed")[0]["samples"] == 336
 
 
-def test_a_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_parent_again() -> None:
+def test_a_fork_that_was_killed_early_goes_on_from_where_it_began() -> None:
+    """It saves before its first update: its parent, which trains on meanwhile, is not looked at again."""
+    parent = stopped_run(blobs_job())
+    jobs = blobs_job(), blobs_job(until=LONGER)
+    stop = stoker.on("updated", lambda _update: signal.raise_signal(signal.SIGTERM))
+    stopped = stoker.train(jobs[1], plan=PLAN, fork=parent.name, hooks=[stop], sink=Heard())
+    first, *later = sorted(stopped.directory.checkpoints.glob("*[0-9]"))
+    for checkpoint in later:
+        shutil.rmtree(checkpoint)
+    assert stoker.train(jobs[0], plan=PLAN, sink=Heard()).status == "finished"
+    heard = Heard()
+    fork = stoker.train(jobs[1], plan=PLAN, fork=parent.name, sink=heard)
+    assert (fork.name, heard.of("resumed")[0]["samples"], int(first.name)) == (stopped.name, 96, 96)
+    assert_equal_weights(fork, stoker.train(jobs[1], plan=PLAN))
+
+
+def test_a_fork_without_checkpoints_of_its_own_starts_from_its_parent_again() -> None:
     """There is nothing of its own to go on from."""
     parent = stoker.train(blobs_job(), plan=PLAN)
     stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=parent.name)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import stoker
 from stoker.records import Layout
 from stoker.training.slices import Slice
+from stoker.training.telemetry import Telemetry
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
 from tests.flow.command import job_file, stoker_here, stoker_process
 from tests.flow.test_many_processes import LONG, TWO, plan_over
@@ -59,6 +62,33 @@ def test_a_slice_that_is_too_short_makes_one_update() -> None:
     assert len(slices) == 4, "three updates, and the last evaluation in one of its own"
     assert [heard.of("stopped")[0]["samples"] for heard in slices[:3]] == [16, 32, 48]
     assert any("too short to train in" in line for line in slices[0].of("planned")[0]["explanation"])
+
+
+class Noted(Slice):
+    """A slice that is never over, and notes how long the evaluations that were due are expected to take [s]."""
+
+    def is_over(self, *, updates_s: float, evaluate_s: float = 0.0) -> bool:
+        expected.append(evaluate_s)
+        return False
+
+
+expected: list[float] = []
+
+
+def test_the_first_evaluation_of_a_run_that_tries_plans_has_time_kept() -> None:
+    """By forecast: with none the place would end the process in it, and the chain of slices with it."""
+    expected.clear()
+    stoker.train(blobs_job(until=stoker.epochs(1)), run_dir="first", sink=Heard(), slice=Noted(3600.0, 0.0))
+    assert [seconds > 0 for seconds in expected[:5]] == [False, False, False, True, True], "before the last update"
+
+
+def test_without_validation_a_last_evaluation_that_fits_in_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample takes no longer than its share of an update: 30 of them 2 updates of 16, not 30."""
+    monkeypatch.setattr(Telemetry, "next_update_s", 1.0)
+    slice_ = Slice(3600.0, 30.0, clock=lambda: 0.0)
+    run = stoker.train(blobs_job(valid=None), plan=PLAN, run_dir="tested", sink=Heard(), slice=slice_)
+    assert run.status == "finished"
+    assert "test/accuracy" in run.metrics
 
 
 def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:

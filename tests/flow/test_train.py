@@ -40,6 +40,37 @@ def test_a_run_keeps_metrics_weights_a_model_and_a_report() -> None:
     assert "<html" in run.report_path.read_text()
 
 
+class Cooling(nn.Module):
+    """Logits over a temperature that falls with each pass of training, a plain number, until they are overconfident."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.temperature = nn.Linear(6, 2), 4.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.temperature /= 2
+        return self.layers(inputs) / self.temperature
+
+
+def test_a_model_has_the_plain_values_that_its_weights_were_evaluated_with() -> None:
+    """Of the best checkpoint, of weights that were kept, and where the run is loaded again."""
+    inputs, target = blobs(100)
+    flipped = torch.where(torch.rand(100, generator=torch.Generator().manual_seed(2)) < 0.2, 1 - target, target)
+    evaluation = stoker.Evaluation(select="valid/loss", keep_every=stoker.epochs(1))
+    job = blobs_job(model=Cooling, data=(inputs, flipped), evaluation=evaluation)
+    run = stoker.train(job, plan=PLAN)
+    temperatures = [4 / 2**updates for updates in (5, 10, 15)]
+    assert [run.model(at=stoker.epochs(number)).temperature for number in (1, 2, 3)] == temperatures
+    inputs, target = blobs(30, seed=1)
+    for found in (run, stoker.load(run.path, job)):
+        model = found.model()
+        assert model.temperature in temperatures[:2], "the last is not the best, or this test shows nothing"
+        assert run.metrics["test/loss"] == pytest.approx(
+            float(F.cross_entropy(model(inputs), target).detach()), rel=1e-5
+        )
+
+
 def test_a_run_is_found_again_by_path_by_name_and_as_the_latest() -> None:
     """With the same record and weights; its model is made with the job it came from."""
     run = stoker.train(blobs_job(name="blobs"), plan=PLAN)

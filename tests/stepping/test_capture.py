@@ -139,6 +139,55 @@ def test_a_model_whose_path_may_change_is_refused(model) -> None:
     assert "captured false" in str(problem.value.remedy)
 
 
+class _Annealed:
+    """A loss that counts its calls and weighs a term by the count."""
+
+    calls = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        entropy = nn.functional.cross_entropy(output, target, reduction="none")
+        return entropy + min(1.0, self.calls / 10_000) * output.square().mean(1)
+
+
+PASSES = 0
+
+
+def _counting_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    global PASSES  # noqa: PLW0603 - as users do
+    PASSES += 1
+    return nn.functional.cross_entropy(output, target, reduction="none") * (1 + PASSES)
+
+
+def test_a_loss_that_changes_values_is_refused_and_left_as_it_was() -> None:
+    """In attributes of its own, or outside it: recording them would fix the loss at its first value."""
+    annealed = _Annealed()
+    for loss in (annealed, _counting_loss):
+        with pytest.raises(RunFailed, match="cannot be captured: the model or the loss changes Python values"):
+            _trained(_job(loss=loss), 1, captured=True)
+    assert (annealed.calls, PASSES) == (0, 0)
+
+
+class _CountingLater(_Counting):
+    """It counts its passes once `starts` is set."""
+
+    starts = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.starts
+        return self.linear(x.flatten(1))
+
+
+def test_a_model_that_changes_values_later_is_found_when_passes_are_compared() -> None:
+    """Its gradient is the ordinary one, but what it counts would no longer be counted."""
+    step = _trained(_job(_CountingLater), 3, captured=True)
+    step.check()
+    step.model.starts = True
+    with pytest.raises(RunFailed, match="changes Python values"):
+        step.check()
+    assert step.model.passes == 0
+
+
 class _Recurrent(nn.Module):
     """oneDNN's LSTM keeps what its backward pass reads only where gradients are enabled."""
 

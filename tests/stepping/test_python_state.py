@@ -103,6 +103,24 @@ def test_tensors_are_noticed_and_not_kept() -> None:
     assert after.in_words(("", "seen")) == "the attribute 'seen' of Stateful"
 
 
+class Counter:
+    """A loss whose count begins as its class's."""
+
+    calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def test_a_value_set_over_a_class_own_is_removed_again() -> None:
+    """Else a count that began at the class's value would go on from what was only looked at."""
+    model, loss = Stateful(), Counter()
+    with unchanged(model, loss):
+        loss(None)
+        assert loss.calls == 1
+    assert loss.calls == 0
+
+
 def test_a_loss_is_left_as_it_was_given() -> None:
     """After what only looks at it."""
     model, number = Stateful(), COUNT

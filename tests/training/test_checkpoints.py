@@ -121,6 +121,31 @@ def test_pythons_and_numpys_generators_go_on_where_they_were(tmp_path: Path) -> 
     assert draw() == expected
 
 
+class Weighted:
+    """A loss with a factor that training raises to its cap."""
+
+    def __init__(self) -> None:
+        self.beta = 0.0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, reduction="none") * (1 + self.beta)
+
+
+def test_values_that_a_checkpoint_held_are_in_the_next_one(tmp_path: Path) -> None:
+    """Resumed in the same process, the loss has them from the start: in a fresh one it will not."""
+    loss = Weighted()
+    job = tiny_job(loss=loss)
+    first = step_of(job)
+    advance(first, 0, 2)
+    loss.beta = 1.0
+    again = step_of(job)
+    restore(again, *saved(first, tmp_path / "first", 2))
+    found = saved(again, tmp_path / "again", 2)
+    loss.beta = 0.0
+    restore(step_of(job), *found)
+    assert loss.beta == 1.0
+
+
 def test_progress_comes_back_with_its_numbers(tmp_path: Path) -> None:
     """What is kept with a checkpoint is read back as it was, a best value of NaN included."""
     step = step_of(tiny_job())

@@ -37,6 +37,7 @@ class Unrepeatable(torch.utils.data.IterableDataset):
         ("balanced", "indexed: the order is computed"),
         ("stratified", "indexed: the order is computed"),
         ("bucketed", "indexed: the order is computed"),
+        ("in order", "indexed: the order is computed"),
         ("packed", "indexed: the order is computed"),
     ],
 )

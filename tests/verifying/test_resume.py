@@ -12,8 +12,13 @@ from torch import nn
 
 from stoker.errors import RunFailed
 from stoker.jobs import SGD, AdamW
+from stoker.jobs.objective import Objective, SelectiveBackprop
+from stoker.loading.batches import Batch
+from stoker.stepping import loss_pass
+from stoker.stepping.selective_backprop import selected
 from stoker.stepping.step import Step
 from stoker.units import updates
+from stoker.verifying.plan_equality import check_equality
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
@@ -40,6 +45,28 @@ from tests.verifying.examining import (
     on_disk,
     subject_of,
 )
+
+
+def test_updates_are_made_at_their_share_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What depends on it, such as selective backprop, takes part in both comparisons."""
+    kept: list[bool] = []
+
+    def noted(batch: Batch, *others: Any) -> Batch:
+        found = selected(batch, *others)
+        kept.append(found.size < batch.size)
+        return found
+
+    monkeypatch.setattr(loss_pass, "selected", noted)
+    chooses = SelectiveBackprop(keep=0.5, start=0.0, end=1.0, interrupt=0)
+    subject = subject_of(make_job(mlp, loss=Objective("cross_entropy", selective_backprop=chooses)), 8)
+    checks = check_equality, lambda subject, timebox: check_resume(subject, on_disk(tmp_path), timebox)
+    for check in checks:
+        verdict = check(subject, no_time())
+        assert verdict.passed, verdict.answer
+        assert kept
+        assert all(kept)
+        kept.clear()
+
 
 _PASSES = 0
 

@@ -33,7 +33,7 @@ from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
 from stoker.stepping.losses import without_values
-from stoker.stepping.python_state import python_generators, python_state
+from stoker.stepping.python_state import python_generators, python_state, unchanged
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import users_line
 
@@ -125,19 +125,10 @@ class CapturedPass(BatchPass):
             self._used = [index for index, gradient in enumerate(gradients) if gradient is not None]
             return (mean, *(gradient for gradient in gradients if gradient is not None))
 
-        before, buffers = self._python_state(), self._buffers()
-        with self._undone(leaves):
+        with self._undone(leaves), self._nothing_else_changed():
             from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
             graph = make_fx(work)(*leaves)
-            is_changed = self._python_state() != before or any(
-                now is not then for now, then in zip(self._buffers(), buffers, strict=True)
-            )
-        if is_changed:
-            raise _uncapturable(
-                "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
-                "Python's or NumPy's generators"
-            )
         _simplify(graph)
         if leaves[0].device.type != "cpu":
             return self._on_gpu(graph.forward, leaves)
@@ -184,7 +175,7 @@ class CapturedPass(BatchPass):
         assert self._repeat is not None
         leaves: list[torch.Tensor] = []
         map_tensors(content, leaves.append)
-        with self._undone(leaves):
+        with self._undone(leaves), self._nothing_else_changed():
             _, gradients = self._pass(content)
             expected = [gradient for gradient in gradients if gradient is not None]
             buffers = [buffer.clone() for buffer in self._buffers()]
@@ -204,21 +195,35 @@ class CapturedPass(BatchPass):
 
     @contextlib.contextmanager
     def _undone(self, leaves: list[torch.Tensor]) -> Iterator[None]:
-        """Restores the model's buffers and PyTorch's generators at the end."""
+        """Restores the model's buffers, plain values of model and loss, and PyTorch's generators at the end."""
         buffers, devices = Buffers(self._model), {leaf.device.index or 0 for leaf in leaves if leaf.is_cuda}
         buffers.keep()
-        with torch.random.fork_rng(devices=devices):
+        with unchanged(self._model, self._ordinary.loss_object), torch.random.fork_rng(devices=devices):
             try:
                 yield
             finally:
                 buffers.restore()
 
+    @contextlib.contextmanager
+    def _nothing_else_changed(self) -> Iterator[None]:
+        """Raises RunFailed if a pass within changed what a captured one would not."""
+        before, buffers = self._python_state(), self._buffers()
+        yield
+        if self._python_state() != before or any(
+            now is not then for now, then in zip(self._buffers(), buffers, strict=True)
+        ):
+            raise _uncapturable(
+                "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
+                "Python's or NumPy's generators"
+            )
+
     def _buffers(self) -> list[torch.Tensor]:
         return list(self._model.buffers())
 
     def _python_state(self) -> tuple[Any, ...]:
-        """State that a captured pass would not change: plain values in modules, and generators other than PyTorch's."""
-        return python_state(self._model, with_tensors=False).values, *python_generators()
+        """State that a captured pass would not change: plain values, and generators other than PyTorch's."""
+        values = python_state(self._model, self._ordinary.loss_object, with_tensors=False).values
+        return values, *python_generators()
 
 
 def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:

@@ -129,6 +129,11 @@ class AutogradPass(BatchPass):
         torch._foreach_div_(all_local([p.grad for p in self._parameters if p.grad is not None]), divisor)
         return torch.as_tensor(loss.sum / divisor).detach()
 
+    @property
+    def loss_object(self) -> object:
+        """The loss as it is called here."""
+        return self._objective.loss_object
+
     def gradient_norm(self) -> float:
         """The global norm of the gradients that are in the parameters, over all processes; waits for the device."""
         return float(self._strategy.clip(self._parameters, math.inf))

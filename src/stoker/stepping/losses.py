@@ -117,7 +117,7 @@ class TrainingObjective:
 
     @property
     def loss_object(self) -> object:
-        """The loss as it is called here: of a module or of another object a copy."""
+        """The loss as it is called here: of a module a copy."""
         loss = self._measured("loss")
         return None if loss is None else loss.function
 

@@ -54,6 +54,8 @@ class _Holder:
     kind: str
     values: Mapping[str, Any]
     put: Callable[[str, Any], None]
+    owner: object = None
+    """The object that has the values as attributes."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[s
     return changes
 
 
+def own_values(kept: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Of values of `plain_changes` those in attributes of the model, which its copies do not share."""
+    return {holder: values for holder, values in kept.items() if not is_shared(holder)}
+
+
 def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
     """Restore values of `plain_changes`; holders that no longer exist are skipped."""
     for holder in list(_holders(model, loss)) if kept else ():
@@ -136,12 +143,26 @@ def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
     try:
         yield
     finally:
-        now = python_state(model, loss, with_tensors=False)
-        kept: dict[str, JSON] = {}
-        for holder, key in now.changed_since(before):
-            if (holder, key) in before.values and before.is_plain((holder, key)):
-                kept.setdefault(holder, {})[key] = before.values[holder, key]
-        put_plain(model, loss, kept)
+        undo_changes(model, loss, before)
+
+
+def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_shared: bool = True) -> None:
+    """Restore the plain values of `before`, without tensors; those set since over a class's own are removed.
+
+    Without those that copies of the model share, only its own attributes are restored.
+    """
+    changed = python_state(model, loss, with_tensors=False).changed_since(before)
+    changed = {place for place in changed if with_shared or not is_shared(place[0])}
+    kept: dict[str, JSON] = {}
+    for place in changed & before.values.keys():
+        if before.is_plain(place):
+            kept.setdefault(place[0], {})[place[1]] = before.values[place]
+    put_plain(model, loss, kept)
+    made = changed - before.values.keys()
+    for holder in list(_holders(model, loss)) if made else ():
+        for key in holder.values:
+            if (holder.name, key) in made and hasattr(type(holder.owner), key):
+                vars(holder.owner).pop(key)
 
 
 def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
@@ -169,7 +190,7 @@ def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[_Hold
     seen.add(id(value))
     hidden = _OF_EVERY_MODULE if isinstance(value, nn.Module) else ()
     values = {key: item for key, item in vars(value).items() if key not in hidden}
-    yield _Holder(name, type(value).__name__, values, vars(value).__setitem__)
+    yield _Holder(name, type(value).__name__, values, vars(value).__setitem__, value)
     for key, item in values.items() if depth else ():
         if _is_users(item) and not isinstance(item, nn.Module):
             yield from _within(f"{name}.{key}", item, seen, depth - 1)

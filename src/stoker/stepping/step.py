@@ -44,7 +44,7 @@ from stoker.stepping.model import build_model, in_evaluation, place_model
 from stoker.stepping.muon import MuonOptimizer, products_dtype
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
-from stoker.stepping.python_state import plain_changes, put_plain, python_state
+from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, undo_changes
 from stoker.stepping.stochastic_depth import skip_blocks
 from stoker.stepping.torch_compile import compile_in_place, uncompiled
 from stoker.stepping.torch_optimizers import (
@@ -423,12 +423,23 @@ class Step:
                 restore_generators(states)
 
     def python_changes(self) -> dict[str, JSON]:
-        """The plain values in attributes of the model and the loss that have changed since this step was made."""
+        """The plain values of the model and the loss that have changed since this step was made, or were restored."""
         return plain_changes(self.model, self.objective.loss_object, self._python)
 
     def put_python(self, kept: Mapping[str, JSON]) -> None:
-        """Restore the values of `python_changes`."""
+        """Restore the values of `python_changes`, which lists them from now on.
+
+        A process that goes on with a loss of its own has them from the start, where a fresh one does not.
+        """
         put_plain(self.model, self.objective.loss_object, kept)
+        for holder, values in kept.items():
+            for key in values:
+                self._python.values.pop((holder, key), None)
+
+    def put_own_python(self, kept: Mapping[str, JSON]) -> None:
+        """Make the model's attributes what they were when `python_changes` was `kept`; loss and globals stay."""
+        undo_changes(self.model, None, self._python, with_shared=False)
+        self.put_python(own_values(kept))
 
     @property
     def average(self) -> KeptAverage | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from stoker.errors import RunFailed, StokerError
 from stoker.jobs.run_length import Extent
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
+from stoker.stepping.python_state import own_values
 from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, Draft, checkpoint_name, make_directories, write_atomic
@@ -288,7 +290,9 @@ class Checkpointer:
 
 
 KEPT_AT = "stoker"
-"""The one metadata entry of kept weights, with their position; the order of several entries would not be fixed."""
+"""The one metadata entry of a file of weights; the order of several entries would not be fixed. Of kept weights it has
+their position; of any, under `PYTHON`, the plain Python values that training changed in the model."""
+PYTHON = "python"
 
 
 def kept_at(extent: Extent, position: Position) -> dict[str, JSON]:
@@ -315,10 +319,16 @@ def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, k
     weights = {name: tensor.contiguous().clone() for name, tensor in kept_weights(checkpoint, manifest).items()}
     path = kept_path(folder, manifest.position)
     make_directories(folder)
-    write_atomic(
-        path, safetensors.torch.save(weights, metadata={KEPT_AT: json.dumps(kept)}), what="the weights that are kept"
-    )
+    metadata = weights_metadata(kept, manifest.skeleton.get("python", {}))
+    write_atomic(path, safetensors.torch.save(weights, metadata=metadata), what="the weights that are kept")
     return path
+
+
+def weights_metadata(kept: dict[str, JSON], python: Mapping[str, JSON]) -> dict[str, str] | None:
+    """The metadata of a file of weights: their position, if they were kept, and the model's `Step.python_changes`."""
+    own = own_values(python)
+    entry = {**kept, **({PYTHON: own} if own else {})}
+    return {KEPT_AT: json.dumps(entry)} if entry else None
 
 
 def kept_path(folder: Path, position: Position) -> Path:

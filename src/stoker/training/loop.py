@@ -100,6 +100,8 @@ class Loop:
     """Sees every update."""
     keep_every: Duration | None = None
     """How often weights are kept for good."""
+    saves_first: bool = False
+    """Whether the state is saved before the first update: a fork's, whose parent may train on or be deleted."""
     slice: Slice | None = None
     """The time that this process may take, at places that end jobs."""
     _least_blocked_s: float = field(default=math.inf, init=False)
@@ -290,7 +292,7 @@ class Loop:
         is_due = after.updates == self.total_updates or evaluation_is_due(
             self.evaluate_every, self.extent, position, after
         )
-        evaluate_s = self.telemetry.evaluate_s if self.held_out and is_due else 0.0
+        evaluate_s = (self.telemetry.evaluate_s or self.slice.evaluate_s) if self.held_out and is_due else 0.0
         return self.slice.is_over(updates_s=updates * self.telemetry.next_update_s, evaluate_s=evaluate_s)
 
     def _ends_early(self) -> bool:
@@ -323,7 +325,10 @@ class Loop:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loss scale", why=why)
 
     def _make_up(self, position: Position) -> None:
-        """Do what was due after the last update and did not complete."""
+        """Do what was due after the last update and did not complete; save what a fork begins with."""
+        if self.saves_first:
+            self._save(position, is_best=False)
+            self._announce(self.checkpointer.collect(wait=True))
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
             if is_last:
@@ -398,6 +403,8 @@ class Loop:
         decided = self.course.judge(metrics, position, self.extent)
         self.step.rate_factor = self.course.rate_factor
         self.telemetry.evaluated(sum(took_s.values()))
+        if self.slice is not None:
+            self.slice.evaluate_s = sum(took_s.values())
         first, last = next(iter(evaluated)), next(reversed(evaluated))
         chooses = next((split for split in evaluated if f"valid/{self.best.name}".startswith(f"{split}/")), first)
         for split in evaluated:
@@ -425,7 +432,7 @@ class Loop:
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
             **({} if self.step.plan.device_mtbf_h is None else {"save_every_s": self.save_every_s}),
             **self.source.reader.kept(),
-            **({} if self.slice is None else {"save_s": self.slice.save_s}),
+            **({} if self.slice is None else {"save_s": self.slice.save_s, "evaluate_s": self.slice.evaluate_s}),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
             **({"loss_scale": [*self.step.loss_scale.state()]} if "fp16" in self.step.job.numerics else {}),

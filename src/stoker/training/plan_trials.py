@@ -52,7 +52,7 @@ from stoker.records.plan_schedule import saving_as_often
 from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
-from stoker.stepping.python_state import unchanged
+from stoker.stepping.python_state import python_state, unchanged, undo_changes
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.stepping.torch_compile import compiler_missing, uncompiled
@@ -132,6 +132,7 @@ class PlanTrials:
         self._mark = 0.0
         self._search: LiveSearch | None = None
         self._safe, self._is_updating = plans.schedule.safe, False
+        self._python = python_state(step.model, step.objective.loss_object, with_tensors=False)
         self._is_resumed = plans.schedule.candidate is not None
         lost = [(switch.left_out, switch.why) for switch in plans.schedule.switches]
         self._lost = {saving_as_often(plan, self._safe): why for plan, why in lost if plan is not None}
@@ -166,6 +167,8 @@ class PlanTrials:
         elif not self.is_waiting and self._step.plan.compile and self._step.plan not in self._compared:
             self._compared.add(self._step.plan)
             self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
+        if self._is_trying:
+            self._python = python_state(self._step.model, self._step.objective.loss_object, with_tensors=False)
         self._mark, self._is_updating = self._clock(), True
 
     def after(self, position: Position) -> None:
@@ -207,6 +210,7 @@ class PlanTrials:
         if isinstance(error, NotFinite) and (plan.precision in FULL_PRECISIONS or plan == best):
             return None  # the data's or the job's fault
         why = f"it raised {type(error).__name__}: {first_line(error)}"
+        undo_changes(self._step.model, self._step.objective.loss_object, self._python)  # a replay makes no such attempt
         best = self._safe if plan == best else best
         if search is not None:
             search.best = best

@@ -7,8 +7,9 @@ Use when: always. Costs: half a microsecond an update for a model without buffer
 batch norms; the copy of large buffers that change. Reading Python's and NumPy's generators takes 40 µs: for a model
 that has not drawn from them, every 256 updates only. PyTorch's are seeded before each micro-batch.
 Does not combine with: coupled samples that must stay whole (no smaller micro-batch is legal, and the error says so);
-state that is no buffer (a plain attribute, a generator of the model's own); large buffers written past PyTorch's
-version counter (`.data`). A process that the system kills for want of memory is not recovered here.
+state that is no buffer (a generator of the model's own; a plain attribute, unless a plan that is tried fails); large
+buffers written past PyTorch's version counter (`.data`). A process that the system kills for want of memory is not
+recovered here.
 """
 
 from __future__ import annotations

@@ -194,7 +194,8 @@ class RunProcess:
         if self.slice is not None and self.slice.has_trained:
             held_out = sum(map(len, data.held_out.values()))
             whole = held_out + (0 if data.test is None else len(data.test))
-            each_s = telemetry.evaluate_s / held_out if held_out else telemetry.next_update_s
+            of_update_s = telemetry.next_update_s / session.prepared.job.batch_size  # backward too, so rather too long
+            each_s = telemetry.evaluate_s / held_out if held_out else of_update_s
             mine = self.slice.is_over(updates_s=0.0, evaluate_s=whole * each_s)
         leaves = any(gather_from_ranks(session.step.world, mine)) if self.member is not None else mine
         if leaves and self.stop.reason is None:

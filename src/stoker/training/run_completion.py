@@ -21,7 +21,7 @@ from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.stepping.step_failures import evaluating
 from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
-from stoker.training.checkpoints import kept_weights
+from stoker.training.checkpoints import kept_weights, weights_metadata
 from stoker.training.evaluation import evaluate
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, write_examples
 from stoker.training.run_handle import WEIGHTS, Run, write_report
@@ -41,10 +41,12 @@ def final_metrics(session: TrainingSession) -> dict[str, float]:
     best = session.store.best() if job.evaluation.select != "last" and data.valid is not None else None
     if best is not None:
         weights = kept_weights(*best)
+        step.put_own_python(best[1].skeleton.get("python", {}))
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
     step.keep_model_weights()
     load_weights(step.model, weights, session.directory.path, world=step.world)
+    session.python = step.python_changes()
     whole: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []
     for split, samples in (*data.held_out.items(), ("test", data.test)):
@@ -95,7 +97,8 @@ def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes:
         telemetry.emit("warned", message=message)
     state = session.step.model.state_dict() if session.weights is None else session.weights
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
+    metadata = weights_metadata({}, session.python)
+    write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights, metadata), what="the trained weights")
     done = dataclasses.replace(
         directory.read_run(),
         status="finished",

@@ -27,9 +27,10 @@ from stoker.records.compression import Cut, Pruning
 from stoker.records.run import Started
 from stoker.reporting.display import run_html
 from stoker.stepping.model import build_model
+from stoker.stepping.python_state import put_plain
 from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
-from stoker.training.checkpoints import KEPT_AT
+from stoker.training.checkpoints import KEPT_AT, PYTHON
 from stoker.training.elastic.supervisor import INTERRUPTED
 from stoker.training.evaluation_examples import read_examples
 from stoker.training.pruned_network import rebuild_pruned
@@ -145,21 +146,15 @@ class Run:
         Raises:
             BadRun: the run is not finished, kept none at that moment, or its weights cannot be read.
         """
-        path = self.path / WEIGHTS if at is None else self._kept_at(at).path
-        if not path.is_file():
-            raise BadRun(f"{self.name} has no final weights: it is {self.status}",
-                         remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
-        try:
-            return safetensors.torch.load_file(path)
-        except safetensors.SafetensorError as error:
-            raise BadRun(f"{path} cannot be read: {error}") from error
+        return self._read_weights(at)[0]
 
     def model(self, job: Job | None = None, *, at: Duration | None = None) -> torch.nn.Module:
         """The trained model, in evaluation mode; with `at`, the weights kept at that moment.
 
         The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
-        job file, which then runs as code: load only runs you trust. A pruned model is pruned again. Data are read only
-        if `job()` itself reads them.
+        job file, which then runs as code: load only runs you trust. A pruned model is pruned again. Plain values in
+        attributes that training changed, such as a counter, are those of the weights. Data are read only if `job()`
+        itself reads them.
 
         Raises:
             BadJob: the job makes another model than the one that was pruned, or cannot be made again.
@@ -168,7 +163,9 @@ class Run:
         model = build_model(job or self.job())
         for cut in self.cuts:
             model = rebuild_pruned(model, cut)
-        load_weights(model, self.weights(at), self.path / WEIGHTS)
+        weights, python = self._read_weights(at)
+        load_weights(model, weights, self.path / WEIGHTS)
+        put_plain(model, None, python)
         return model.eval()
 
     def job(self) -> Job:
@@ -240,6 +237,19 @@ class Run:
         """Name, status and metrics."""
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
+
+    def _read_weights(self, at: Duration | None) -> tuple[dict[str, torch.Tensor], dict[str, JSON]]:
+        """The weights that `weights` returns, and the plain Python values of their model."""
+        path = self.path / WEIGHTS if at is None else self._kept_at(at).path
+        if not path.is_file():
+            raise BadRun(f"{self.name} has no final weights: it is {self.status}",
+                         remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                python: dict[str, JSON] = json.loads((file.metadata() or {}).get(KEPT_AT, "{}")).get(PYTHON, {})
+            return safetensors.torch.load_file(path), python
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise BadRun(f"{path} cannot be read: {error}") from error
 
     def _kept_at(self, at: Duration) -> KeptWeights:
         kept = self.kept()

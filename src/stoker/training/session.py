@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -99,6 +99,8 @@ class TrainingSession:
     """Final metrics, of the weights worth keeping."""
     weights: dict[str, torch.Tensor] | None = None
     """The final weights, gathered from all processes; None in a process alone."""
+    python: dict[str, JSON] = field(default_factory=dict)
+    """The plain Python values that belong to the final weights, once they are evaluated."""
     examples: tuple[ExampleSet, ...] = ()
     """Samples of held-out sets with the final model's outputs."""
 
@@ -192,7 +194,11 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unevaluated=None if given is None else given.unevaluated,
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
-        slice=slice_ and slice_.with_saves_of(progress.get("save_s", decision.chosen.forecast.checkpoint_s.high)),
+        saves_first=start is not None and not start.is_own,
+        slice=slice_ and slice_.expecting(
+            save_s=progress.get("save_s", decision.chosen.forecast.checkpoint_s.high),
+            evaluate_s=progress.get("evaluate_s", decision.chosen.forecast.evaluate_s.value),
+        ),
     )  # fmt: skip
     if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
         _try_plans(loop, prepared, device, plans)

@@ -46,6 +46,7 @@ class Slice:
         length_s: of the slice [s].
         ends_at: its end [s, as `clock`], the same in all processes of a machine.
         save_s: the longest save so far, until it was durable [s]; a forecast until one was made.
+        evaluate_s: the last evaluation of the run [s]; a forecast until one was made.
         upload_s: how long sending a checkpoint away takes [s].
         clock: the time [s], of any origin.
     """
@@ -53,6 +54,7 @@ class Slice:
     length_s: float
     ends_at: float
     save_s: float = 0.0
+    evaluate_s: float = 0.0
     upload_s: Callable[[], float] = lambda: 0.0
     clock: Callable[[], float] = time.monotonic
     sends: bool = field(default=False, init=False)
@@ -112,9 +114,10 @@ class Slice:
         if not self.has_trained:
             self.began_samples, self._trained_from = samples, self.clock()
 
-    def with_saves_of(self, took_s: float) -> Self:
-        """This slice, where saves are known or expected to take as long [s]."""
-        self.saved(float(took_s))
+    def expecting(self, *, save_s: float, evaluate_s: float) -> Self:
+        """This slice, where a save and an evaluation are known or expected to take as long [s]."""
+        self.saved(float(save_s))
+        self.evaluate_s = float(evaluate_s)
         return self
 
     def saved(self, took_s: float) -> None:

@@ -193,7 +193,9 @@ def _run(race: _Race, timebox: Timebox) -> _Outcome:
         feeds = [streams.enter_context(closing(subject.source(step).batches(position, last))) for step in steps]
         for made in range(_MOST):
             for step, feed in zip(steps, feeds, strict=True):
-                step.update(next(feed), begin + made, (made % _FEWEST + 0.5) / _FEWEST)
+                batch = next(feed)
+                batch.progress = (made % _FEWEST + 0.5) / _FEWEST
+                step.update(batch, begin + made, batch.progress)
             of_plans = [relative_difference(step, steps[0]) for step in steps[1:]]
             differences.append(largest_of(of_plans))
             worst = race.plans[1 + of_plans.index(differences[-1])]

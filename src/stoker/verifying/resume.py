@@ -43,8 +43,9 @@ class _Training:
     def train(self, updates: int) -> None:
         """Make `updates` updates."""
         for _ in range(updates):
-            position = self._subject.extent.position(self.done)
-            self.step.update(next(self._batches), self.done, self._subject.progress(position))
+            batch = next(self._batches)
+            batch.progress = self._subject.progress(self._subject.extent.position(self.done))
+            self.step.update(batch, self.done, batch.progress)
             self.done += 1
 
     def settle(self) -> None:

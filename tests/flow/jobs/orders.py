@@ -106,6 +106,7 @@ def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
         "shuffled-seekable": {"data": stoker.data.shuffled(Seekable(), buffer=25, length=NUM_SAMPLES)},
         "balanced": of_items | {"sampling": stoker.sampling.balanced()},
         "stratified": of_items | {"sampling": stoker.sampling.stratified()},
+        "in order": of_items | {"sampling": stoker.sampling.in_order()},
         "bucketed": of_items | {"sampling": stoker.lengths.bucketed(window=3)},
         "tokens": of_items | {"sampling": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
         "packed": {
