@@ -57,6 +57,8 @@ _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
 _AT_ONCE_BYTES = 4 * 2**20
 """Of a log that is read while a page waits; of a longer one a preview is shown meanwhile."""
+_PREVIEW_S = 0.5
+"""For which a long log is left alone, so that its preview is drawn first [s]."""
 _STREAM_BYTES = 512 * 1024
 """What a stream sends of a log; after more, as behind a page that slept for long, the page asks for the series anew."""
 _PING_S = 20.0
@@ -339,6 +341,7 @@ class Ui:
     async def _read_on(self, row: Row, log: RunLog, read: Callable[[int], None]) -> None:
         """Read a long log to its end, and let the pages know."""
         try:
+            await asyncio.sleep(_PREVIEW_S)
             while not log.is_whole and row.id in self._logs:
                 before = log.offset
                 await asyncio.to_thread(read, _AT_ONCE_BYTES)
