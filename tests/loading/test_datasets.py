@@ -48,6 +48,16 @@ def test_each_set_has_its_share_in_the_fingerprint() -> None:
     assert datasets_of(job(valid=holdout(0.2))).fingerprint() != datasets_of(job(valid=holdout(0.3))).fingerprint()
 
 
+def test_a_trial_without_the_test_set_had_the_jobs_data() -> None:
+    """Its fingerprint is of the same sets; that of another training or test set is not."""
+    whole = job(valid=holdout(0.2), test=Squares(5))
+    data = datasets_of(whole)
+    assert data.were_of(data.fingerprint())
+    assert data.were_of(datasets_of(job(valid=holdout(0.2))).fingerprint())
+    assert not data.were_of(datasets_of(job(valid=holdout(0.2), test=Squares(6))).fingerprint())
+    assert not data.were_of(datasets_of(job(data=Squares(11), valid=holdout(0.2))).fingerprint())
+
+
 def test_an_error_names_the_set() -> None:
     """`valid` and `test` are said to be what they are."""
     with pytest.raises(BadJob, match=r"^valid has no samples"):

@@ -76,7 +76,7 @@ def rows_of_job(
     """
     job = resolved(job)
     data = datasets_of(job)
-    if run is not None and data.fingerprint() != run.directory.read_spec().data_fingerprint:
+    if run is not None and not data.were_of(run.directory.read_spec().data_fingerprint):
         raise BadJob(
             f"the data changed since {run.name} began: rows that are held out now may be rows it was trained on",
             remedy="Put them back; or give rows that it was not trained on with --data FILE, or, if the held-out rows "
@@ -110,7 +110,7 @@ def metric_of_job(job: Job) -> Metric:
     if is_lower_better is None:
         raise BadJob(
             f"the job's metric {name} does not say whether it is a score or an error",
-            remedy="Give it an attribute lower_is_better, False or True; or give --metric.",
+            remedy="Give --metric; or --job with a metric that has an attribute lower_is_better, False or True.",
         )
 
     def per_row(outputs: Any, targets: Any) -> Any:

@@ -157,7 +157,7 @@ def _data_of(job: Job, run: Run) -> Datasets:
 
 def _note_on_changes(data: Datasets, run: Run) -> tuple[str, ...]:
     """A remark if the data are no longer those of the run."""
-    if data.fingerprint() == run.directory.read_spec().data_fingerprint:
+    if data.were_of(run.directory.read_spec().data_fingerprint):
         return ()
     return (
         f"the data changed since {run.name} began: preparation and class names are those of the data as they are now",

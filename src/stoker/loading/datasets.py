@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,10 @@ class Datasets:
         """The fingerprints of all sets."""
         sets = {"train": self.train, **self.held_out, "test": self.test}
         return "; ".join(f"{name} {samples.fingerprint()}" for name, samples in sets.items() if samples is not None)
+
+    def were_of(self, fingerprint: str) -> bool:
+        """Whether a run with this fingerprint of its data had these sets; a trial trains without the test set."""
+        return fingerprint in (self.fingerprint(), replace(self, test=None).fingerprint())
 
     def extent(self, job: Job) -> Extent:
         """The shape of the job's run over these samples."""

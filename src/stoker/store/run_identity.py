@@ -173,10 +173,12 @@ def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, Job
     found = []
     for directory in list_runs(root):
         with suppress(BadRun):
-            run, theirs = directory.read_headway(), directory.read_spec()
-            is_left = run.status == "unfinished" and run.samples > 0
+            run = directory.read_headway()
+            if run.status != "unfinished" or not run.samples:
+                continue
+            theirs = directory.read_spec()
             is_like = theirs.entry == spec.entry if spec.entry is not None else spec.is_same_but_for_closures(theirs)
-            if is_left and is_like and theirs.digest() != spec.digest() and not is_locked(directory.path):
+            if is_like and theirs.digest() != spec.digest() and not is_locked(directory.path):
                 found.append((directory, theirs))
     return found
 
