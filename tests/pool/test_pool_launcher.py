@@ -216,6 +216,23 @@ def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
         lease = pool.leases[f"{handle['job']}.{number + 1}"]
 
 
+def test_a_job_that_saves_nothing_for_too_long_is_not_tried_for_ever(pool, tmp_path) -> None:
+    """Two agents in a row that left it without a block are enough; one that got on counts as none."""
+    handle, lease = started(pool)
+    left = {"state": "closed", "reason": "refused: it has saved nothing for 15 min 2 s", "closed_s": time.time() - 999}
+    lease |= left
+    assert LAUNCHER.state(handle).phase == "requeued"
+    second = pool.leases[f"{handle['job']}.1"]
+    commit(pool, second, tmp_path, 10)
+    second |= left
+    assert LAUNCHER.state(handle).phase == "requeued"
+    for number in (2, 3):
+        pool.leases[f"{handle['job']}.{number}"] |= left
+        state = LAUNCHER.state(handle)
+        assert state.phase == ("failed" if number == 3 else "requeued")
+    assert "evaluate on fewer samples" in state.why
+
+
 def test_the_most_leases_are_the_most_for_a_start_as_well(pool) -> None:
     """A lease that nobody would ever look at again is not opened."""
     handle, lease = started(pool)

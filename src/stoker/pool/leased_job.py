@@ -29,7 +29,7 @@ from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import UNCOMMITTED_S
+from stoker.pool.lease import SAVES_NOTHING, UNCOMMITTED_S
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
@@ -375,7 +375,7 @@ class LeasedJob:
         block_s = self._committed_ran_s / max(1, self._num_blocks)
         if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
             return ""
-        return f"refused: it has saved nothing for {format_seconds(self.running_s - self._committed_ran_s)}"
+        return f"{SAVES_NOTHING} for {format_seconds(self.running_s - self._committed_ran_s)}"
 
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""

@@ -43,7 +43,7 @@ from stoker.pool.escrow import least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
+from stoker.pool.lease import MOST_COMMITMENTS, SAVES_NOTHING, UNCOMMITTED_S
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import (
     ISOLATIONS,
@@ -376,6 +376,13 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}",
                                at=_now())  # fmt: skip
         mine = leases[int(self.handle["first"]) :]
+        stuck = [lease["reason"].startswith(SAVES_NOTHING) and not lease["commitments"] for lease in mine[-2:]]
+        if len(stuck) == 2 and all(stuck):
+            return LaunchState(
+                phase="failed",
+                why=f"two agents in a row left: {why}; what takes so long without a checkpoint, such as an evaluation, "
+                "cannot be checked: evaluate on fewer samples, or give --verify none", at=_now(),
+            )  # fmt: skip
         used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
         left_s = float(self.handle["limit_s"]) - used_s
         if left_s <= 0:
