@@ -84,10 +84,10 @@ class _Run:
         )  # fmt: skip
 
     def numbers(self) -> list:
-        """Losses, rates and measures of all events."""
+        """Losses, rates and measures of all events; those of checkpoints, which are written meanwhile, come last."""
         return [
             [event.kind, *(event.fields.get(key) for key in ("samples", "loss", "lr", "metrics", "best", "indices"))]
-            for event in self.events
+            for event in sorted(self.events, key=lambda event: event.kind == "checkpointed")
         ]
 
 

@@ -34,8 +34,11 @@ def recorded(tmp_path_factory) -> Path:
     def keep(event: Event) -> None:
         if event.kind == "checkpointed":
             manifest = CheckpointStore(run / "checkpoints").newest()[1]
-            being_written = shutil.ignore_patterns(".writing*")
-            shutil.copytree(run, folder / str(manifest.position.updates), dirs_exist_ok=True, ignore=being_written)
+            name = CheckpointStore(run / "checkpoints").names()[-1]
+            there = folder / str(manifest.position.updates)
+            others = shutil.ignore_patterns("checkpoints")  # older ones may be removed while they are copied
+            shutil.copytree(run, there, dirs_exist_ok=True, ignore=others)
+            shutil.copytree(run / "checkpoints" / name, there / "checkpoints" / name, dirs_exist_ok=True)
 
     stoker.train(job(), run_dir=run, sink=keep, checkpoint_every=stoker.seconds(1e-9))
     return folder
