@@ -272,6 +272,8 @@ class SshLine(Line):
         PlaceFailed: the text names no host.
     """
 
+    mark = b"stoker-answer:"
+
     def __init__(self, host: str) -> None:
         match = re.fullmatch(r"(?:([^@\s]+)@)?(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^@:\s/,-][^@:\s/,]*)(?::(\d{1,5}))?", host)
         if match is None:
@@ -283,8 +285,6 @@ class SshLine(Line):
         self._to += ["-p", port] if port else []
         config = os.environ.get(CONFIG_VARIABLE)
         self._config = ["-F", config] if config else []
-
-    mark = b"stoker-answer:"
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """`ssh` with the command quoted for the shell there, whatever that shell prints when it starts."""

@@ -42,8 +42,9 @@ from stoker.pool.system_call_filter import MACHINE, filter_program
 from stoker.units import format_bytes, format_seconds
 
 LEAST_FREE_BYTES = 1 << 30
-HOST_FULL = "the disk of this machine is full"
 """Disk that is left to the owner, whatever a program's quota says [bytes]."""
+HOST_FULL = "the disk of this machine is full"
+"""How `IsolatedProcess.exceeded` begins where it is no fault of the program."""
 
 FIRST_USER, NUM_USERS = 61_000, 1000
 """Where the agent is root, programs run under user numbers of this range, which belong to no account."""

@@ -38,9 +38,9 @@ UNCOMMITTED_S = 300
 VERDICT_S = 600.0
 """Least time that a verifier has for a block, before another one is asked [s]."""
 PREEMPTED = "reclaimed for a higher priority"
+"""Reason of a lease that makes room for another one; its agent has done nothing."""
 SAVES_NOTHING = "refused: it has saved nothing"
 """How the reason begins of an agent that leaves a job which saves nothing that could be paid."""
-"""Reason of a lease that makes room for another one; its agent has done nothing."""
 CLOCK_SLACK_S = 2.0
 """Most that the meter may be ahead of the time since the lease was accepted [s]."""
 

@@ -513,10 +513,8 @@ class _PoolRun:
                 files = {file.name: file.sha256 for file in manifest.files}
                 if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
                     continue
-                if (
-                    not commitments and kept.get(name) == index.digests()[name]
-                ):  # all updates were made before this lease
-                    return self._shortage(lease, manifest)
+                if not commitments and kept.get(name) == index.digests()[name]:
+                    return self._shortage(lease, manifest)  # all updates were made before this lease
                 previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
                 head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
                 if commitments and head == commitments[-1]["state"]:

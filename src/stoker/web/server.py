@@ -94,7 +94,7 @@ class _Watch:
     """What was read last: from which file and offset, at which size, and what came of it."""
 
     def look(self, row: Row) -> bool:
-        """Whether it grew, or became another file."""
+        """Whether its size has changed."""
         before = self.size
         try:
             self.size = os.lstat(row.path / EVENTS).st_size
