@@ -15,6 +15,8 @@ from stoker.store import cache_root, ceilings_cache, operations_cache, operation
 _CEILINGS_S = 7.0
 _OPERATIONS_S = 50.0
 """Budget for the operation times of all devices together [s]: with the ceilings of one, a minute."""
+_LEAST_S = 5.0
+"""What each measurement of operations may take, however long those before it took [s]."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
     for device in missing:
         ceilings[device] = measure_ceilings(device, budget_s=_CEILINGS_S)
         for threads in _threads(device):  # each leaves its unused time to the following ones
-            operations[device].append(measure_operations(device, threads=threads, budget_s=left_s / left))
+            budget_s = max(left_s / left, _LEAST_S)
+            operations[device].append(measure_operations(device, threads=threads, budget_s=budget_s))
             left, left_s = left - 1, left_s - operations[device][-1].took_s
     after = sample_cpu()
     load = None if not missing or before is None or after is None else load_between(before, after)
