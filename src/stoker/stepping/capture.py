@@ -18,6 +18,7 @@ import contextlib
 import functools
 import math
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,8 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
 def _without_waiting() -> Iterator[None]:
     """An operation that waits for the GPU raises: within a capture it would leave allocator and generators unusable."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # once a process, that not every such operation is seen
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
