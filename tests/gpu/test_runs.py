@@ -112,6 +112,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_run_is_planned_on_the_gpu_that_is_here(tmp_path: Path) -> None:
     """Plans are traced, tried and measured there, and the run takes its memory."""
+    torch.cuda.init()
     torch.cuda.reset_peak_memory_stats(0)
     before = torch.cuda.max_memory_allocated(0)
     run = stoker.train(gpt_job(), on="cuda:0", run_dir=tmp_path / "run", sink=lambda _event: None)

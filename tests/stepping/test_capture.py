@@ -17,6 +17,7 @@ from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
 from stoker.stepping import capture, graph_interpreter
 from stoker.stepping.step import Step
+from stoker.testing.simulated_gpu import is_simulated
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 BATCH = 8
@@ -304,3 +305,26 @@ def test_a_cuda_graph_gives_the_weights_of_ordinary_passes() -> None:
     ours, plain = (_trained(_job(_convolutional), 10, "cuda:0", captured=captured) for captured in (True, False))
     for name, value in ours.model.state_dict().items():
         torch.testing.assert_close(value, plain.model.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+class _Masked(nn.Module):
+    """Asks the GPU how many rows a mask has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images.flatten(1)
+        return self.layer(rows[rows.sum(1) > -1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or is_simulated(), reason="needs a GPU that is waited for")
+def test_what_waits_for_a_gpu_is_refused_before_a_capture_begins() -> None:
+    """A capture that fails would leave the allocator and the generators of the process unusable."""
+    with pytest.raises(RunFailed, match="cannot be captured"):
+        _trained(_job(_Masked), 1, "cuda:0", captured=True)
+    torch.cuda.empty_cache()
+    assert torch.rand(9, device="cuda:0").sum() > 0
+    _trained(_job(_mlp), 3, "cuda:0", captured=True)

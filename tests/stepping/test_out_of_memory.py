@@ -23,6 +23,8 @@ def test_pytorchs_own_failure_is_recognised() -> None:
     assert ran_out_of_memory(caught.value)
     assert ran_out_of_memory(torch.OutOfMemoryError("CUDA"))
     assert ran_out_of_memory(MemoryError())
+    assert ran_out_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be …"))
+    assert ran_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not ran_out_of_memory(RuntimeError("shapes cannot be multiplied"))
 
 

@@ -8,6 +8,7 @@ differ by one sample at most, so an uneven batch needs no padding; with fewer sa
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -370,6 +371,7 @@ def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKe
     def used_here(tensor: torch.Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream(device))
 
+    in_use: deque[torch.cuda.Event] = deque()
     with closing(fetched):
         coming = copies()
         ahead = next(coming, None)
@@ -379,3 +381,11 @@ def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKe
             # The allocator may reuse the memory for another copy only after the computation on it.
             map_tensors(content, used_here)
             yield place, content
+            in_use.append(torch.cuda.current_stream(device).record_event())
+            if len(in_use) > _QUEUED:
+                in_use.popleft().synchronize()
+
+
+_QUEUED = 4
+"""Updates that the host may be ahead of a GPU: each holds its batch there, and a captured one is a single launch, of
+which a GPU queues about a thousand."""

@@ -88,7 +88,7 @@ class Pairing:
         self, own: torch.Tensor, theirs: torch.Tensor, start: int, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The mixed inputs, and each sample's own share of them (float32 [B])."""
-        shares = torch.from_numpy(self.shares[start:stop].astype(np.float32)).to(own.device)
+        shares = torch.from_numpy(self.shares[start:stop].astype(np.float32)).to(own.device, non_blocking=True)
         by_sample = shares.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
         # In two products: `lerp` may round the last few elements otherwise, and which these are depends on the cut.
         mixed = own * by_sample + theirs * (1 - by_sample)
@@ -107,7 +107,7 @@ class Pairing:
         begins = np.maximum(begins, 0)
         pasted_B1HW = boxes(own, begins[0], begins[1], ends[0], ends[1])
         area = np.prod(ends - begins, axis=0) / np.prod(sides)
-        shares = torch.from_numpy((1 - area).astype(np.float32)).to(own.device)
+        shares = torch.from_numpy((1 - area).astype(np.float32)).to(own.device, non_blocking=True)
         return _laid_out(torch.where(pasted_B1HW, theirs, own), own), shares
 
 

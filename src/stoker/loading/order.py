@@ -135,7 +135,13 @@ def seed_torch(key: int, device: torch.device | None = None) -> None:
     """Seed PyTorch's CPU generator, and the one of `device` if it has its own."""
     torch.default_generator.manual_seed(key)
     if device is not None and device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(key)
+        device_generator(device).manual_seed(key)
+
+
+def device_generator(device: torch.device) -> torch.Generator:
+    """PyTorch's generator of a GPU, which has none before the first use of CUDA."""
+    torch.cuda.init()
+    return torch.cuda.default_generators[device.index or 0]
 
 
 def generator_states() -> dict[str, Any]:

@@ -376,7 +376,8 @@ def drawn_for(holdout: Holdout, count: int) -> tuple[Indices, int]:
 
 
 def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
+    # A copy that blocks would wait for all that a GPU has to do.
+    return array.index_select(0, rows.to(array.device, non_blocking=True))
 
 
 def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str]) -> str | None:

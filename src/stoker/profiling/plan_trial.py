@@ -224,6 +224,7 @@ class PeakMemory:
             outer.keep()
         self._open.add(self)
         if self._device.type == "cuda":
+            torch.cuda.init()  # before the first use of CUDA there is nothing to reset, which would raise
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATUS.exists():
             try:

@@ -15,8 +15,10 @@ Source: CUDA graphs as in https://docs.pytorch.org/docs/stable/notes/cuda.html#c
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,15 +153,19 @@ class CapturedPass(BatchPass):
     def _on_gpu(self, forward: Repeat, leaves: list[torch.Tensor]) -> Repeat:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""
         inputs = [leaf.clone() for leaf in leaves]
-        graph, buffers = torch.cuda.CUDAGraph(), self._buffers()
-        with self._undone(leaves), torch.no_grad():
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
+        graph, buffers, device = torch.cuda.CUDAGraph(), self._buffers(), leaves[0].device
+        aside, here = _capture_stream(device.index), torch.cuda.current_stream(device)
+        with self._undone(leaves), torch.no_grad(), torch.cuda.device(device):
+            aside.wait_stream(here)
+            with torch.cuda.stream(aside), _without_waiting():
                 forward(*inputs)  # libraries have their workspaces, and choose their kernels, before capture
-            torch.cuda.current_stream().wait_stream(aside)
+            here.wait_stream(aside)
             # Other threads, such as loader workers', may page-lock memory through the driver at the same time.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # The outer context sets the stream back also where the capture fails as it ends.
+            with (
+                torch.cuda.stream(here),
+                torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"),
+            ):
                 results = forward(*inputs)
 
         def repeat(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -226,6 +232,24 @@ class CapturedPass(BatchPass):
         return values, *python_generators()
 
 
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for each device: libraries keep their workspaces of each stream, 32 MiB of cuBLAS's on an H100, for good."""
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _without_waiting() -> Iterator[None]:
+    """An operation that waits for the GPU raises: within a capture it would leave allocator and generators unusable."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # once a process, that not every such operation is seen
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
     """All that is captured of a batch except its tensors' values: a pass is repeated for batches of equal form.
 
@@ -275,7 +299,8 @@ def _in_capture() -> Iterator[None]:
         if ran_out_of_memory(problem):
             raise
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        if "tracing tensor" in reason:  # PyTorch's message is about its own tracing modes
+        # PyTorch's messages are about its own modes.
+        if "tracing tensor" in reason or "synchronizing CUDA operation" in reason:
             reason = "what is computed depends on the values of a tensor"
         line = users_line(traceback.extract_tb(problem.__traceback__))
         where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""

@@ -31,6 +31,7 @@ from stoker.loading.fields import map_tensors
 from stoker.loading.samples import Samples
 from stoker.stepping.bf16_weights import is_cast
 from stoker.stepping.foreign_models import scores
+from stoker.stepping.step_failures import ran_out_of_memory
 
 CHUNKS = 8
 """Number of chunks that planning considers: an eighth of the logits is small compared with other memory."""
@@ -114,7 +115,7 @@ class ChunkedLoss:
         try:
             output = call_model()
         except RuntimeError as problem:
-            if not self._inputs or isinstance(problem, torch.OutOfMemoryError):
+            if not self._inputs or ran_out_of_memory(problem):
                 raise  # of the model's own, before the layer
             raise self._not_at_the_end(f"{type(problem).__name__}: {str(problem).splitlines()[0]}") from problem
         finally:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker.loading.order import extended, seed_torch
+from stoker.loading.order import device_generator, extended, seed_torch
 from stoker.stepping.torch_compile import without_compiler
 
 try:
@@ -170,5 +170,5 @@ class OwnDraws:
 
 def torch_generators(device: torch.device) -> list[torch.Generator]:
     """PyTorch's generators of the CPU and the device."""
-    own = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    own = [device_generator(device)] if device.type == "cuda" else []
     return [torch.default_generator, *own]

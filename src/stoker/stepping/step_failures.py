@@ -29,10 +29,19 @@ def not_finite(what: str, value: float, update: int) -> NotFinite:
 _MEMINFO = Path("/proc/meminfo")
 
 
+_SHORTAGES = (
+    "DefaultCPUAllocator", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "HOST_ALLOCATION_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
+)  # fmt: skip
+"""In messages of errors that have no class: of PyTorch's allocator on a CPU, of the CUDA driver, cuBLAS and cuDNN."""
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is a failed allocation, on a GPU, by Python, or by PyTorch on a CPU."""
-    # PyTorch 2.13 has a class of its own for GPUs only; on a CPU it is a RuntimeError which names the allocator.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    # PyTorch's own class is for its allocator on GPUs only; the driver and libraries that allocate past it have none.
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in _SHORTAGES)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -173,9 +173,11 @@ class _Region:
 
 @contextlib.contextmanager
 def _first_call() -> Iterator[None]:
-    """Sets `_SWITCHES`, and hides PyTorch's warning about its own access to gradients."""
+    """Sets `_SWITCHES`, and hides warnings about PyTorch's own access to gradients, and advice."""
     with doing("compiling", is_long=True), contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        # Advice of inductor about speed, such as to allow tf32: the plan has decided.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor\.")
         for module, switches in _SWITCHES.items():
             config: Any = importlib.import_module(module)
             known = {name: value for name, value in switches.items() if hasattr(config, name)}

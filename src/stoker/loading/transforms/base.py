@@ -56,12 +56,14 @@ class Draw:
 
     def uniform(self) -> torch.Tensor:
         """A float32 [B] in [0, 1), a multiple of 2^-24."""
-        return torch.from_numpy((self._bits() >> np.uint64(40)).astype(np.float32) / np.float32(2**24)).to(self.device)
+        return torch.from_numpy((self._bits() >> np.uint64(40)).astype(np.float32) / np.float32(2**24)).to(
+            self.device, non_blocking=True
+        )
 
     def integers(self, low: int, high: int) -> torch.Tensor:
         """An int64 [B] with low <= value <= high, all equally likely (to within 2^-32)."""
         scaled = ((self._bits() >> np.uint64(32)) * np.uint64(high - low + 1)) >> np.uint64(32)
-        return torch.from_numpy(scaled.astype(np.int64) + low).to(self.device)
+        return torch.from_numpy(scaled.astype(np.int64) + low).to(self.device, non_blocking=True)
 
     def numbers(self, low: float = 0.0, high: float = 1.0) -> Numbers:
         """A float64 [B] in [low, high) on the host, to calculate with before anything goes to the device."""
@@ -75,7 +77,7 @@ class Draw:
         logarithms and cosines are not.
         """
         count = math.prod(shape)
-        keys_B1 = torch.from_numpy(self._bits().view(np.int64)).to(self.device).unsqueeze(1)
+        keys_B1 = torch.from_numpy(self._bits().view(np.int64)).to(self.device, non_blocking=True).unsqueeze(1)
         bits_BN = _mixed(keys_B1 + torch.arange(1, count + 1, device=self.device) * _GOLDEN)
         total_BN = sum(((bits_BN >> shift) & 0xFFFF for shift in (0, 16, 32, 48)), torch.zeros_like(bits_BN))
         return ((total_BN - 2 * 0xFFFF).to(torch.float32) / _NOISE_DEVIATION).view(len(self), *shape)
@@ -153,7 +155,7 @@ def stored_colors(colors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def by_sample(numbers_B: npt.NDArray[np.float64], like: torch.Tensor) -> torch.Tensor:
     """One number for each sample as [B, 1, 1, 1], in the type of `like` and on its device."""
-    return torch.from_numpy(numbers_B).to(like.dtype).to(like.device).view(-1, 1, 1, 1)
+    return torch.from_numpy(numbers_B).to(like.dtype).to(like.device, non_blocking=True).view(-1, 1, 1, 1)
 
 
 def gray_of(colors_BCHW: torch.Tensor) -> torch.Tensor:
@@ -220,7 +222,7 @@ def _applied(transform: Transform, x: torch.Tensor, chosen: Indices, draw: Draw)
     """`x` with the samples `chosen` transformed; raises BadJob if that changes their shape or type."""
     if len(chosen) == 0:
         return x
-    rows = torch.from_numpy(chosen).to(x.device)
+    rows = torch.from_numpy(chosen).to(x.device, non_blocking=True)
     part = x.index_select(0, rows)
     changed = transform(part, draw)
     if changed.shape != part.shape or changed.dtype != part.dtype:

@@ -167,7 +167,7 @@ def warped(
     # The source of each pixel, as (x, y) from -1 to 1 over the sides of the input. Multiplied and added one by one: a
     # product of matrices may round otherwise in a batch of another size.
     sides = np.array([W, H], dtype=np.float64)
-    relative = torch.from_numpy(matrices * (2 / sides)[:, None]).to(numbers.dtype).to(numbers.device)
+    relative = torch.from_numpy(matrices * (2 / sides)[:, None]).to(numbers.dtype).to(numbers.device, non_blocking=True)
     x_W = torch.arange(size[1], device=numbers.device, dtype=numbers.dtype) + 0.5
     y_H1 = (torch.arange(size[0], device=numbers.device, dtype=numbers.dtype) + 0.5).unsqueeze(1)
     rows = [relative[:, row].view(-1, 3, 1, 1).unbind(1) for row in (0, 1)]
@@ -391,7 +391,9 @@ def _covered(
 def boxes(x_BCHW: torch.Tensor, tops: Numbers, lefts: Numbers, bottoms: Numbers, rights: Numbers) -> torch.Tensor:
     """Pixels [B, 1, H, W] within a box of each sample, ends excluded [pixels]."""
     ends = np.stack([tops, bottoms, lefts, rights]).astype(np.int64)
-    top, bottom, left, right = torch.from_numpy(ends).to(x_BCHW.device).view(4, -1, 1, 1, 1).unbind(0)
+    top, bottom, left, right = (
+        torch.from_numpy(ends).to(x_BCHW.device, non_blocking=True).view(4, -1, 1, 1, 1).unbind(0)
+    )
     rows_H1 = torch.arange(x_BCHW.shape[2], device=x_BCHW.device).unsqueeze(1)
     columns_W = torch.arange(x_BCHW.shape[3], device=x_BCHW.device)
     return (rows_H1 >= top) & (rows_H1 < bottom) & (columns_W >= left) & (columns_W < right)
