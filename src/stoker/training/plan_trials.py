@@ -169,15 +169,14 @@ class PlanTrials:
             self._step.loss_pass.on_gradients = functools.partial(self._require_exact, batch, position.updates)
         if self._is_trying:
             self._python = python_state(self._step.model, self._step.objective.loss_object, with_tensors=False)
-        self._mark, self._is_updating = self._now(), True
+        self._mark, self._is_updating = self._clock(), True
 
     def after(self, position: Position) -> None:
         """After an update: take in its time, and choose the plan of the next one."""
         self._is_updating = False
         if self.is_waiting:
             return
-        took_s, left = self._now() - self._mark, self._total - position.updates
-        self._telemetry.lap("update")  # the line before waited for the GPU
+        took_s, left = self._clock() - self._mark, self._total - position.updates
         if self._num_compared == 1 and not self._evaluate_s:
             self._evaluate_s = self._timed_evaluation()
         if left <= 0 or self._num_compared < COMPARED:
@@ -201,12 +200,6 @@ class PlanTrials:
         else:
             self._begin(turn, position)
         self._telemetry.lap("planning")
-
-    def _now(self) -> float:
-        """Reading of the clock [s]; while plans are tried a GPU's work is waited for, else only submitting it counts."""
-        if not self.is_waiting and self._step.device.type == "cuda":
-            torch.cuda.synchronize(self._step.device)
-        return self._clock()
 
     def leave_out(self, error: Exception, position: Position) -> Replanned | None:
         """The change back to the best plan after a candidate failed with `error`; None if no candidate did."""
