@@ -32,7 +32,14 @@ _MEMINFO = Path("/proc/meminfo")
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is a failed allocation, on a GPU, by Python, or by PyTorch on a CPU."""
     # PyTorch 2.13 has a class of its own for GPUs only; on a CPU it is a RuntimeError which names the allocator.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    message = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in message for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+)  # fmt: skip
+"""Of allocations beside PyTorch's allocator of a GPU: the driver's and the libraries' own."""
 
 
 def free_bytes(device: torch.device) -> int | None:
