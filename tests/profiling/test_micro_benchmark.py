@@ -7,16 +7,18 @@ import torch
 
 from stoker.errors import NoDevice
 from stoker.planning.model.cpu_times import place_of
-from stoker.profiling.benchmark_calls import Call, OperandPool
-from stoker.profiling.ceilings import measure_anchors, stopwatch_for
+from stoker.profiling.benchmark_calls import Call, OperandPool, prepare_call
+from stoker.profiling.ceilings import Stopwatch, measure_anchors, stopwatch_for
 from stoker.profiling.micro_benchmark import (
     _ON_ALL_CORES,
     _ON_ONE_CORE,
+    _take_turn,
     _Timed,
     _timed,
     benchmark_calls,
     measure_operations,
 )
+from stoker.profiling.tracing.operations import operation_of
 from stoker.records import Device, from_json, to_json
 from stoker.records.hardware import MicroBenchmark
 from stoker.records.trace import Operation
@@ -186,3 +188,27 @@ def test_calls_of_the_benchmark_stand_where_traces_look_for_them() -> None:
     assert families == {
         "product", "convolution", "attention", "recurrent", "elementwise", "rows", "images", "tables", "optimizer",
     } | ({"depthwise"} & families)  # fmt: skip
+
+
+def test_a_gpus_warming_calls_are_waited_for() -> None:
+    """A turn begins with an idle device: its first reading is of one call, not of those that were submitted before."""
+    queued_s, clock_s = [0.0], [0.0]
+
+    def finish() -> None:
+        clock_s[0] += queued_s[0]
+        queued_s[0] = 0.0
+
+    call = small_calls()[0]
+    pool = OperandPool("cpu", 2**16)
+    watch = Stopwatch(lambda: clock_s[0], finish, calls_last_s=5e-3)
+    caller, (args, keywords), result = prepare_call(call, pool)
+    caller.most_kept, plain = 4, caller.call.function
+
+    def submitted(*args: object, **keywords: object) -> object:
+        queued_s[0] += 2e-3
+        return plain(*args, **keywords)
+
+    caller.call = Call(submitted, call.arguments)  # type: ignore[arg-type]
+    timed = _Timed(caller, operation_of(call.function, args, keywords, result))
+    _take_turn(timed, watch, None)
+    assert timed.turns == pytest.approx([2e-3])

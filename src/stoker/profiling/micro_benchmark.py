@@ -55,6 +55,7 @@ from stoker.records import Coupling, Device, Malloc, Plan, Position
 from stoker.records.hardware import MicroBenchmark, Timing
 from stoker.records.trace import Operation
 from stoker.stepping.fused_update import fused_update
+from stoker.stepping.precision import products_in
 from stoker.stepping.step import Step
 from stoker.units import MIB, epochs
 
@@ -165,6 +166,8 @@ def measure_operations(
             settings.enter_context(_memory("retained", then="default"))
         settings.enter_context(torch.random.fork_rng(devices=[] if is_cpu else [device.index]))
         settings.enter_context(torch.enable_grad())
+        # As under a plan of fp32: by default PyTorch lets convolutions use tf32.
+        settings.enter_context(products_in("fp32", torch.device(device.torch_name)))
         if calls is None:
             calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
         host_before = host_seconds(clock)
@@ -266,6 +269,7 @@ def _take_turn(call: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None
             call.caller.forget()
         return
     with call.caller.at_ease(), _memory("mapped", then="retained") if call.is_of_memory else contextlib.nullcontext():
+        watch.finish()  # a GPU is still at work on the calls that mapped memory
         call.turns.append(watch.median_seconds(call.caller, SLICE_S))
 
 

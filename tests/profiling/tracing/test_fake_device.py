@@ -147,3 +147,10 @@ def test_results_that_are_looked_up_quicker_are_those_of_pytorch(name, target, c
     monkeypatch.setattr(fake_device, "_modes", lambda: (fake_device.FakeTensorMode, _PlainCuda))
     plain = replace(traced.__wrapped__(name, target, **changed), took_s=0.0)
     assert quick == [plain, plain]
+
+
+def test_a_build_with_cuda_on_a_machine_without_a_gpu_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its autograd asks CUDA's driver for the device, which no fake answers."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "driver" in fake_device.why_not_cuda.__wrapped__()

@@ -92,6 +92,8 @@ def why_not_cuda() -> str:
         return _MISSING
     if torch.cuda.is_available():
         return ""
+    if torch.version.cuda is not None:
+        return f"PyTorch {torch.__version__} asks CUDA's driver in a backward pass, and there is none"
     needed = {
         torch._C: ("_ensureCUDADeviceGuardSet", "_current_graph_task_id", "_current_autograd_node"),
         torch.ops.prim: ("device",),
@@ -378,6 +380,7 @@ def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:
     patches.put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8 or including_emulation)
     _answer_as_cudnn(patches)
     if torch.cuda.is_available():
+        torch.empty(1, device="cuda:0")  # autograd's engine needs a context, which a fake's may not have made
         return
     _install_guard(stack)
     _answer_as_a_machine_with_cuda(patches)
