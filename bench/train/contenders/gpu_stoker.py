@@ -39,9 +39,8 @@ def run(material: Material, pacer: Pacer, *, compiled: bool = False) -> None:
 
     job = the_job(material)
     prepared = resolve_job(job)
-    here = resolve_place("here", attached_devices())
-    device = here if isinstance(here, records.Device) else here.device
-    decision, coupling = decide(prepared, here, _compiled(material, device) if compiled else None)
+    device = resolve_place("here", attached_devices())
+    decision, coupling = decide(prepared, device, _compiled(material, device) if compiled else None)
     plan = decision.chosen.plan
     pacer.notes |= {
         "plan": records.to_json(plan), "took_s": decision.took_s, "explanation": list(decision.explanation),
