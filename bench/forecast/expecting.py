@@ -96,8 +96,9 @@ def _expected(case: Case, forecaster: Forecaster, hardware: Hardware) -> Expecte
     try:
         calibrated, datasheet = (forecaster.on(one).forecast(case.plan) for one in (hardware, unmeasured))
         power_w = forecaster.on(hardware).update(case.plan).power_w
-    except StokerError as problem:
-        return Expected(case=case, coupling=forecaster.coupling, error=str(problem))
+    except Exception as problem:  # noqa: BLE001 - on a device never seen, one case is not to cost the others
+        error = str(problem) if isinstance(problem, StokerError) else f"{type(problem).__name__}: {problem}"
+        return Expected(case=case, coupling=forecaster.coupling, error=error)
     energy = None if power_w is None else energy_kwh(power_w, calibrated.step_s, pue=1.0).scaled(_JOULES_PER_KWH, "J")
     return Expected(
         case=case, coupling=forecaster.coupling, calibrated=calibrated, datasheet=datasheet, energy_j=energy,

@@ -2,22 +2,25 @@
 
     python -m bench.forecast.measuring < REQUEST > ANSWER
 
-The request is a `Request` as JSON, the answer a list of `Measured`, one for each round and plan. Plans of a request are
-measured one after the other in each round, in a newly drawn order, each on a new model, after `warm_up` updates. Its
-batches were gathered beforehand, on the host: an update brings its own to the device. On a GPU the time
-between CUDA events is taken, on a CPU the clock's.
+The request is a `Request` as JSON, the answer a line with a `Measured` for each round and plan, written once it is
+known. Plans of a request are measured one after the other in each round, in a newly drawn order, each on a new model,
+after `warm_up` updates. Its batches were gathered beforehand, on the host: an update brings its own to the device. On a
+GPU the time between CUDA events is taken, on a CPU the clock's; what one plan leaves of a GPU's memory is given back
+before the next.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -49,7 +52,8 @@ _ENERGY_S = 3.0
 class Request:
     """What to measure.
 
-    `cap_bytes` is the most that PyTorch may have of a GPU; `with_energy` takes three more seconds for each plan.
+    `caps_bytes` is the most that PyTorch may have of a GPU, for each plan, or empty; `with_energy` takes three more
+    seconds for each plan.
     """
 
     schema: ClassVar[int] = 1
@@ -62,7 +66,7 @@ class Request:
     warm_up: int = 2
     seed: int = 0
     with_energy: bool = False
-    cap_bytes: int | None = None
+    caps_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,33 +107,75 @@ class Subject:
         return Batch(self.data.train.fetch(indices, 0), indices, 0, step.pipeline(self.data.train, augmented=True))
 
 
+class MeasuringFailed(RuntimeError):
+    """A process ended early, or was ended; `measured` is what it had answered before."""
+
+    def __init__(self, message: str, measured: list[Measured], *, is_late: bool) -> None:
+        super().__init__(message)
+        self.measured, self.is_late = measured, is_late
+
+
 def ask(request: Request, timeout_s: float = 1200.0) -> list[Measured]:
     """Measure in a new process.
 
     Raises:
-        RuntimeError: the process did not answer; what it wrote last is in the message.
+        MeasuringFailed: the process ended early, or took longer than `timeout_s`; what it wrote last is in the message.
     """
-    command = [sys.executable, "-m", "bench.forecast.measuring"]
-    done = subprocess.run(
-        command, input=dumps(request), capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"measuring {request.job} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return [from_json(one, Measured) for one in json.loads(done.stdout.splitlines()[-1])]
+    command, is_late = [sys.executable, "-m", "bench.forecast.measuring"], False
+    # Files rather than pipes: a compiler's workers may keep a pipe open for longer than the process lives.
+    with (
+        tempfile.TemporaryFile("w+") as asked,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as log,
+    ):
+        asked.write(dumps(request))
+        asked.seek(0)
+        with subprocess.Popen(command, stdin=asked, stdout=out, stderr=log, cwd=ROOT) as process:
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                is_late = True
+                process.kill()
+                code = process.wait()
+        for file in (out, log):
+            file.seek(0)
+        # A killed process may leave half a line.
+        whole = [line for line in out.read().split("\n")[:-1] if line.startswith('{"')]
+        measured, said = [from_json(json.loads(line), Measured) for line in whole], log.read()[-2000:]
+    if code == 0:
+        return measured
+    how = f"took longer than {timeout_s:.0f} s" if is_late else f"ended with {code}: {said}"
+    raise MeasuringFailed(f"measuring {request.job} {how}", measured, is_late=is_late)
 
 
 def measure(request: Request) -> list[Measured]:
     """Measure in this process; `malloc` must be one for all plans."""
+    return list(each_measured(request))
+
+
+def each_measured(request: Request) -> Iterator[Measured]:
+    """As `measure`, each once it is known."""
     job = make_job(request.size, request.job)
     subject = Subject(job, datasets_of(job), request.coupling)
     chance = random.Random(request.seed)
     _set_malloc({plan.malloc for plan in request.plans})
-    if request.cap_bytes is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(request.cap_bytes / total, 0)
     everything = range(len(request.plans))
-    orders = [chance.sample(everything, len(everything)) for _ in range(request.rounds)]
-    return [_measured(subject, request, at, turn) for turn, order in enumerate(orders) for at in order]
+    for turn in range(request.rounds):
+        for at in chance.sample(everything, len(everything)):
+            if request.plans[at].device != "cpu":
+                _give_back_device_memory()
+            if request.caps_bytes:
+                total = torch.cuda.get_device_properties(0).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, request.caps_bytes[at] / total), 0)
+            yield _measured(subject, request, at, turn)
+
+
+def _give_back_device_memory() -> None:
+    """Leave a GPU as a new process finds it, but for its context: models, cached blocks, workspaces of cuBLAS."""
+    gc.collect()  # models with checkpointed blocks refer to themselves
+    if torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - PyTorch has no public name for it
+        torch.cuda.empty_cache()
 
 
 def _measured(subject: Subject, request: Request, at: int, turn: int) -> Measured:
@@ -211,5 +257,5 @@ def _set_malloc(settings: set[Malloc]) -> None:
 
 
 if __name__ == "__main__":
-    answer = measure(loads(sys.stdin.read(), Request))
-    print(json.dumps(to_json(answer)))
+    for answer in each_measured(loads(sys.stdin.read(), Request)):
+        print(json.dumps(to_json(answer)), flush=True)

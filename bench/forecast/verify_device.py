@@ -5,13 +5,15 @@
     python -m bench.forecast.verify_device --rehearse       # tiny jobs on the CPU: shows that all of this works
 
 Forecasts of all job x plan pairs are written to the results with their digest; only then is anything of them measured,
-each pair in a process of its own. Then plans are tried with less and less memory, near what is forecast to be reserved.
-Results are written after each measurement: what was cut short goes on with --continue. Exit code 3 without a GPU.
+the plans of a job in a process of their own. Then plans are tried with less and less memory, near what is forecast to
+be reserved; compiled plans come last. Results are written after each job: what was cut short goes on with --continue.
+Exit code 3 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -19,13 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from bench.forecast.expecting import Expected, expected, probability_it_fits
 from bench.forecast.jobs import JOBS
-from bench.forecast.measuring import Measured, Request, ask
+from bench.forecast.measuring import Measured, MeasuringFailed, Request, ask
 from bench.forecast.registration import dated, register, write
 from bench.forecast.residuals import FitTrial, Residual, fits, residual, summary
 from bench.forecast.verify_cases import NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
@@ -40,6 +42,9 @@ NO_DEVICE = 3
 
 BARS = {"peak_bytes": 0.01, "step_s": 0.05, "false_fits": 0.01}
 """Medians of absolute errors, and the share of wrong verdicts, that are aimed at."""
+
+_LONGEST_S = 1200.0
+"""A process that measures longer than that hangs [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,42 +83,80 @@ def near_the_limit(found: Sequence[Expected], hardware: Hardware) -> list[Trial]
     return trials
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """What is to be measured: under which heading of the document, and for which entry of what was registered."""
+
+    heading: str
+    at: int
+    case: Case
+    coupling: Coupling
+    cap_bytes: int | None = None
+
+    @property
+    def process(self) -> tuple[int, str]:
+        """What shares a process: a job's cases, its trials, and its compiled ones; those of the least number first."""
+        return (1 if self.cap_bytes else 2 * self.case.plan.compile, self.case.job)
+
+
 def measure_all(
     document: dict[str, JSON],
     path: Path,
     *,
     updates: int,
     limit_s: float,
-    ask: Callable[[Request], list[Measured]] = ask,
+    with_energy: bool = True,
+    ask: Callable[[Request, float], list[Measured]] = ask,
 ) -> bool:
-    """Measure what is not measured yet, one process each; whether all was done within the seconds given."""
+    """Measure what is not measured yet; whether all was done within the seconds given, after which nothing runs.
+
+    Entries of a job share a process, whose start takes longer than they do. If it fails, those without an answer have
+    a process each, and one that fails alone has failed.
+    """
     started = time.perf_counter()
-    for kind, at, request in _to_do(document, updates):
-        if time.perf_counter() - started > limit_s:
+    to_do = sorted(_to_do(document), key=lambda one: one.process)
+    groups = [list(same) for _, same in itertools.groupby(to_do, key=lambda one: one.process)]
+    while groups:
+        left_s = limit_s - (time.perf_counter() - started)
+        if left_s <= 0:
             return False
-        measured = ask(request)[0]
-        document[kind][str(at)] = to_json(measured)
+        group, problem = groups.pop(0), None
+        try:
+            found = ask(_request(group, updates, with_energy=with_energy), min(left_s, _LONGEST_S))
+        except MeasuringFailed as failed:
+            found, problem = failed.measured, failed
+        answers = {one.plan: one for one in found}
+        missing = [entry for number, entry in enumerate(group) if number not in answers]
+        if problem is not None and len(group) == 1 and missing and not (problem.is_late and left_s < _LONGEST_S):
+            answers, missing = {0: Measured(plan=0, round=0, error=str(problem))}, []
+        for number, one in answers.items():
+            entry = group[number]
+            document[entry.heading][str(entry.at)] = to_json(replace(one, plan=0))
+            print(f"  {entry.case.in_words()}: {_measured_in_words(one)}", flush=True)
         write(path, document)
-        words = Case(job=request.job, size=request.size, plan=request.plans[0]).in_words()
-        print(f"  {words}: {_measured_in_words(measured)}", flush=True)
+        groups[:0] = [[entry] for entry in missing]
     return True
 
 
-def _to_do(document: dict[str, JSON], updates: int) -> Iterator[tuple[str, int, Request]]:
-    """What is left to measure: under which heading of the document, for which entry, and how."""
+def _to_do(document: dict[str, JSON]) -> Iterator[_Entry]:
+    """What is left to measure."""
     measured, tried = document.setdefault("measured", {}), document.setdefault("tried", {})
     for at, one in enumerate(document["registered"]["expected"]):
         if str(at) not in measured and one["error"] is None:
             expectation = from_json(one, Expected)
-            yield "measured", at, _request(expectation.case, expectation.coupling, updates=updates, with_energy=True)
+            yield _Entry(heading="measured", at=at, case=expectation.case, coupling=expectation.coupling)
     for at, one in enumerate(document["registered"]["trials"]):
         if str(at) not in tried:
             trial = from_json(one, Trial)
-            yield "tried", at, _request(trial.case, trial.coupling, updates=updates, cap_bytes=trial.cap_bytes)
+            yield _Entry(heading="tried", at=at, case=trial.case, coupling=trial.coupling, cap_bytes=trial.cap_bytes)
 
 
-def _request(case: Case, coupling: Coupling, **settings: Any) -> Request:
-    return Request(job=case.job, size=case.size, plans=(case.plan,), coupling=coupling, warm_up=4, **settings)
+def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool) -> Request:
+    caps = tuple(one.cap_bytes for one in group if one.cap_bytes is not None)
+    return Request(
+        job=group[0].case.job, size=group[0].case.size, plans=tuple(one.case.plan for one in group),
+        coupling=group[0].coupling, warm_up=4, updates=updates, caps_bytes=caps, with_energy=with_energy and not caps,
+    )  # fmt: skip
 
 
 def residuals_of(document: dict[str, JSON]) -> list[Residual]:
@@ -193,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", nargs="+", default=list(JOBS["gpu"]), choices=list(JOBS["gpu"]))
     parser.add_argument("--cases", type=int, help="the first so many cases only")
     parser.add_argument("--without-points", action="store_true", help="forecast from the datasheet alone")
-    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no measurement after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="end measuring after so many seconds")
+    parser.add_argument("--benchmark-s", type=float, default=60.0, help="seconds for the device's operations")
+    parser.add_argument("--without-energy", action="store_true", help="three seconds less for each case")
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, dated)")
     given = parser.parse_args(arguments)
     if not given.rehearse and not torch.cuda.is_available():
@@ -205,7 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         path = given.out or dated("verify_device_rehearsal" if given.rehearse else "verify_device")
         document = _registered(path, given)
-    is_done = measure_all(document, path, updates=3 if given.rehearse else 12, limit_s=given.limit_s)
+    is_done = measure_all(
+        document, path, updates=3 if given.rehearse else 12, limit_s=given.limit_s,
+        with_energy=not given.without_energy,
+    )  # fmt: skip
     conclude(document, path)
     return 0 if is_done else 1
 
@@ -214,9 +262,11 @@ def _registered(path: Path, given: argparse.Namespace) -> dict[str, JSON]:
     place = planned_devices("cpu" if given.rehearse else "cuda:0", attached_devices())[0]
     held_bytes, benchmark = resident_bytes(), None  # what is held before the benchmark leaves its traces
     if not given.without_points:
-        budget_s, threads = (3.0, 1) if given.rehearse else (60.0, None)
+        budget_s, threads = (3.0, 1) if given.rehearse else (given.benchmark_s, None)
         print(f"measuring operations on {place.device.model} for about {budget_s:.0f} s", flush=True)
         benchmark = measure_operations(place.device, threads=threads, budget_s=budget_s)
+    if not given.rehearse:
+        torch.cuda.empty_cache()  # the memory is for those who are measured
     found = cases("tiny" if given.rehearse else "gpu", place.device.torch_name)
     chosen = [case for case in found if case.job in given.jobs][: given.cases]
     print(f"forecasting {len(chosen)} cases", flush=True)

@@ -4,8 +4,10 @@
     python -m bench.train.gpu --rehearse        # tiny, on whatever is here: is this script in order?
 
 Contenders take turns as in bench.train.throughput, each in a process of its own, all on one GPU: while one runs, the
-others' contexts rest. MFU is against the largest rate of bf16 matrix products measured here, just before. It needs
-PyTorch and NumPy, and without an installation `PYTHONPATH=src`. Exit code 3 without a GPU.
+others rest, and have given their cached memory back. All slices count: what else the CPUs do is written, no more.
+--at-once contenders start together, in the order of --contenders: most of a start is a compiler's work on the CPU. MFU
+is against the largest rate of bf16 matrix products measured here, just before. It needs PyTorch and NumPy, and without
+an installation `PYTHONPATH=src:.`. Exit code 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from bench.forecast.registration import RESULTS, dated
 from bench.train import results
 from bench.train.bars import GPU_BAR
 from bench.train.cases import Case, quick
-from bench.train.driving import MOST_OTHERS
 from bench.train.flops import flops_per_sample, peak_flops
 from bench.train.gpu_cases import GPU_CASES, GPU_CONTENDERS, REFERENCE
 from bench.train.throughput import SLICE_S, Contest, told
@@ -30,7 +31,7 @@ from bench.train.throughput import SLICE_S, Contest, told
 NO_DEVICE = 3
 
 _NOBODY_MINDS = 2.0
-"""Share of the CPUs others may use in a rehearsal: any."""
+"""Share of the CPUs others may use: any, since the GPU is lent to nobody else."""
 
 
 def measure(case: Case, path: Path, given: argparse.Namespace, peak: float) -> bool:
@@ -39,10 +40,11 @@ def measure(case: Case, path: Path, given: argparse.Namespace, peak: float) -> b
     chosen = [GPU_CONTENDERS[name] for name in given.contenders]
     contest = Contest(
         case=case, contenders=chosen, rounds=given.rounds, sets=given.sets, is_quick=given.rehearse,
-        slice_s=0.1 if given.rehearse else SLICE_S, most_others=_NOBODY_MINDS if given.rehearse else MOST_OTHERS,
-        reference=REFERENCE,
+        slice_s=0.1 if given.rehearse else SLICE_S, most_others=_NOBODY_MINDS, reference=REFERENCE,
+        at_once=given.at_once,
     )  # fmt: skip
     command = f"python -m bench.train.gpu --case {case.name} --rounds {given.rounds} --sets {given.sets}"
+    command += f" --at-once {given.at_once} --contenders {' '.join(given.contenders)}"
     content = results.document("training speed on a GPU", command, {})
     # FLOPs of tiny models would say nothing: a rehearsal counts none.
     flops = 0.0 if given.rehearse else flops_per_sample(case)
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sets", type=int, default=2)
     parser.add_argument("--contenders", nargs="+", default=list(GPU_CONTENDERS), choices=list(GPU_CONTENDERS))
+    parser.add_argument("--at-once", type=int, default=2, help="contenders that start together; memory is a limit")
     parser.add_argument("--rehearse", action="store_true", help="tiny cases on whatever is here")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder where results go")
     given = parser.parse_args(arguments)
@@ -73,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_DEVICE
     device = torch.device("cuda" if has_gpu else "cpu")
     peak = peak_flops(device, (256,) if given.rehearse else (4096, 8192, 16384))
+    if has_gpu:
+        torch.cuda.empty_cache()  # the memory is for those who are measured
     print(f"bf16 products reach {peak / 1e12:.1f} TFLOP/s; the bar is {GPU_BAR:g}× the best loop tuned by hand")
     prefix = "train_rehearsal" if given.rehearse else "train_gpu"
     done = [measure(GPU_CASES[name], given.out / dated(f"{prefix}_{name}").name, given, peak) for name in given.case]

@@ -51,9 +51,23 @@ class Pacer:
         """What the contender wants said of it, such as its plan."""
         self.peak_bytes: Callable[[], int] = high_water_bytes
         """What tells the peak of memory; a contender on a GPU sets another."""
+        self.keep_up: Callable[[], object] = lambda: None
+        """Called after each update: keeps a device from falling far behind the loop that gives it work."""
+        self.before_rest: Callable[[], object] = lambda: None
+        """Called before the process rests: leaves the others what it does not need meanwhile."""
+        self.settling_updates = 0
+        """Updates after a rest that do not count: they take back what was left to others."""
+        self._settling = 0
 
     def updated(self, num_samples: int, loss: Callable[[], float]) -> float:
         """Note an update; returns the seconds that were spent waiting. `loss` gives the update's mean loss."""
+        self.keep_up()
+        if self._settling:
+            self._settling -= 1
+            if not self._settling:
+                loss()
+                self._begun, self._begun_cpu = self._clock(), time.process_time()
+            return 0.0
         self._samples += num_samples
         self._updates += 1
         if not self._is_ready:
@@ -84,13 +98,14 @@ class Pacer:
 
     def _wait(self) -> float:
         """Rest until told what to do."""
+        self.before_rest()
         rested = self._clock()
         command = json.loads(self._commands.readline() or '{"stop": true}')
         if command.get("stop"):
             self._say(peak_bytes=self.peak_bytes(), notes=self.notes)
             self._leave(0)
         self._slice_s, self._least_updates = float(command["slice_s"]), int(command["least_updates"])
-        self._samples = self._updates = 0
+        self._samples, self._updates, self._settling = 0, 0, self.settling_updates
         self._begun, self._begun_cpu = self._clock(), time.process_time()
         return self._begun - rested
 
@@ -113,5 +128,5 @@ def reset_high_water() -> None:
     """Count the most memory from now on; where the system forbids it the mark stays, and with it the start's peak."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except PermissionError:
+    except OSError:  # forbidden, or a sandbox that has no such file
         return

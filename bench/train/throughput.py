@@ -42,7 +42,7 @@ REFERENCE = "plain"
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """A case, who takes part, and for how long. `seed` draws the order of turns."""
+    """A case, who takes part, and for how long. `seed` draws the order of turns; `at_once` start together."""
 
     case: Case
     contenders: Sequence[Contender]
@@ -53,11 +53,12 @@ class Contest:
     most_others: float = MOST_OTHERS
     reference: str = REFERENCE
     seed: int = 0
+    at_once: int = 1
 
     def run(self, path: Path, content: dict[str, JSON]) -> None:
         """Measure, adding what is found to `content`, which is written to `path` as it grows."""
         content |= {"slice_s": self.slice_s, "least_updates": LEAST_UPDATES, "most_others": self.most_others}
-        content["reference"] = self.reference
+        content |= {"reference": self.reference, "started_at_once": self.at_once}
         content["contenders"] = {one.name: _described(one) for one in self.contenders}
         for number in range(self.sets):
             with tempfile.TemporaryDirectory(prefix="bench-train-") as folder, ExitStack() as stack:
@@ -78,21 +79,23 @@ class Contest:
         results.save(path, content)
 
     def _started(self, folder: Path, stack: ExitStack, content: dict[str, JSON]) -> dict[str, Running]:
-        """Everybody's process, made ready one after the other, but for who is missing or failed before."""
+        """Everybody's process, made ready one group after the other, but for who is missing or failed before."""
+        of = content["contenders"]
+        able = [one for one in self.contenders if not of[one.name]["missing"] and "failed" not in of[one.name]]
         found: dict[str, Running] = {}
-        for contender in self.contenders:
-            told = content["contenders"][contender.name]
-            if told["missing"] or "failed" in told:
-                continue
-            process = stack.enter_context(Running(contender, self.case, folder, is_quick=self.is_quick))
-            try:
-                start = process.started()
-            except ContenderFailed as problem:
-                _drop(told, problem)
-                continue
-            told["sets"].append({"start": to_json(start), "rounds": []})
-            print(f"  {contender.title}: first update after {start.first_update_s:.1f} s", flush=True)
-            found[contender.name] = process
+        for first in range(0, len(able), self.at_once):
+            group = able[first : first + self.at_once]
+            made = [stack.enter_context(Running(one, self.case, folder, is_quick=self.is_quick)) for one in group]
+            for contender, process in zip(group, made, strict=True):
+                told = of[contender.name]
+                try:
+                    start = process.started()
+                except ContenderFailed as problem:
+                    _drop(told, problem)
+                    continue
+                told["sets"].append({"start": to_json(start), "rounds": []})
+                print(f"  {contender.title}: first update after {start.first_update_s:.1f} s", flush=True)
+                found[contender.name] = process
         return found
 
     def _round(self, running: dict[str, Running], chance: random.Random, content: dict[str, JSON]) -> None:
@@ -131,7 +134,8 @@ def summarise(content: dict[str, JSON]) -> None:
         }
     losses = {name: one["sets"][0]["start"]["losses"] for name, one in whole.items()}
     if content["reference"] in losses:
-        fp32 = {name for name in whole if _is_fp32(name, whole)}
+        # To rounding agree those in fp32, if what they are held against is.
+        fp32 = {name for name in whole if _is_fp32(name, whole)} if _is_fp32(content["reference"], whole) else set()
         other_form = {name for name, one in whole.items() if one["is_other_form"]}
         content["disagreements"] = disagreements(losses, content["reference"], fp32, other_form)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.forecast.measuring import Request, ask, measure
+from bench.forecast.measuring import MeasuringFailed, Request, ask, measure
 from stoker.records import Coupling, Plan
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
@@ -56,3 +56,11 @@ def test_a_process_that_fails_is_heard() -> None:
     """What it wrote last is in the error."""
     with pytest.raises(RuntimeError, match="KeyError"):
         ask(request(PLANS[0], job="no such job"))
+
+
+def test_a_process_out_of_time_is_ended() -> None:
+    """It says that it was late, in how many seconds."""
+    with pytest.raises(MeasuringFailed, match=r"longer than 0 s") as caught:
+        ask(request(PLANS[0]), timeout_s=0.1)
+    assert caught.value.is_late
+    assert caught.value.measured == []

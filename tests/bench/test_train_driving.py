@@ -129,6 +129,20 @@ def test_a_slice_has_its_updates_though_they_are_long() -> None:
     assert _answers(answers)[1]["updates"] == 2
 
 
+def test_updates_that_take_back_what_was_left_to_others_do_not_count() -> None:
+    """Before each rest something is left to others; the first two updates after it are in no slice."""
+    clock, answers, rests = _Clock(), io.StringIO(), []
+    commands = io.StringIO('{"slice_s": 0.5, "least_updates": 2}\n{"stop": true}\n')
+    pacer = Pacer(commands, answers, started=90.0, clock=clock, leave=_leave)
+    pacer.settling_updates, pacer.before_rest = 2, lambda: rests.append(clock.now_s)
+    updates = _updates_until_left(pacer, clock, 0.2)
+    _, done, _ = _answers(answers)
+    assert (done["updates"], done["samples"]) == (3, 24)
+    assert done["wall_s"] == pytest.approx(0.6)
+    assert updates == 1 + round(WARM_UP_S / 0.2) + 2 + 3
+    assert len(rests) == 2
+
+
 def test_time_spent_waiting_is_told_to_the_contender() -> None:
     """Stoker's clock stands still meanwhile."""
     clock = _Clock()

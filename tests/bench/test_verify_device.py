@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.forecast.expecting import Expected
-from bench.forecast.measuring import Measured, Request
+from bench.forecast.measuring import Measured, MeasuringFailed, Request
 from bench.forecast.registration import register
 from bench.forecast.verify_cases import Case, cases
 from bench.forecast.verify_device import NO_DEVICE, Trial, fit_trials, main, measure_all, residuals_of
@@ -45,16 +46,16 @@ def registered(path: Path) -> dict[str, object]:
     return register(path, "a test", "nothing", {"expected": to_json(expected), "trials": to_json(trials)})
 
 
-def made_up(request: Request) -> list[Measured]:
+def made_up(request: Request, _timeout_s: float) -> list[Measured]:
     """A device with 2050 bytes, on which an update takes one second and 2.5 J."""
-    if request.cap_bytes is not None and request.cap_bytes < 2050:
-        return [Measured(plan=0, round=0, error="no memory", is_out_of_memory=True)]
     energy_j = 2.5 if request.with_energy else None
+    fits = [not request.caps_bytes or request.caps_bytes[at] >= 2050 for at in range(len(request.plans))]
     return [
-        Measured(
-            plan=0, round=0, update_s=(1.0, 1.0, 5.0), peak_bytes=1000, reserved_bytes=1900, energy_j=energy_j
-        )
-    ]  # fmt: skip
+        Measured(plan=at, round=0, update_s=(1.0, 1.0, 5.0), peak_bytes=1000, reserved_bytes=1900, energy_j=energy_j)
+        if has_fit
+        else Measured(plan=at, round=0, error="no memory", is_out_of_memory=True)
+        for at, has_fit in enumerate(fits)
+    ]
 
 
 def test_each_quantity_is_compared_with_what_was_measured(tmp_path: Path) -> None:
@@ -107,15 +108,49 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     path, asked = tmp_path / "device.json", []
     document = registered(path)
 
-    def noted(request: Request) -> list[Measured]:
+    def noted(request: Request, timeout_s: float) -> list[Measured]:
         asked.append(request)
-        return made_up(request)
+        return made_up(request, timeout_s)
 
     assert not measure_all(document, path, updates=3, limit_s=-1, ask=noted)
     assert not asked
     assert measure_all(document, path, updates=3, limit_s=100, ask=noted)
     assert measure_all(json.loads(path.read_text()), path, updates=3, limit_s=100, ask=noted)
-    assert len(asked) == 3
+    assert [len(request.plans) for request in asked] == [1, 2]
+
+
+def test_what_a_failed_process_had_not_answered_is_tried_alone(tmp_path: Path) -> None:
+    """The first trial's answer is kept; the second has a process of its own, fails there too, and stops nobody."""
+    path, asked = tmp_path / "device.json", []
+    document = registered(path)
+
+    def failing(request: Request, timeout_s: float) -> list[Measured]:
+        asked.append(request.caps_bytes)
+        if not request.caps_bytes:
+            return made_up(request, timeout_s)
+        found = made_up(request, timeout_s)[: len(request.plans) - 1]
+        raise MeasuringFailed("an illegal memory access", found, is_late=False)
+
+    assert measure_all(document, path, updates=3, limit_s=100, ask=failing)
+    assert asked == [(), (2000, 2100), (2100,)]
+    tried = json.loads(path.read_text())["tried"]
+    assert tried["0"]["is_out_of_memory"]
+    assert tried["1"]["error"] == "an illegal memory access"
+
+
+def test_what_a_late_process_had_not_answered_is_left_for_later(tmp_path: Path) -> None:
+    """Its answers so far are written; the rest is still to be done, and is no error."""
+    path = tmp_path / "device.json"
+    document = registered(path)
+
+    def late(request: Request, timeout_s: float) -> list[Measured]:
+        if not request.caps_bytes:
+            return made_up(request, timeout_s)
+        time.sleep(timeout_s)
+        raise MeasuringFailed("took longer", made_up(request, timeout_s)[:1], is_late=True)
+
+    assert not measure_all(document, path, updates=3, limit_s=0.2, ask=late)
+    assert list(json.loads(path.read_text())["tried"]) == ["0"]
 
 
 def test_the_rehearsal_forecasts_then_measures_then_concludes(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ Source: github.com/karpathy/nanoGPT, train.py; github.com/pytorch/torchtitan, to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from bench.train.cases import WEIGHT_DECAY, loss_of
-from bench.train.contenders.gpu_memory import count_device_memory
+from bench.train.contenders.gpu_memory import share_device
 from bench.train.material import Material
 from bench.train.models import Bottleneck
 from bench.train.pacing import Pacer
@@ -27,7 +27,7 @@ def run(material: Material, pacer: Pacer, *, compiled: Literal["none", "whole", 
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    count_device_memory(pacer, device)
+    share_device(pacer, device)
     model = material.model().to(device)
     if not case.is_text:
         model = model.to(memory_format=torch.channels_last)
@@ -38,8 +38,7 @@ def run(material: Material, pacer: Pacer, *, compiled: Literal["none", "whole", 
 
     if compiled == "blocks":
         criterion = torch.compile(criterion)
-        for block in blocks_of(model):
-            block.compile(fullgraph=True)
+        compile_blocks(model)
 
     def forward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -55,6 +54,13 @@ def run(material: Material, pacer: Pacer, *, compiled: Literal["none", "whole", 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         pacer.updated(len(inputs), loss.item)
+
+
+def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Compile each of the repeated blocks by itself, for its own shapes."""
+    for block in blocks_of(model):
+        # Not `block.compile()`, which silently does nothing for an nn.Sequential.
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import stoker
-from bench.train.contenders.gpu_memory import count_device_memory
+from bench.train.contenders.gpu_memory import share_device
 from bench.train.contenders.stoker_job import the_job
 from bench.train.material import Material
 from bench.train.pacing import Pacer
@@ -27,8 +27,8 @@ from stoker.records import Position
 from stoker.stepping.step import Step
 
 
-def run(material: Material, pacer: Pacer) -> None:
-    """Train until stopped.
+def run(material: Material, pacer: Pacer, *, compiled: bool = False) -> None:
+    """Train until stopped; `compiled`: under the plan that `gpu_by_hand` has, which is tried once and nothing else is.
 
     Raises:
         RuntimeError: the run ended by itself: the case has too few epochs.
@@ -39,13 +39,14 @@ def run(material: Material, pacer: Pacer) -> None:
 
     job = the_job(material)
     prepared = resolve_job(job)
-    decision, coupling = decide(prepared, resolve_place("here", attached_devices()))
+    device = resolve_place("here", attached_devices())
+    decision, coupling = decide(prepared, device, _compiled(material, device) if compiled else None)
     plan = decision.chosen.plan
     pacer.notes |= {
         "plan": records.to_json(plan), "took_s": decision.took_s, "explanation": list(decision.explanation),
         "forecast_s": decision.chosen.forecast.total_s.value,
     }  # fmt: skip
-    count_device_memory(pacer, torch.device(plan.device))
+    share_device(pacer, torch.device(plan.device))
     with computing_threads(plan.threads):
         step = Step(job, plan, coupling)
         seed_generators(key_of(RandomStream.MICRO_BATCH, job.seed))
@@ -56,6 +57,14 @@ def run(material: Material, pacer: Pacer) -> None:
             loss = step.update(batch, update, update / total)
             pacer.updated(batch.size, loss.item)
     raise RuntimeError(f"{material.case.name} ended before it was stopped; give the case more epochs")
+
+
+def _compiled(material: Material, device: records.Device) -> records.Plan:
+    return records.Plan(
+        device=device.torch_name, micro_batch=material.case.batch, precision="bf16", compile=True,
+        optimizer_implementation="fused", memory_format="contiguous" if material.case.is_text else "channels_last",
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def without_reports() -> None:
