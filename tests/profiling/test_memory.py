@@ -97,8 +97,10 @@ def test_the_peak_is_read_even_if_the_block_fails() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_it_is_what_was_allocated() -> None:
-    """200 MiB on the device, freed again."""
+    """200 MiB on the device, freed again; libraries and earlier tests hold some besides."""
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated("cuda:0")
     with PeakMemory("cuda:0") as peak:
         held = torch.ones(200 * MIB, dtype=torch.uint8, device="cuda:0")
         del held
-    assert 200 * MIB <= peak.num_bytes < 220 * MIB
+    assert 200 * MIB <= peak.num_bytes - before < 220 * MIB

@@ -38,7 +38,7 @@ def small_calls() -> list[Call]:
 
 @pytest.fixture(autouse=True)
 def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.profiling.micro_benchmark.POOL_BYTES", 2**16)
+    monkeypatch.setattr("stoker.profiling.micro_benchmark.POOL_BYTES", {"cpu": 2**16})
 
 
 def test_each_call_becomes_an_operation_with_its_time() -> None:
@@ -53,6 +53,15 @@ def test_each_call_becomes_an_operation_with_its_time() -> None:
     assert measured.launch_s > 0
     assert measured.anchors_s.keys() == measure_anchors(threads=1, turns=1)[0].keys()
     assert from_json(to_json(measured), MicroBenchmark) == measured
+
+
+def test_operands_of_a_call_do_not_overlap() -> None:
+    """Three of up to a quarter of the pool each, wherever the first begins: a GPU refuses to write to others."""
+    pool = OperandPool("cpu", 2**14)
+    for size in (100, 1024, 700, 64, 1000) * 9:
+        cuts = [pool.scratch(size), pool.scratch(1024), pool.scratch(size)]
+        places = sorted((cut.data_ptr(), cut.nbytes) for cut in cuts)
+        assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(places))
 
 
 def test_settings_and_generators_are_as_before() -> None:

@@ -17,6 +17,8 @@ from torch._ops import OpOverload
 from stoker.units import MIB
 
 _MOST_SETS = 4
+_APART = 4
+"""Tensors of a fourth of the memory at most: one overlaps none of the two that were cut before it."""
 _LONGEST_WARMING_S = 6e-3
 _KEPT_BYTES = 32 * MIB
 """Small enough that a CPU's allocator reuses the memory of freed results instead of returning it."""
@@ -72,12 +74,13 @@ class OperandPool:
 
     def _cut(self, memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         numel = math.prod(shape)
-        if numel > memory.numel():
+        if _APART * numel > memory.numel():
             return torch.ones(shape, dtype=memory.dtype, device=self.device)
-        start = self._next % max(1, memory.numel() - numel)
         # Rounded to whole cache lines, as allocators do.
-        start -= start % 64
-        self._next += numel
+        start = -(-self._next // 64) * 64
+        if start + numel > memory.numel():
+            start = 0
+        self._next = start + numel
         return memory[start : start + numel].view(shape)
 
     def indices(self, *shape: int, below: int) -> torch.Tensor:

@@ -61,8 +61,9 @@ from stoker.units import MIB, epochs
 
 ROUNDS = 3
 SLICE_S = 3e-3
-POOL_BYTES = 96 * MIB
-"""Three times the last cache of a CPU that serves a few cores, or of any GPU so far."""
+POOL_BYTES = {"cpu": 96 * MIB, "cuda": 1024 * MIB}
+"""Several times the last cache of a CPU that serves a few cores, or of a GPU; four times the operands of most calls, so
+that those of one call do not overlap, which operations in place on a GPU refuse."""
 
 _TOGETHER = 64
 """Calls in a group: about as many kinds as an update has, and few enough that none is compiled twice: oneDNN keeps
@@ -172,7 +173,7 @@ def measure_operations(
             calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
         host_before = host_seconds(clock)
         pace = _PaceKeeper(clock) if is_cpu else None
-        timed = _timed(calls, OperandPool(device.torch_name, POOL_BYTES), watch, started + budget_s, pace)
+        timed = _timed(calls, OperandPool(device.torch_name, POOL_BYTES[device.kind]), watch, started + budget_s, pace)
         host_after = host_seconds(clock)
         num_threads = torch.get_num_threads()
     # A burst of other work hits only one of them, and only makes it longer.
