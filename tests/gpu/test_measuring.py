@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from torch import nn
 
 import stoker
 from stoker.devices import attached_devices
-from stoker.profiling.ceilings import measure_ceilings
+from stoker.profiling.benchmark_calls import Call
+from stoker.profiling.ceilings import measure_ceilings, stopwatch_for
 from stoker.profiling.links import measure_links
+from stoker.profiling.micro_benchmark import measure_operations
 from stoker.profiling.plan_trial import try_plan
 from stoker.records import Plan
 from stoker.stepping.step_failures import free_bytes, reachable_bytes
@@ -32,6 +35,35 @@ def test_rates_of_products_and_copies() -> None:
     assert {"fp32", "tf32", "bf16"} <= found.gemm_flops.keys()
     assert found.host_to_device_bytes_per_s is not None
     assert found.host_to_device_bytes_per_s > 0
+
+
+def test_operations_and_the_time_to_start_them() -> None:
+    """An operation in place among them, whose operands may not overlap; the host's time is that of a GPU's tensors."""
+    aten = torch.ops.aten
+    calls = [
+        Call(aten.mm.default, lambda pool: ((pool.random(256, 512), pool.random(512, 256)), {})),
+        Call(aten.add_.Tensor, lambda pool: ((pool.scratch(1024, 64), pool.random(1024, 64)), {})),
+    ]
+    found = measure_operations(attached_devices()[0], budget_s=1e6, calls=calls)
+    assert [timing.operation.name for timing in found.timings] == ["mm", "add_"]
+    assert all(timing.seconds > 0 for timing in found.timings)
+    assert found.launch_s == found.host_s["forward"] > 0
+    assert min(found.host_s["backward"], found.host_s["optimizer"], found.host_s["update"]) >= 0
+
+
+@pytest.mark.skipif(is_simulated(), reason="a simulated GPU has no clock of its own")
+def test_a_slow_host_does_not_make_operations_slow() -> None:
+    """Those that are started late are timed as those that are queued."""
+    watch = stopwatch_for(attached_devices()[0], time.perf_counter)
+    tensor = torch.ones(2**24, device=GPU)
+
+    def late() -> None:
+        time.sleep(2e-4)
+        tensor.add_(1.0)
+
+    watch.seconds(late)
+    soon = watch.seconds(lambda: tensor.add_(1.0), calls=20)
+    assert watch.seconds(late, calls=20) < 2 * soon + 2e-5
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2 or is_simulated(), reason="needs two GPUs, of a GPU's speed")

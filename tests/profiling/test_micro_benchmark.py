@@ -38,7 +38,7 @@ def small_calls() -> list[Call]:
 
 @pytest.fixture(autouse=True)
 def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.profiling.micro_benchmark.POOL_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr("stoker.profiling.micro_benchmark.POOL_BYTES", 2**16)
 
 
 def test_each_call_becomes_an_operation_with_its_time() -> None:
@@ -96,7 +96,7 @@ def test_a_slow_machine_times_fewer_calls_and_all_of_them_twice() -> None:
 def test_of_the_host_the_quieter_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at before and after the operations; a burst makes one of them too long."""
     looks = iter([{"forward": 5e-6, "update": 1e-4}, {"forward": 3e-6, "update": 9e-4}])
-    monkeypatch.setattr("stoker.profiling.micro_benchmark.host_seconds", lambda _clock: next(looks))
+    monkeypatch.setattr("stoker.profiling.micro_benchmark.host_seconds", lambda _clock, _device: next(looks))
     measured = measure_operations(CPU, threads=1, budget_s=1e6, calls=small_calls())
     assert measured.host_s == {"forward": 3e-6, "update": 1e-4}
 

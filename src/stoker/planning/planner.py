@@ -42,6 +42,7 @@ from stoker.planning.plan_search import PlanSearch
 from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.ceilings import Turn, measure_anchors
 from stoker.profiling.job_profile import fetch_seconds, job_profile
+from stoker.profiling.micro_benchmark import host_seconds
 from stoker.profiling.plan_trial import try_plan
 from stoker.records import (
     FULL_PRECISIONS,
@@ -386,6 +387,8 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
         )
     benchmark = benchmark or cache.read(key)
     hardware = dataclasses.replace(hardware, benchmark=benchmark)
+    if benchmark is None and place.device.kind == "cuda" and place.count == 1:
+        return dataclasses.replace(hardware, host_s=_host_now(place.device.torch_name))
     return hardware if benchmark is None else dataclasses.replace(hardware, pace=pace_now(benchmark))
 
 
@@ -427,6 +430,16 @@ def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
 def may_give_up_threads(plan: Plan) -> bool:
     """True if a run under `plan` may compute with fewer threads while other processes use the CPU."""
     return not plan.compile and not torch.are_deterministic_algorithms_enabled()
+
+
+_HOST_ROUNDS = 8
+
+
+@functools.lru_cache(maxsize=16)
+def _host_now(device: str) -> dict[str, float]:
+    """How long this host takes to start operations on a GPU, which decides small updates; takes half a second."""
+    with doing(f"timing the host of {device}"):
+        return host_seconds(device=device, rounds=_HOST_ROUNDS)
 
 
 _HOLDS_S = 300.0

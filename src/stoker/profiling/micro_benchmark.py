@@ -61,9 +61,10 @@ from stoker.units import MIB, epochs
 
 ROUNDS = 3
 SLICE_S = 3e-3
-POOL_BYTES = {"cpu": 96 * MIB, "cuda": 1024 * MIB}
-"""Several times the last cache of a CPU that serves a few cores, or of a GPU; four times the operands of most calls, so
-that those of one call do not overlap, which operations in place on a GPU refuse."""
+POOL_BYTES = 96 * MIB
+"""Three times the last cache of a CPU that serves a few cores."""
+GPU_POOL_BYTES = 1024 * MIB
+"""Four times the operands of most calls, so that those of one call do not overlap, which a GPU refuses to write to."""
 
 _TOGETHER = 64
 """Calls in a group: about as many kinds as an update has, and few enough that none is compiled twice: oneDNN keeps
@@ -171,10 +172,11 @@ def measure_operations(
         settings.enter_context(products_in("fp32", torch.device(device.torch_name)))
         if calls is None:
             calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
-        host_before = host_seconds(clock)
+        host_before = host_seconds(clock, device.torch_name)
         pace = _PaceKeeper(clock) if is_cpu else None
-        timed = _timed(calls, OperandPool(device.torch_name, POOL_BYTES[device.kind]), watch, started + budget_s, pace)
-        host_after = host_seconds(clock)
+        pool_bytes = POOL_BYTES if is_cpu else max(POOL_BYTES, min(GPU_POOL_BYTES, device.memory_bytes // 32))
+        timed = _timed(calls, OperandPool(device.torch_name, pool_bytes), watch, started + budget_s, pace)
+        host_after = host_seconds(clock, device.torch_name)
         num_threads = torch.get_num_threads()
     # A burst of other work hits only one of them, and only makes it longer.
     host_s = {what: min(seconds, host_after[what]) for what, seconds in host_before.items()}
@@ -183,7 +185,8 @@ def measure_operations(
         device=device,
         threads=num_threads,
         timings=timings,
-        launch_s=host_s["forward"] + min((timing.seconds for timing in timings), default=0.0),
+        # On a CPU, starting an operation is the time of the shortest; on a GPU, the host's.
+        launch_s=host_s["forward"] + (min((timing.seconds for timing in timings), default=0.0) if is_cpu else 0.0),
         took_s=clock() - started,
         measured_at=now().isoformat(timespec="seconds"),
         torch_version=str(torch.__version__),
@@ -341,15 +344,19 @@ _OPERATIONS_OF_TINY_PASS = 4
 """Forward: product, log-softmax, loss and a check of the labels. Backward: as many, with two of the product's."""
 
 
-def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+def host_seconds(
+    clock: Callable[[], float] = time.perf_counter, device: str = "cpu", *, rounds: int = _ROUNDS
+) -> dict[str, float]:
     """Seconds by `forward` and `backward` for each operation, `optimizer` for each parameter, `update` for each update.
 
     Measured on few and on many blocks of layers so narrow that nothing is computed: the difference is the cost of a
-    block. The cost of its operations when called directly is subtracted.
+    block. On a CPU the cost of its operations when called directly is subtracted; on a GPU the host's time to start
+    them is all of it, and the GPU is waited for only between readings.
     """
-    few, many = _Blocks(_FEW), _Blocks(_MANY)
+    is_gpu = torch.device(device).type == "cuda"
+    few, many = _Blocks(_FEW, device), _Blocks(_MANY, device)
     forward_calls, backward_calls = _direct_calls()
-    tiny_update, tiny_calls = _tiny_update(), _tiny_calls()
+    tiny_update, tiny_calls = _tiny_update(device), _tiny_calls()
     prepares: dict[str, Callable[[], Callable[[], object]]] = {
         "few forward": lambda: few.forward,
         "many forward": lambda: many.forward,
@@ -362,10 +369,14 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
         "direct update": lambda: _warm(tiny_calls),
         "update": lambda: _warm([tiny_update]),
     }
+    if is_gpu:
+        prepares = {name: prepare for name, prepare in prepares.items() if not name.startswith("direct")}
     readings: dict[str, list[float]] = {name: [] for name in prepares}
-    for turn in range(_ROUNDS + 1):
+    for turn in range(rounds + 1):
         for name, prepare in prepares.items():
             run = prepare()
+            if is_gpu:
+                torch.cuda.synchronize(device)
             started = clock()
             run()
             seconds = clock() - started
@@ -377,12 +388,15 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
         pairs = zip(readings[f"many {phase}"], readings[f"few {phase}"], strict=True)
         return statistics.median(more - less for more, less in pairs) / (_MANY - _FEW)
 
+    def direct(what: str) -> float:
+        return 0.0 if is_gpu else statistics.median(readings[f"direct {what}"])
+
     forward, backward = (
-        max(0.0, (of_block(phase) - statistics.median(readings[f"direct {phase}"])) / len(calls))
+        max(0.0, (of_block(phase) - direct(phase)) / len(calls))
         for phase, calls in (("forward", forward_calls), ("backward", backward_calls))
     )
     optimizer = max(0.0, of_block("optimizer") / _PARAMETERS_OF_BLOCK)
-    counted = statistics.median(readings["direct update"]) + _OPERATIONS_OF_TINY_PASS * (forward + backward)
+    counted = direct("update") + _OPERATIONS_OF_TINY_PASS * (forward + backward)
     update = max(0.0, statistics.median(readings["update"]) - counted)
     return {"forward": forward, "backward": backward, "optimizer": optimizer, "update": update}
 
@@ -390,10 +404,10 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
 class _Blocks:
     """Blocks of a linear layer, a layer norm and a GELU."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, device: str) -> None:
         blocks = [(nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.GELU()) for _ in range(count)]
-        self._model = nn.Sequential(*(layer for block in blocks for layer in block))
-        self._input = torch.ones(_ROWS, _WIDTH)
+        self._model = nn.Sequential(*(layer for block in blocks for layer in block)).to(device)
+        self._input = torch.ones(_ROWS, _WIDTH, device=device)
         self.update = fused_update(torch.optim.AdamW(self._model.parameters(), lr=1e-9, fused=True))
         self.prepared_backward()()
 
@@ -460,7 +474,7 @@ def _warm(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     return run
 
 
-def _tiny_update() -> Callable[[], object]:
+def _tiny_update(device: str) -> Callable[[], object]:
     """An update of Stoker's own step, of a model of two parameters."""
     inputs, targets = torch.ones(_ROWS, _WIDTH), torch.zeros(_ROWS, dtype=torch.int64)
     job = Job(
@@ -471,7 +485,7 @@ def _tiny_update() -> Callable[[], object]:
         batch=_ROWS,
         until=epochs(1),
     )
-    plan = Plan(device="cpu", micro_batch=_ROWS, threads=torch.get_num_threads(), optimizer_implementation="fused")
+    plan = Plan(device=device, micro_batch=_ROWS, threads=torch.get_num_threads(), optimizer_implementation="fused")
     step = Step(job, plan, Coupling(kind="separable", group=None, causes=(), evidence="known"))
     data = datasets_of(job)
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan)

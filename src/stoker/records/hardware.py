@@ -61,7 +61,7 @@ class Hardware:
 
     `dense_flops` are peak rates of dense products [FLOP/s] by dtype, `power_w` the power limit and `idle_w` the idle
     draw [W], `host_link_bytes_per_s` the rate in one direction. `benchmark` is there if the device was measured, `pace`
-    if its speed was compared since.
+    if its speed was compared since. `host_s` is as in `MicroBenchmark`, of the host of a GPU; empty: not measured.
     """
 
     schema: ClassVar[int] = 1
@@ -74,6 +74,7 @@ class Hardware:
     power_w: float | None = None
     idle_w: float | None = None
     host_link_bytes_per_s: float | None = None
+    host_s: dict[str, float] = field(default_factory=dict)
     benchmark: MicroBenchmark | None = None
     pace: Pace | None = None
 

@@ -222,7 +222,7 @@ def _replace_torch_cuda(extension: Any) -> None:  # noqa: C901 - a list of repla
         "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "stream": _in_stream, "current_stream": _stream_of,
         "set_stream": torch.accelerator.set_stream,
         "default_stream": lambda device=None: Stream(stream_id=0, device_index=_index(device), device_type=1),
-        "set_sync_debug_mode": no_work, "get_sync_debug_mode": lambda: 0,
+        "_sleep": no_work, "set_sync_debug_mode": no_work, "get_sync_debug_mode": lambda: 0,
         "is_current_stream_capturing": lambda: False, "graph_pool_handle": lambda: (0, 0),
         "get_rng_state": state, "set_rng_state": set_state, "manual_seed_all": seed_all,
         "manual_seed": seed_current,

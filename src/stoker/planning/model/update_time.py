@@ -268,11 +268,11 @@ def _host_s(hardware: Hardware) -> dict[str, float]:
     """Host time of an operation by phase, and of an update [s]."""
     benchmark = hardware.benchmark
     if benchmark is None:
-        return dict(_USUAL_HOST_S)
+        return _USUAL_HOST_S | hardware.host_s
     # On a GPU the host has to start each operation; on a CPU that is in the operation's own time.
     launch_s = benchmark.launch_s if hardware.device.kind == "cuda" else None
     started = {} if launch_s is None else {"forward": launch_s, "backward": launch_s}
-    return {what: hardware.slowdown * one for what, one in {**_USUAL_HOST_S, **benchmark.host_s, **started}.items()}
+    return {what: hardware.slowdown * one for what, one in {**_USUAL_HOST_S, **started, **benchmark.host_s}.items()}
 
 
 def _without_operations(
