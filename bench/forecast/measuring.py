@@ -4,9 +4,9 @@
 
 The request is a `Request` as JSON, the answer a line with a `Measured` for each round and plan, written once it is
 known. Plans of a request are measured one after the other in each round, in a newly drawn order, each on a new model,
-after `warm_up` updates. Its batches were gathered beforehand, on the host: an update brings its own to the device. On a
-GPU the time between CUDA events is taken, on a CPU the clock's; what one plan leaves of a GPU's memory is given back
-before the next.
+after `warm_up` updates. Batches come as in a run, by the plan's loader: with `memory` they are gathered in the process,
+and on a GPU copied there one batch ahead. On a GPU the time between CUDA events is taken, on a CPU the clock's; what
+one plan leaves of a GPU's memory is given back before the next.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from bench.forecast.energy import EnergyCounter
-from bench.forecast.jobs import BATCHES, Size, make_job
+from bench.forecast.jobs import Size, make_job
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import StokerError
 from stoker.jobs import Job
-from stoker.loading.batches import Batch
+from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
-from stoker.records import Coupling, Malloc, Plan, dumps, from_json, loads, to_json
+from stoker.records import Coupling, Malloc, Plan, Position, dumps, from_json, loads, to_json
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import ran_out_of_memory
 
@@ -95,16 +95,11 @@ class Subject:
     job: Job
     data: Datasets
     coupling: Coupling
-    batch_size: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.batch_size = min(self.job.batch, len(self.data.train))
-
-    def batch(self, step: Step, update: int) -> Batch:
-        """The optimiser batch of an update, raw and on the host."""
-        start = update * self.batch_size % max(1, len(self.data.train) - self.batch_size + 1)
-        indices = np.arange(start, start + self.batch_size, dtype=np.int64)
-        return Batch(self.data.train.fetch(indices, 0), indices, 0, step.pipeline(self.data.train, augmented=True))
+    def batches(self, step: Step) -> Generator[Batch, None, None]:
+        """The batches of a run from its beginning, without an end, as the step's plan has them loaded."""
+        pipeline, extent = step.pipeline(self.data.train, augmented=True), self.data.extent(self.job)
+        return BatchSource(self.data.train, pipeline, extent, self.job.seed, step.plan).batches(Position(), sys.maxsize)
 
 
 class MeasuringFailed(RuntimeError):
@@ -192,26 +187,25 @@ def _measured(subject: Subject, request: Request, at: int, turn: int) -> Measure
 
 
 def _of_a_step(subject: Subject, request: Request, at: int, turn: int) -> Measured:
-    step = Step(subject.job, request.plans[at], subject.coupling)
-    batches = itertools.cycle([subject.batch(step, number) for number in range(BATCHES)])
-    numbers = itertools.count()
+    step, numbers = Step(subject.job, request.plans[at], subject.coupling), itertools.count()
+    with closing(subject.batches(step)) as batches:
 
-    def update() -> None:
-        step.update(next(batches), next(numbers), 0.5)
+        def update() -> None:
+            step.update(next(batches), next(numbers), 0.5)
 
-    for _ in range(request.warm_up):
-        update()
-    on_gpu = step.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(step.device)
-    with PeakMemory(request.plans[at].device) as peak:
-        times = _gpu_times(update, request.updates) if on_gpu else _host_times(update, request.updates)
-    measured = Measured(plan=at, round=turn, update_s=tuple(times), peak_bytes=peak.num_bytes)
-    if not on_gpu:
-        return measured
-    reserved = torch.cuda.max_memory_reserved(step.device)
-    energy_j = _energy(update, times) if request.with_energy else None
-    return dataclasses.replace(measured, reserved_bytes=reserved, energy_j=energy_j)
+        for _ in range(request.warm_up):
+            update()
+        on_gpu = step.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize(step.device)
+        with PeakMemory(request.plans[at].device) as peak:
+            times = _gpu_times(update, request.updates) if on_gpu else _host_times(update, request.updates)
+        measured = Measured(plan=at, round=turn, update_s=tuple(times), peak_bytes=peak.num_bytes)
+        if not on_gpu:
+            return measured
+        reserved = torch.cuda.max_memory_reserved(step.device)
+        energy_j = _energy(update, times) if request.with_energy else None
+        return dataclasses.replace(measured, reserved_bytes=reserved, energy_j=energy_j)
 
 
 def _host_times(update: Callable[[], None], count: int) -> list[float]:

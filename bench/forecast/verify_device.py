@@ -5,9 +5,9 @@
     python -m bench.forecast.verify_device --rehearse       # tiny jobs on the CPU: shows that all of this works
 
 Forecasts of all job x plan pairs are written to the results with their digest; only then is anything of them measured,
-the plans of a job in a process of their own. Then plans are tried with less and less memory, near what is forecast to
-be reserved; compiled plans come last. Results are written after each job: what was cut short goes on with --continue.
-Exit code 3 without a GPU.
+what tells most first: each job's fast plan in bf16, a compiled one, other plans, plans with less and less memory near
+what is forecast to be reserved, then compiled and fp32 ones. What a job has in one of these turns shares a process.
+Results are written after each: what was cut short goes on with --continue. Exit code 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -30,7 +30,7 @@ from bench.forecast.jobs import JOBS
 from bench.forecast.measuring import Measured, MeasuringFailed, Request, ask
 from bench.forecast.registration import dated, register, write
 from bench.forecast.residuals import FitTrial, Residual, fits, residual, summary
-from bench.forecast.verify_cases import NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
+from bench.forecast.verify_cases import COMPILED_FIRST, NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
 from stoker.devices import attached_devices, planned_devices
 from stoker.devices.malloc import resident_bytes
 from stoker.planning.plan_ranking import SURE_ENOUGH
@@ -83,10 +83,15 @@ def near_the_limit(found: Sequence[Expected], hardware: Hardware) -> list[Trial]
     return trials
 
 
+_Turn = Literal["fast", "compiled first", "others", "near the limit", "compiled", "fp32"]
+"""When a plan is measured: the sooner, the more it tells in a short time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """What is to be measured: under which heading of the document, and for which entry of what was registered."""
+    """What is to be measured: when, under which heading of the document, and for which entry of what was registered."""
 
+    turn: _Turn
     heading: str
     at: int
     case: Case
@@ -95,8 +100,8 @@ class _Entry:
 
     @property
     def process(self) -> tuple[int, str]:
-        """What shares a process: a job's cases, its trials, and its compiled ones; those of the least number first."""
-        return (1 if self.cap_bytes else 2 * self.case.plan.compile, self.case.job)
+        """What shares a process: a job's plans of a turn; those of the least number come first."""
+        return get_args(_Turn).index(self.turn), self.case.job
 
 
 def measure_all(
@@ -110,7 +115,7 @@ def measure_all(
 ) -> bool:
     """Measure what is not measured yet; whether all was done within the seconds given, after which nothing runs.
 
-    Entries of a job share a process, whose start takes longer than they do. If it fails, those without an answer have
+    Entries of a process share its start, which takes longer than they do. If it fails, those without an answer have
     a process each, and one that fails alone has failed.
     """
     started = time.perf_counter()
@@ -141,14 +146,31 @@ def measure_all(
 def _to_do(document: dict[str, JSON]) -> Iterator[_Entry]:
     """What is left to measure."""
     measured, tried = document.setdefault("measured", {}), document.setdefault("tried", {})
+    begun: set[str] = set()  # jobs whose fast plan has been met
     for at, one in enumerate(document["registered"]["expected"]):
-        if str(at) not in measured and one["error"] is None:
-            expectation = from_json(one, Expected)
-            yield _Entry(heading="measured", at=at, case=expectation.case, coupling=expectation.coupling)
+        expectation = from_json(one, Expected)
+        turn = _turn(expectation.case, begun)
+        if str(at) not in measured and expectation.error is None:
+            yield _Entry(
+                turn=turn, heading="measured", at=at, case=expectation.case, coupling=expectation.coupling
+            )  # fmt: skip
     for at, one in enumerate(document["registered"]["trials"]):
         if str(at) not in tried:
             trial = from_json(one, Trial)
-            yield _Entry(heading="tried", at=at, case=trial.case, coupling=trial.coupling, cap_bytes=trial.cap_bytes)
+            yield _Entry(
+                turn="near the limit", heading="tried", at=at, case=trial.case, coupling=trial.coupling,
+                cap_bytes=trial.cap_bytes,
+            )  # fmt: skip
+
+
+def _turn(case: Case, begun: set[str]) -> _Turn:
+    """When a case is measured; the first plan in bf16 is a job's fast one."""
+    if case.plan.compile:
+        return "compiled first" if case.job == COMPILED_FIRST else "compiled"
+    if case.plan.precision == "bf16" and case.job not in begun:
+        begun.add(case.job)
+        return "fast"
+    return "fp32" if case.plan.precision == "fp32" else "others"
 
 
 def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool) -> Request:

@@ -17,7 +17,7 @@ from bench.forecast.verify_device import NO_DEVICE, Trial, fit_trials, main, mea
 from stoker.records import Coupling, Estimate, Forecast, Plan, digest, to_json
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
-CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32))
+CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32, precision="bf16"))
 
 
 def estimate(value: float, unit: str = "s") -> Estimate:
@@ -162,3 +162,31 @@ def test_the_rehearsal_forecasts_then_measures_then_concludes(tmp_path: Path) ->
     assert document["registered_digest"] == digest(document["registered"])
     assert document["conclusion"]["summary"]["step_s"]["cases"] == 1
     assert document["conclusion"]["summary"]["peak_bytes"]["cases"] == 1
+
+
+def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
+    """Each job's fast plan, a compiled one, others, trials, compiled ones, fp32; continued, in the same order."""
+    found = [case for case in cases("tiny", "cuda:0") if case.job in ("cnn", "gpt")]
+    expected = [
+        Expected(case=case, coupling=SEPARABLE, calibrated=forecast(1.0), datasheet=forecast(1.2)) for case in found
+    ]
+    trial = Trial(case=found[1], coupling=SEPARABLE, cap_bytes=2100, probability_it_fits=0.95)
+    path, asked = tmp_path / "device.json", []
+    document = register(path, "a test", "nothing", {"expected": to_json(expected), "trials": to_json([trial])})
+
+    def noted(request: Request, timeout_s: float) -> list[Measured]:
+        asked.append(request)
+        return made_up(request, timeout_s)
+
+    measure_all(document, path, updates=3, limit_s=100, ask=noted)
+    assert [(one.job, one.plans[0].precision, one.plans[0].compile, bool(one.caps_bytes)) for one in asked] == [
+        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("gpt", "bf16", True, False),
+        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("cnn", "bf16", False, True),
+        ("cnn", "bf16", True, False), ("cnn", "fp32", False, False), ("gpt", "fp32", False, False),
+    ]  # fmt: skip
+    assert [len(one.plans) for one in asked[:3]] == [1, 1, 1]
+    quarter = asked[3].plans[0]
+    assert (asked[0].plans[0].micro_batch, quarter.micro_batch) == (16, 4)
+    del document["measured"][str([case.plan for case in found].index(quarter))]
+    measure_all(document, path, updates=3, limit_s=100, ask=noted)
+    assert asked[-1].plans == (quarter,)
