@@ -43,6 +43,9 @@ NO_DEVICE = 3
 BARS = {"peak_bytes": 0.01, "step_s": 0.05, "false_fits": 0.01}
 """Medians of absolute errors, and the share of wrong verdicts, that are aimed at."""
 
+WITH_KERNELS = ("cnn",)
+"""Jobs whose kernels are listed: which ones compute a convolution is a choice of cuDNN's."""
+
 _LONGEST_S = 1200.0
 """A process that measures longer than that hangs [s]."""
 
@@ -111,6 +114,7 @@ def measure_all(
     updates: int,
     limit_s: float,
     with_energy: bool = True,
+    with_kernels: Sequence[str] = WITH_KERNELS,
     ask: Callable[[Request, float], list[Measured]] = ask,
 ) -> bool:
     """Measure what is not measured yet; whether all was done within the seconds given, after which nothing runs.
@@ -127,7 +131,8 @@ def measure_all(
             return False
         group, problem = groups.pop(0), None
         try:
-            found = ask(_request(group, updates, with_energy=with_energy), min(left_s, _LONGEST_S))
+            request = _request(group, updates, with_energy=with_energy, with_kernels=with_kernels)
+            found = ask(request, min(left_s, _LONGEST_S))
         except MeasuringFailed as failed:
             found, problem = failed.measured, failed
         answers = {one.plan: one for one in found}
@@ -173,11 +178,12 @@ def _turn(case: Case, begun: set[str]) -> _Turn:
     return "fp32" if case.plan.precision == "fp32" else "others"
 
 
-def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool) -> Request:
+def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool, with_kernels: Sequence[str]) -> Request:
     caps = tuple(one.cap_bytes for one in group if one.cap_bytes is not None)
     return Request(
         job=group[0].case.job, size=group[0].case.size, plans=tuple(one.case.plan for one in group),
         coupling=group[0].coupling, warm_up=4, updates=updates, caps_bytes=caps, with_energy=with_energy and not caps,
+        with_kernels=group[0].case.job in with_kernels and not caps,
     )  # fmt: skip
 
 
@@ -261,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=1e9, help="end measuring after so many seconds")
     parser.add_argument("--benchmark-s", type=float, default=60.0, help="seconds for the device's operations")
     parser.add_argument("--without-energy", action="store_true", help="three seconds less for each case")
+    parser.add_argument("--kernels", nargs="*", default=list(WITH_KERNELS), help="jobs whose kernels are listed")
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, dated)")
     given = parser.parse_args(arguments)
     if not given.rehearse and not torch.cuda.is_available():
@@ -274,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = _registered(path, given)
     is_done = measure_all(
         document, path, updates=3 if given.rehearse else 12, limit_s=given.limit_s,
-        with_energy=not given.without_energy,
+        with_energy=not given.without_energy, with_kernels=given.kernels,
     )  # fmt: skip
     conclude(document, path)
     return 0 if is_done else 1

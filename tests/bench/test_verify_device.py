@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.forecast.expecting import Expected
-from bench.forecast.measuring import Measured, MeasuringFailed, Request
+from bench.forecast.measuring import Kernel, Measured, MeasuringFailed, Request
 from bench.forecast.registration import register
 from bench.forecast.verify_cases import Case, cases
 from bench.forecast.verify_device import NO_DEVICE, Trial, fit_trials, main, measure_all, residuals_of
-from stoker.records import Coupling, Estimate, Forecast, Plan, digest, to_json
+from stoker.records import Coupling, Estimate, Forecast, Plan, digest, from_json, to_json
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
 CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32, precision="bf16"))
@@ -190,3 +191,20 @@ def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
     del document["measured"][str([case.plan for case in found].index(quarter))]
     measure_all(document, path, updates=3, limit_s=100, ask=noted)
     assert asked[-1].plans == (quarter,)
+
+
+def test_kernels_are_kept_of_the_jobs_asked_for(tmp_path: Path) -> None:
+    """A second answer has them beside what was measured; trials near the limit list none."""
+    path, kernels = tmp_path / "device.json", (Kernel(name="gemm", seconds=0.5, count=2),)
+
+    def twice(request: Request, timeout_s: float) -> list[Measured]:
+        found = made_up(request, timeout_s)
+        return found + [replace(one, kernels=kernels) for one in found if request.with_kernels]
+
+    for jobs, expected in ((("mlp",), kernels), (("cnn",), ())):
+        document = registered(path)
+        measure_all(document, path, updates=3, limit_s=100, with_kernels=jobs, ask=twice)
+        measured = from_json(document["measured"]["0"], Measured)
+        assert (measured.kernels, measured.peak_bytes) == (expected, 1000)
+        assert not document["tried"]["0"]["kernels"]
+        path.unlink()
