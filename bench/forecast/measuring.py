@@ -4,9 +4,10 @@
 
 The request is a `Request` as JSON, the answer a line with a `Measured` for each round and plan, written once it is
 known. Plans of a request are measured one after the other in each round, in a newly drawn order, each on a new model,
-after `warm_up` updates. Its batches were gathered beforehand, on the host: an update brings its own to the device. On a
-GPU the time between CUDA events is taken, on a CPU the clock's; what one plan leaves of a GPU's memory is given back
-before the next.
+after `warm_up` updates. Batches come as in a run, by the plan's loader: with `memory` they are gathered in the process,
+and on a GPU copied there one batch ahead. On a GPU the time between CUDA events is taken, on a CPU the clock's; what
+one plan leaves of a GPU's memory is given back before the next. Kernels are listed after all else, since the profiler
+slows down what follows it.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from bench.forecast.energy import EnergyCounter
-from bench.forecast.jobs import BATCHES, Size, make_job
+from bench.forecast.jobs import Size, make_job
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import StokerError
 from stoker.jobs import Job
-from stoker.loading.batches import Batch
+from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
-from stoker.records import Coupling, Malloc, Plan, dumps, from_json, loads, to_json
+from stoker.records import Coupling, Malloc, Plan, Position, dumps, from_json, loads, to_json
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import ran_out_of_memory
 
@@ -47,13 +50,16 @@ ROOT = Path(__file__).parents[2]
 _ENERGY_S = 3.0
 """How long updates go on while energy is counted [s]: the counter moves every 20 to 100 ms."""
 
+_MOST_KERNELS, _LONGEST_NAME = 60, 160
+"""Kernels that are listed of an update, and characters of their names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to measure.
 
     `caps_bytes` is the most that PyTorch may have of a GPU, for each plan, or empty; `with_energy` takes three more
-    seconds for each plan.
+    seconds for each plan, and `with_kernels` a few, on a GPU.
     """
 
     schema: ClassVar[int] = 1
@@ -66,7 +72,18 @@ class Request:
     warm_up: int = 2
     seed: int = 0
     with_energy: bool = False
+    with_kernels: bool = False
     caps_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel or copy of a GPU in one update: `count` of them take `seconds` together [s]."""
+
+    schema: ClassVar[int] = 1
+    name: str
+    seconds: float
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +91,7 @@ class Measured:
     """One plan in one round: seconds of single updates, and what else was asked for.
 
     `peak_bytes` is memory as a Forecast counts it: allocated on a GPU, resident on a CPU. `reserved_bytes` and
-    `energy_j` (of one update) are a GPU's; `error` says why there is nothing.
+    `energy_j` (of one update) are a GPU's, as are `kernels`, the slowest first; `error` says why there is nothing.
     """
 
     schema: ClassVar[int] = 1
@@ -84,6 +101,7 @@ class Measured:
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     energy_j: float | None = None
+    kernels: tuple[Kernel, ...] = ()
     is_out_of_memory: bool = False
     error: str | None = None
 
@@ -95,16 +113,11 @@ class Subject:
     job: Job
     data: Datasets
     coupling: Coupling
-    batch_size: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.batch_size = min(self.job.batch, len(self.data.train))
-
-    def batch(self, step: Step, update: int) -> Batch:
-        """The optimiser batch of an update, raw and on the host."""
-        start = update * self.batch_size % max(1, len(self.data.train) - self.batch_size + 1)
-        indices = np.arange(start, start + self.batch_size, dtype=np.int64)
-        return Batch(self.data.train.fetch(indices, 0), indices, 0, step.pipeline(self.data.train, augmented=True))
+    def batches(self, step: Step) -> Generator[Batch, None, None]:
+        """The batches of a run from its beginning, without an end, as the step's plan has them loaded."""
+        pipeline, extent = step.pipeline(self.data.train, augmented=True), self.data.extent(self.job)
+        return BatchSource(self.data.train, pipeline, extent, self.job.seed, step.plan).batches(Position(), sys.maxsize)
 
 
 class MeasuringFailed(RuntimeError):
@@ -154,12 +167,12 @@ def measure(request: Request) -> list[Measured]:
 
 
 def each_measured(request: Request) -> Iterator[Measured]:
-    """As `measure`, each once it is known."""
+    """As `measure`, each once it is known, and with `with_kernels` once more."""
     job = make_job(request.size, request.job)
     subject = Subject(job, datasets_of(job), request.coupling)
     chance = random.Random(request.seed)
     _set_malloc({plan.malloc for plan in request.plans})
-    everything = range(len(request.plans))
+    everything, latest = range(len(request.plans)), dict[int, Measured]()
     for turn in range(request.rounds):
         for at in chance.sample(everything, len(everything)):
             if request.plans[at].device != "cpu":
@@ -167,7 +180,12 @@ def each_measured(request: Request) -> Iterator[Measured]:
             if request.caps_bytes:
                 total = torch.cuda.get_device_properties(0).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, request.caps_bytes[at] / total), 0)
-            yield _measured(subject, request, at, turn)
+            latest[at] = _measured(subject, request, at, turn)
+            yield latest[at]
+    for at, measured in latest.items():
+        if request.with_kernels and measured.error is None and request.plans[at].device != "cpu":
+            _give_back_device_memory()
+            yield dataclasses.replace(measured, kernels=_kernels(subject, request, at))
 
 
 def _give_back_device_memory() -> None:
@@ -192,26 +210,25 @@ def _measured(subject: Subject, request: Request, at: int, turn: int) -> Measure
 
 
 def _of_a_step(subject: Subject, request: Request, at: int, turn: int) -> Measured:
-    step = Step(subject.job, request.plans[at], subject.coupling)
-    batches = itertools.cycle([subject.batch(step, number) for number in range(BATCHES)])
-    numbers = itertools.count()
+    step, numbers = Step(subject.job, request.plans[at], subject.coupling), itertools.count()
+    with closing(subject.batches(step)) as batches:
 
-    def update() -> None:
-        step.update(next(batches), next(numbers), 0.5)
+        def update() -> None:
+            step.update(next(batches), next(numbers), 0.5)
 
-    for _ in range(request.warm_up):
-        update()
-    on_gpu = step.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(step.device)
-    with PeakMemory(request.plans[at].device) as peak:
-        times = _gpu_times(update, request.updates) if on_gpu else _host_times(update, request.updates)
-    measured = Measured(plan=at, round=turn, update_s=tuple(times), peak_bytes=peak.num_bytes)
-    if not on_gpu:
-        return measured
-    reserved = torch.cuda.max_memory_reserved(step.device)
-    energy_j = _energy(update, times) if request.with_energy else None
-    return dataclasses.replace(measured, reserved_bytes=reserved, energy_j=energy_j)
+        for _ in range(request.warm_up):
+            update()
+        on_gpu = step.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize(step.device)
+        with PeakMemory(request.plans[at].device) as peak:
+            times = _gpu_times(update, request.updates) if on_gpu else _host_times(update, request.updates)
+        measured = Measured(plan=at, round=turn, update_s=tuple(times), peak_bytes=peak.num_bytes)
+        if not on_gpu:
+            return measured
+        reserved = torch.cuda.max_memory_reserved(step.device)
+        energy_j = _energy(update, times) if request.with_energy else None
+        return dataclasses.replace(measured, reserved_bytes=reserved, energy_j=energy_j)
 
 
 def _host_times(update: Callable[[], None], count: int) -> list[float]:
@@ -232,6 +249,24 @@ def _gpu_times(update: Callable[[], None], count: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
+
+
+def _kernels(subject: Subject, request: Request, at: int) -> tuple[Kernel, ...]:
+    """The kernels of one update, and of the copies beside it."""
+    step = Step(subject.job, request.plans[at], subject.coupling)
+    with closing(subject.batches(step)) as batches:
+        for number in range(request.warm_up):
+            step.update(next(batches), number, 0.5)
+        torch.cuda.synchronize(step.device)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+            step.update(next(batches), request.warm_up, 0.5)
+            torch.cuda.synchronize(step.device)
+    found = [
+        Kernel(name=row.key[:_LONGEST_NAME], seconds=row.self_device_time_total / 1e6, count=row.count)
+        for row in watched.key_averages()
+        if row.device_type == DeviceType.CUDA and row.self_device_time_total > 0
+    ]
+    return tuple(sorted(found, key=lambda kernel: -kernel.seconds)[:_MOST_KERNELS])
 
 
 def _energy(update: Callable[[], None], times: list[float]) -> float | None:

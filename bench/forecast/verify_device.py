@@ -5,9 +5,9 @@
     python -m bench.forecast.verify_device --rehearse       # tiny jobs on the CPU: shows that all of this works
 
 Forecasts of all job x plan pairs are written to the results with their digest; only then is anything of them measured,
-the plans of a job in a process of their own. Then plans are tried with less and less memory, near what is forecast to
-be reserved; compiled plans come last. Results are written after each job: what was cut short goes on with --continue.
-Exit code 3 without a GPU.
+what tells most first: each job's fast plan in bf16, a compiled one, other plans, plans with less and less memory near
+what is forecast to be reserved, then compiled and fp32 ones. What a job has in one of these turns shares a process.
+Results are written after each: what was cut short goes on with --continue. Exit code 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -30,7 +30,7 @@ from bench.forecast.jobs import JOBS
 from bench.forecast.measuring import Measured, MeasuringFailed, Request, ask
 from bench.forecast.registration import dated, register, write
 from bench.forecast.residuals import FitTrial, Residual, fits, residual, summary
-from bench.forecast.verify_cases import NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
+from bench.forecast.verify_cases import COMPILED_FIRST, NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
 from stoker.devices import attached_devices, planned_devices
 from stoker.devices.malloc import resident_bytes
 from stoker.planning.plan_ranking import SURE_ENOUGH
@@ -42,6 +42,9 @@ NO_DEVICE = 3
 
 BARS = {"peak_bytes": 0.01, "step_s": 0.05, "false_fits": 0.01}
 """Medians of absolute errors, and the share of wrong verdicts, that are aimed at."""
+
+WITH_KERNELS = ("cnn",)
+"""Jobs whose kernels are listed: which ones compute a convolution is a choice of cuDNN's."""
 
 _LONGEST_S = 1200.0
 """A process that measures longer than that hangs [s]."""
@@ -83,10 +86,15 @@ def near_the_limit(found: Sequence[Expected], hardware: Hardware) -> list[Trial]
     return trials
 
 
+_Turn = Literal["fast", "compiled first", "others", "near the limit", "compiled", "fp32"]
+"""When a plan is measured: the sooner, the more it tells in a short time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """What is to be measured: under which heading of the document, and for which entry of what was registered."""
+    """What is to be measured: when, under which heading of the document, and for which entry of what was registered."""
 
+    turn: _Turn
     heading: str
     at: int
     case: Case
@@ -95,8 +103,8 @@ class _Entry:
 
     @property
     def process(self) -> tuple[int, str]:
-        """What shares a process: a job's cases, its trials, and its compiled ones; those of the least number first."""
-        return (1 if self.cap_bytes else 2 * self.case.plan.compile, self.case.job)
+        """What shares a process: a job's plans of a turn; those of the least number come first."""
+        return get_args(_Turn).index(self.turn), self.case.job
 
 
 def measure_all(
@@ -106,11 +114,12 @@ def measure_all(
     updates: int,
     limit_s: float,
     with_energy: bool = True,
+    with_kernels: Sequence[str] = WITH_KERNELS,
     ask: Callable[[Request, float], list[Measured]] = ask,
 ) -> bool:
     """Measure what is not measured yet; whether all was done within the seconds given, after which nothing runs.
 
-    Entries of a job share a process, whose start takes longer than they do. If it fails, those without an answer have
+    Entries of a process share its start, which takes longer than they do. If it fails, those without an answer have
     a process each, and one that fails alone has failed.
     """
     started = time.perf_counter()
@@ -122,7 +131,8 @@ def measure_all(
             return False
         group, problem = groups.pop(0), None
         try:
-            found = ask(_request(group, updates, with_energy=with_energy), min(left_s, _LONGEST_S))
+            request = _request(group, updates, with_energy=with_energy, with_kernels=with_kernels)
+            found = ask(request, min(left_s, _LONGEST_S))
         except MeasuringFailed as failed:
             found, problem = failed.measured, failed
         answers = {one.plan: one for one in found}
@@ -141,21 +151,39 @@ def measure_all(
 def _to_do(document: dict[str, JSON]) -> Iterator[_Entry]:
     """What is left to measure."""
     measured, tried = document.setdefault("measured", {}), document.setdefault("tried", {})
+    begun: set[str] = set()  # jobs whose fast plan has been met
     for at, one in enumerate(document["registered"]["expected"]):
-        if str(at) not in measured and one["error"] is None:
-            expectation = from_json(one, Expected)
-            yield _Entry(heading="measured", at=at, case=expectation.case, coupling=expectation.coupling)
+        expectation = from_json(one, Expected)
+        turn = _turn(expectation.case, begun)
+        if str(at) not in measured and expectation.error is None:
+            yield _Entry(
+                turn=turn, heading="measured", at=at, case=expectation.case, coupling=expectation.coupling
+            )  # fmt: skip
     for at, one in enumerate(document["registered"]["trials"]):
         if str(at) not in tried:
             trial = from_json(one, Trial)
-            yield _Entry(heading="tried", at=at, case=trial.case, coupling=trial.coupling, cap_bytes=trial.cap_bytes)
+            yield _Entry(
+                turn="near the limit", heading="tried", at=at, case=trial.case, coupling=trial.coupling,
+                cap_bytes=trial.cap_bytes,
+            )  # fmt: skip
 
 
-def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool) -> Request:
+def _turn(case: Case, begun: set[str]) -> _Turn:
+    """When a case is measured; the first plan in bf16 is a job's fast one."""
+    if case.plan.compile:
+        return "compiled first" if case.job == COMPILED_FIRST else "compiled"
+    if case.plan.precision == "bf16" and case.job not in begun:
+        begun.add(case.job)
+        return "fast"
+    return "fp32" if case.plan.precision == "fp32" else "others"
+
+
+def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool, with_kernels: Sequence[str]) -> Request:
     caps = tuple(one.cap_bytes for one in group if one.cap_bytes is not None)
     return Request(
         job=group[0].case.job, size=group[0].case.size, plans=tuple(one.case.plan for one in group),
         coupling=group[0].coupling, warm_up=4, updates=updates, caps_bytes=caps, with_energy=with_energy and not caps,
+        with_kernels=group[0].case.job in with_kernels and not caps,
     )  # fmt: skip
 
 
@@ -239,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=1e9, help="end measuring after so many seconds")
     parser.add_argument("--benchmark-s", type=float, default=60.0, help="seconds for the device's operations")
     parser.add_argument("--without-energy", action="store_true", help="three seconds less for each case")
+    parser.add_argument("--kernels", nargs="*", default=list(WITH_KERNELS), help="jobs whose kernels are listed")
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, dated)")
     given = parser.parse_args(arguments)
     if not given.rehearse and not torch.cuda.is_available():
@@ -252,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = _registered(path, given)
     is_done = measure_all(
         document, path, updates=3 if given.rehearse else 12, limit_s=given.limit_s,
-        with_energy=not given.without_energy,
+        with_energy=not given.without_energy, with_kernels=given.kernels,
     )  # fmt: skip
     conclude(document, path)
     return 0 if is_done else 1

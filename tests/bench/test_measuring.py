@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bench.forecast.jobs import make_job
 from bench.forecast.measuring import MeasuringFailed, Request, ask, measure
+from stoker.loading.batches import Batch
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan
+from stoker.stepping.step import Step
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
 PLANS = (Plan(device="cpu", micro_batch=32), Plan(device="cpu", micro_batch=8, precision="bf16"))
@@ -64,3 +68,23 @@ def test_a_process_out_of_time_is_ended() -> None:
         ask(request(PLANS[0]), timeout_s=0.1)
     assert caught.value.is_late
     assert caught.value.measured == []
+
+
+def test_batches_are_those_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run's order, and by the plan's loader; more of them than an epoch has."""
+    seen: list[Batch] = []
+
+    def noted(_step: Step, batch: Batch, _update: int, _progress: float) -> None:
+        seen.append(batch)
+
+    monkeypatch.setattr(Step, "update", noted)
+    measure(request(PLANS[0], updates=6, warm_up=2))
+    job = make_job("tiny", "mlp")
+    train = datasets_of(job).train
+    order, size = train.order(job.seed), job.batch
+    epoch = len(train) // size
+    assert len(seen) == 8 > epoch
+    for update, batch in enumerate(seen):
+        first = update % epoch * size
+        assert (batch.indices == order.indices(update // epoch, first, first + size)).all()
+        assert batch.epoch == update // epoch

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.forecast.expecting import Expected
-from bench.forecast.measuring import Measured, MeasuringFailed, Request
+from bench.forecast.measuring import Kernel, Measured, MeasuringFailed, Request
 from bench.forecast.registration import register
 from bench.forecast.verify_cases import Case, cases
 from bench.forecast.verify_device import NO_DEVICE, Trial, fit_trials, main, measure_all, residuals_of
-from stoker.records import Coupling, Estimate, Forecast, Plan, digest, to_json
+from stoker.records import Coupling, Estimate, Forecast, Plan, digest, from_json, to_json
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
-CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32))
+CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32, precision="bf16"))
 
 
 def estimate(value: float, unit: str = "s") -> Estimate:
@@ -162,3 +163,48 @@ def test_the_rehearsal_forecasts_then_measures_then_concludes(tmp_path: Path) ->
     assert document["registered_digest"] == digest(document["registered"])
     assert document["conclusion"]["summary"]["step_s"]["cases"] == 1
     assert document["conclusion"]["summary"]["peak_bytes"]["cases"] == 1
+
+
+def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
+    """Each job's fast plan, a compiled one, others, trials, compiled ones, fp32; continued, in the same order."""
+    found = [case for case in cases("tiny", "cuda:0") if case.job in ("cnn", "gpt")]
+    expected = [
+        Expected(case=case, coupling=SEPARABLE, calibrated=forecast(1.0), datasheet=forecast(1.2)) for case in found
+    ]
+    trial = Trial(case=found[1], coupling=SEPARABLE, cap_bytes=2100, probability_it_fits=0.95)
+    path, asked = tmp_path / "device.json", []
+    document = register(path, "a test", "nothing", {"expected": to_json(expected), "trials": to_json([trial])})
+
+    def noted(request: Request, timeout_s: float) -> list[Measured]:
+        asked.append(request)
+        return made_up(request, timeout_s)
+
+    measure_all(document, path, updates=3, limit_s=100, ask=noted)
+    assert [(one.job, one.plans[0].precision, one.plans[0].compile, bool(one.caps_bytes)) for one in asked] == [
+        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("gpt", "bf16", True, False),
+        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("cnn", "bf16", False, True),
+        ("cnn", "bf16", True, False), ("cnn", "fp32", False, False), ("gpt", "fp32", False, False),
+    ]  # fmt: skip
+    assert [len(one.plans) for one in asked[:3]] == [1, 1, 1]
+    quarter = asked[3].plans[0]
+    assert (asked[0].plans[0].micro_batch, quarter.micro_batch) == (16, 4)
+    del document["measured"][str([case.plan for case in found].index(quarter))]
+    measure_all(document, path, updates=3, limit_s=100, ask=noted)
+    assert asked[-1].plans == (quarter,)
+
+
+def test_kernels_are_kept_of_the_jobs_asked_for(tmp_path: Path) -> None:
+    """A second answer has them beside what was measured; trials near the limit list none."""
+    path, kernels = tmp_path / "device.json", (Kernel(name="gemm", seconds=0.5, count=2),)
+
+    def twice(request: Request, timeout_s: float) -> list[Measured]:
+        found = made_up(request, timeout_s)
+        return found + [replace(one, kernels=kernels) for one in found if request.with_kernels]
+
+    for jobs, expected in ((("mlp",), kernels), (("cnn",), ())):
+        document = registered(path)
+        measure_all(document, path, updates=3, limit_s=100, with_kernels=jobs, ask=twice)
+        measured = from_json(document["measured"]["0"], Measured)
+        assert (measured.kernels, measured.peak_bytes) == (expected, 1000)
+        assert not document["tried"]["0"]["kernels"]
+        path.unlink()
