@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import stoker
 from stoker.jobs import load_job
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.trace_extrapolation import NotDerivable, derived
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.tracing import fake_device
 from stoker.records import Coupling, TraceSettings
+from tests.flow.builders import blobs_job
 from tests.flow.test_planning import JOBS
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -42,6 +44,15 @@ def test_a_trace_where_a_cpu_stood_in_says_so_and_is_not_kept(monkeypatch: pytes
         assert [stood_in(on_gpu(size)).is_fallback for size in (2, 10)] == [True, True]
     traces = book()
     assert [traces(on_gpu(size)).is_fallback for size in (2, 10)] == [False, False]
+
+
+@pytest.mark.parametrize("on", ["h100", "2xh100"])
+def test_a_forecast_says_that_a_cpu_stood_in_and_why(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device and on several; where the target was traced there is nothing to say."""
+    said = "traced on a CPU in its place, which runs other kernels: this PyTorch has no hooks"
+    assert said not in stoker.plan(blobs_job(), on=on).explanation
+    pretend_nothing(monkeypatch)
+    assert said in stoker.plan(blobs_job(), on=on).explanation
 
 
 def test_a_trace_of_the_target_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

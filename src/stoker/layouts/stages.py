@@ -184,9 +184,10 @@ def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
     """Bytes that a stage passes on for one micro-batch: the first tensor that a block in the middle reads."""
     middle = parts.blocks[len(parts.blocks) // 2]
     for one in trace.occurrences:
-        name = trace.modules[one.module]
-        if one.phase == "forward" and one.part == 0 and (name == middle or name.startswith(f"{middle}.")):
-            return bytes_of(trace.operations[one.operation].inputs[0])
+        name, inputs = trace.modules[one.module], trace.operations[one.operation].inputs
+        is_inside = name == middle or name.startswith(f"{middle}.")
+        if one.phase == "forward" and one.part == 0 and is_inside and inputs:
+            return bytes_of(inputs[0])
     return 0
 
 

@@ -20,7 +20,7 @@ from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
 from stoker.loading.order import generators_kept
-from stoker.planning.explanation import explain, why_not_compiled
+from stoker.planning.explanation import describe_stand_in, explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
 from stoker.planning.model.layout_forecast import local_profile
 from stoker.planning.model.memory import largest_that_fits
@@ -328,8 +328,7 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
         with_costs(place, ranked[0], planner.forecasts(place), planner.price_at(place)), why=why
     )
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
-    if planner.forecasts(place).is_fallback(chosen.plan):
-        lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
+    lines = (*lines, *describe_stand_in(planner.forecasts(place), chosen.plan))
     return Decision(
         device=place.name,
         candidates=(chosen,),

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from stoker.planning.model.communication import MessageTime
 from stoker.planning.model.layout_forecast import LayoutUpdate
-from stoker.planning.model.run_forecast import seconds_per_sample
+from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
+from stoker.profiling.tracing import fake_device
 from stoker.records import NOT_COMPARED, Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
 from stoker.records.hardware import Links
 from stoker.units import format_bytes, format_count, format_seconds
@@ -183,6 +184,13 @@ def _setting_text(setting: str, value: object) -> str:
         "loader": f"{value} loader",
     }
     return texts.get(setting, str(value).replace("_", "-"))
+
+
+def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]:
+    """That a CPU was traced in the device's place, and why; nothing if the device was."""
+    if not forecasts.is_fallback(plan):
+        return ()
+    return (f"traced on a CPU in its place, which runs other kernels: {fake_device.why_not_cuda()}",)
 
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from stoker.jobs import Job
 from stoker.layouts import axes_of
 from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
-from stoker.planning.explanation import describe_messages, explain, why_slower
+from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.search_space import (
@@ -93,6 +93,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
             *explain(chosen, layouts.profile, device, (), ()),
             *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
+            *describe_stand_in(forecasts, own),
             price_assumptions(chosen),
         ),
         took_s=time.perf_counter() - started,

@@ -194,12 +194,13 @@ def group_of(settings: Optimizer, name: str, parameter: nn.Parameter) -> Group |
 def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:
     """Implementations of the job's optimiser, for the weights of `model`, that a plan may choose among on this device.
 
-    PyTorch's fused kernels are for real weights.
+    PyTorch's fused kernels are for real weights; Adagrad's came to GPUs with PyTorch 2.12.
     """
     if not isinstance(job.optimizer, Optimizer) or isinstance(job.optimizer, _OURS):
         return ("default",)
     is_real = all(p.is_floating_point() for p in model.parameters() if p.requires_grad)
-    if isinstance(job.optimizer, _FUSED) and is_real:
+    is_missing = device_kind == "cuda" and isinstance(job.optimizer, Adagrad) and torch.__version__ < "2.12"
+    if isinstance(job.optimizer, _FUSED) and is_real and not is_missing:
         return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
     return ("foreach", "default")
 

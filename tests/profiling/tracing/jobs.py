@@ -176,7 +176,8 @@ def peak_of(sizes: list[int]) -> int:
 
 def allocator_sizes(run: Callable[[], object]) -> list[int]:
     """What PyTorch's CPU allocator is really asked for, and gives back, while `run` runs [bytes]."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
         run()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -1,5 +1,6 @@
 import random
 import sys
+import threading
 import types
 from dataclasses import replace
 
@@ -65,6 +66,9 @@ def test_process_is_afterwards_as_it_was():
             torch.manual_seed(8)
             random.seed(8)
             _train("cuda", updates=1)
+        torch.manual_seed(3)
+        assert all(map(torch.equal, _train("cpu").state_dict().values(), expected))
+        torch.set_rng_state(states[2])
     assert {name: getattr(torch.cuda, name) for name in names} == before
     assert vars(fake_device.FakeTensor)["__torch_dispatch__"] is dispatch
     assert guard is None or fake_device._guards()[1] == guard
@@ -149,8 +153,52 @@ def test_results_that_are_looked_up_quicker_are_those_of_pytorch(name, target, c
     assert quick == [plain, plain]
 
 
-def test_a_build_with_cuda_on_a_machine_without_a_gpu_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its autograd asks CUDA's driver for the device, which no fake answers."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+def test_hooks_of_a_build_without_cuda_are_there_while_cuda_is_pretended() -> None:
+    """On a build with CUDA and no driver, autograd's engine would ask the driver for streams."""
+    has_gpu = torch.cuda.is_available()
+    hooks, without = fake_device._hooks()
+    before = hooks.value
+    if not torch.backends.cuda.is_built():
+        assert before == without
+    with pretending(settings("cuda")):
+        assert hooks.value == (before if has_gpu else without)
+    assert hooks.value == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("_HOOKS_SYMBOL", "of_another_pytorch"), ("_NO_CUDA", "3int")])
+def test_a_build_with_cuda_whose_hooks_are_elsewhere_falls_back(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason names them; nothing is written where they might be."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "driver" in fake_device.why_not_cuda.__wrapped__()
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(fake_device, name, value)
+    fake_device._hooks.cache_clear()
+    try:
+        assert "hooks of CUDA" in why_not_cuda.__wrapped__()
+    finally:
+        fake_device._hooks.cache_clear()
+
+
+def test_another_accelerator_than_cuda_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the hooks do not decide what autograd's engine asks, the reason names the device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    assert "driver of cuda" in why_not_cuda.__wrapped__()
+
+
+def test_guard_of_the_machine_is_back_after_a_trace_in_a_thread_that_ends() -> None:
+    """PyTorch frees its no-op guard with the thread that made it; training afterwards must not find it."""
+    guard = None if torch.cuda.is_available() else fake_device._guards()[1]
+
+    def trace() -> None:
+        for target in ("cuda", "cpu"):
+            with pretending(settings(target)):
+                _train(target, updates=1)
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    thread.join()
+    assert guard is None or fake_device._guards()[1] == guard
+    _train("cpu", updates=1)

@@ -6,14 +6,17 @@ without a GPU, a fake `cuda` tensor survives a forward pass, but not a backward 
 
 - c10 has no device guard for CUDA; a guard of zero devices in its slot makes PyTorch install its own no-op guard
   (`_ensureCUDADeviceGuardSet` ignores an empty slot).
+- Autograd's engine, on a build with CUDA, asks the driver for the streams of CUDA's nodes. It learns from CUDA's hooks
+  that there is CUDA; they get the methods of a build without (`_leave_out_hooks`).
 - Autograd's engine, on accumulating a gradient, needs a stream of the tensor's accelerator. It asks the tensor for its
   device from C++, and gets `meta`; every other caller gets `cuda`.
 - Python code that asks for CUDA and its properties gets the target's answers.
 
 Use when: the target is not attached. Costs: 2 to 3 s once, to import TorchDynamo, which any PyTorch optimiser does too.
 Does not combine with: Windows, where the slot has another linker name; there a CPU is used instead (`is_fallback`).
-Source: c10/core/impl/FakeGuardImpl.h and DeviceGuardImplInterface.cpp, torch/csrc/autograd/input_buffer.cpp,
-torch/_subclasses/fake_tensor.py of PyTorch 2.13.
+Source: c10/core/impl/FakeGuardImpl.h and DeviceGuardImplInterface.cpp, aten/src/ATen/DeviceAccelerator.cpp and
+detail/CUDAHooksInterface.h, torch/csrc/autograd/engine.cpp and input_buffer.cpp, torch/_subclasses/fake_tensor.py of
+PyTorch 2.11 and 2.13.
 """
 
 # ruff: noqa: SLF001 - private parts of PyTorch are what this file is for
@@ -51,6 +54,9 @@ except ImportError as _problem:  # a future PyTorch that moved them: nothing can
 _GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA_SLOT = 1
 """Place of CUDA among c10::DeviceType: CPU is 0."""
+_HOOKS_SYMBOL = "_ZN2at6detail12getCUDAHooksEv"
+_NO_CUDA = "N2at18CUDAHooksInterfaceE"
+"""C++ name of the hooks of a build without CUDA, from which those of a build with CUDA are derived."""
 _META = torch.device("meta")
 _COMPILER = "torch._dynamo"
 _INNER_FILES = ("torch/_stats.py", "torch/_compile.py", "torch/_ops.py", "_dynamo/eval_frame.py")
@@ -92,8 +98,6 @@ def why_not_cuda() -> str:
         return _MISSING
     if torch.cuda.is_available():
         return ""
-    if torch.version.cuda is not None:
-        return f"PyTorch {torch.__version__} asks CUDA's driver in a backward pass, and there is none"
     needed = {
         torch._C: ("_ensureCUDADeviceGuardSet", "_current_graph_task_id", "_current_autograd_node"),
         torch.ops.prim: ("device",),
@@ -107,6 +111,16 @@ def why_not_cuda() -> str:
         _guards()
     except (OSError, ValueError) as problem:
         return f"the table of device guards cannot be reached ({problem})"
+    if not torch.backends.cuda.is_built():
+        return ""
+    try:
+        with contextlib.ExitStack() as stack:
+            _leave_out_hooks(stack)
+            accelerator = torch.accelerator.current_accelerator()
+    except (OSError, AttributeError, ValueError) as problem:
+        return f"the hooks of CUDA in PyTorch {torch.__version__} cannot be reached ({problem})"
+    if accelerator is not None:
+        return f"PyTorch {torch.__version__} asks the driver of {accelerator} in a backward pass, and there is none"
     return ""
 
 
@@ -132,6 +146,9 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
     if is_cuda:
         importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
     with contextlib.ExitStack() as stack:
+        if can_pretend_cuda() and not torch.cuda.is_available():  # any fake mode may replace the guard
+            guards = _guards()
+            stack.callback(guards.__setitem__, _CUDA_SLOT, guards[_CUDA_SLOT])
         leaving_out = stack.enter_context(_compiler_left_out())
         stack.callback(restore_generators, generator_states())
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count()) if is_cuda else ()))
@@ -382,8 +399,11 @@ def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:
     if torch.cuda.is_available():
         torch.empty(1, device="cuda:0")  # autograd's engine needs a context, which a fake's may not have made
         return
-    _install_guard(stack)
+    _install_guard()
+    if torch.backends.cuda.is_built():
+        _leave_out_hooks(stack)
     _answer_as_a_machine_with_cuda(patches)
+    patches.put(fake_tensor, "init_gpu_context", lambda _device: None)  # 2.11 makes a real tensor there
     patches.put(sys.modules[__name__], "_misleads_engine", True)
     original: Callable[..., Any] = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
 
@@ -420,6 +440,7 @@ def _answer_as_a_machine_with_cuda(patches: Patches) -> None:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "is_initialized": lambda: False,
+        "is_current_stream_capturing": lambda: False,
         "current_device": lambda: 0,
         "set_device": lambda _device: None,
         "get_device_name": lambda *_: "pretended",
@@ -431,6 +452,7 @@ def _answer_as_a_machine_with_cuda(patches: Patches) -> None:
     }
     for name, answer in answers.items():
         patches.put(torch.cuda, name, answer)
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda _tensor: False)  # it has no version without a driver
 
 
 def _answer_as_cudnn(patches: Patches) -> None:
@@ -466,16 +488,19 @@ def _seen_as_plain_tensors() -> Iterator[None]:
         yield
 
 
+def _library(name: str) -> ctypes.CDLL:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}"))
+
+
 @functools.lru_cache(maxsize=1)
 def _guards() -> ctypes.Array[ctypes.c_void_p]:
     """c10's table of device guards, up to CUDA's slot."""
-    name = "libc10.dylib" if sys.platform == "darwin" else "libc10.so"
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-    return (ctypes.c_void_p * (_CUDA_SLOT + 1)).in_dll(library, _GUARDS_SYMBOL)
+    return (ctypes.c_void_p * (_CUDA_SLOT + 1)).in_dll(_library("c10"), _GUARDS_SYMBOL)
 
 
-def _install_guard(stack: contextlib.ExitStack) -> None:
-    """Fill CUDA's slot with PyTorch's no-op guard, until `stack` closes."""
+def _install_guard() -> None:
+    """Fill CUDA's slot with PyTorch's no-op guard; the caller restores it."""
     torch._C._ensureCUDADeviceGuardSet()  # enough where PyTorch is built with CUDA
     guards = _guards()
     if guards[_CUDA_SLOT]:
@@ -483,7 +508,33 @@ def _install_guard(stack: contextlib.ExitStack) -> None:
     _, guard = _guard_of_no_device()
     guards[_CUDA_SLOT] = ctypes.addressof(guard)
     torch._C._ensureCUDADeviceGuardSet()
-    stack.callback(guards.__setitem__, _CUDA_SLOT, None)
+
+
+@functools.lru_cache(maxsize=1)
+def _hooks() -> tuple[ctypes.c_void_p, int]:
+    """Which methods CUDA's hooks have, as a pointer that can be set, and the address of those that know no CUDA.
+
+    A C++ object starts with a pointer to its methods, which follow two words: an offset, and the address of its type,
+    whose second word is its name (Itanium C++ ABI, on every system but Windows).
+
+    Raises:
+        OSError, AttributeError, ValueError: this PyTorch has them elsewhere.
+    """
+    library = _library("torch_cpu")
+    find = getattr(library, _HOOKS_SYMBOL)
+    find.argtypes, find.restype = (), ctypes.c_void_p
+    offset, kind = table = (ctypes.c_void_p * 2).in_dll(library, f"_ZTV{_NO_CUDA}")
+    name = kind and ctypes.c_char_p.from_address(kind + ctypes.sizeof(ctypes.c_void_p)).value
+    if offset or name != _NO_CUDA.encode():
+        raise ValueError(f"methods of {name!r} in place of {_NO_CUDA}")
+    return ctypes.c_void_p.from_address(find()), ctypes.addressof(table) + ctypes.sizeof(table)
+
+
+def _leave_out_hooks(stack: contextlib.ExitStack) -> None:
+    """Let C++ answer, until `stack` closes, as a build without CUDA does: autograd's engine then needs no streams."""
+    hooks, without = _hooks()
+    stack.callback(setattr, hooks, "value", hooks.value)
+    hooks.value = without
 
 
 @functools.lru_cache(maxsize=1)

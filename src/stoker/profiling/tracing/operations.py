@@ -173,7 +173,10 @@ def _grouped_product_flops(a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:
-    """FLOPs of two products of all pairs; PyTorch's CPU kernel also computes the ones hidden by a causal mask."""
+    """FLOPs of two products of all pairs; the ones that a causal mask hides count too, as PyTorch counts them.
+
+    PyTorch's CPU kernel really computes them. PyTorch 2.11's own formula refuses fewer heads of keys than of queries.
+    """
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
@@ -186,9 +189,23 @@ def _attention_backward_flops(
 
 _FLOPS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: _convolution_backward_flops,
-    aten._grouped_mm: _grouped_product_flops,  # noqa: SLF001 - ATen's own names, as in the next two
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
+    aten._grouped_mm: _grouped_product_flops,  # noqa: SLF001 - ATen's own names, as in the next ones
+    **dict.fromkeys(
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu,  # noqa: SLF001
+            aten._scaled_dot_product_flash_attention,  # noqa: SLF001
+            aten._scaled_dot_product_efficient_attention,  # noqa: SLF001
+        ),
+        _attention_flops,
+    ),
+    **dict.fromkeys(
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001
+            aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001
+            aten._scaled_dot_product_efficient_attention_backward,  # noqa: SLF001
+        ),
+        _attention_backward_flops,
+    ),
     aten.addbmm: lambda _sum, a, b, *_: 2 * a.numel() * b.shape[-1],
     aten.mv: lambda matrix, _vector: 2 * matrix.numel(),
     aten.addmv: lambda _sum, matrix, *_: 2 * matrix.numel(),

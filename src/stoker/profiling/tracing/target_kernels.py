@@ -357,10 +357,11 @@ def _layer(name: str) -> Callable[..., Any]:
             tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
         inputs, hidden_state, cell_state, *weights = tensors
         no_buffer = inputs.new_empty(0)
-        output, hidden_out, cell_out, _, _ = aten._cudnn_rnn(
-            inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, projected,
-            num_layers, batch_first, dropout, train, bidirectional, [], None,
-        )  # fmt: skip
+        with torch.autocast("cuda", enabled=False):  # it has a kernel for this operation that asks cuDNN
+            output, hidden_out, cell_out, _, _ = aten._cudnn_rnn(
+                inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, projected,
+                num_layers, batch_first, dropout, train, bidirectional, [], None,
+            )  # fmt: skip
         return (output, hidden_out, cell_out) if name == "lstm" else (output, hidden_out)
 
     return run
