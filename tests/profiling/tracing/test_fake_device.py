@@ -27,6 +27,11 @@ def _train(device: str, updates: int = 2) -> nn.Module:
     return model
 
 
+def _guard() -> int | None:
+    """Address of the device guard of CUDA, which a trace replaces where there is no GPU."""
+    return None if torch.cuda.is_available() else fake_device._guards()[1]
+
+
 def test_cuda_can_be_pretended_here():
     """Nothing has to fall back on this build of PyTorch."""
     assert can_pretend_cuda(), why_not_cuda()
@@ -60,7 +65,7 @@ def test_process_is_afterwards_as_it_was():
     before = {name: getattr(torch.cuda, name) for name in names}
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     dispatch = vars(fake_device.FakeTensor)["__torch_dispatch__"]
-    guard = None if torch.cuda.is_available() else fake_device._guards()[1]
+    guard = _guard()
     for _ in range(2):
         with pretending(settings("cuda")):
             torch.manual_seed(8)
@@ -71,7 +76,7 @@ def test_process_is_afterwards_as_it_was():
         torch.set_rng_state(states[2])
     assert {name: getattr(torch.cuda, name) for name in names} == before
     assert vars(fake_device.FakeTensor)["__torch_dispatch__"] is dispatch
-    assert guard is None or fake_device._guards()[1] == guard
+    assert _guard() == guard
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), states[2])
@@ -153,6 +158,10 @@ def test_results_that_are_looked_up_quicker_are_those_of_pytorch(name, target, c
     assert quick == [plain, plain]
 
 
+hooked = pytest.mark.skipif(sys.platform != "linux", reason="no build with CUDA has hooks elsewhere")
+
+
+@hooked
 def test_hooks_of_a_build_without_cuda_are_there_while_cuda_is_pretended() -> None:
     """On a build with CUDA and no driver, autograd's engine would ask the driver for streams."""
     has_gpu = torch.cuda.is_available()
@@ -165,6 +174,7 @@ def test_hooks_of_a_build_without_cuda_are_there_while_cuda_is_pretended() -> No
     assert hooks.value == before
 
 
+@hooked
 @pytest.mark.parametrize(("name", "value"), [("_HOOKS_SYMBOL", "of_another_pytorch"), ("_NO_CUDA", "3int")])
 def test_a_build_with_cuda_whose_hooks_are_elsewhere_falls_back(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +190,7 @@ def test_a_build_with_cuda_whose_hooks_are_elsewhere_falls_back(
         fake_device._hooks.cache_clear()
 
 
+@hooked
 def test_another_accelerator_than_cuda_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the hooks do not decide what autograd's engine asks, the reason names the device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -190,7 +201,7 @@ def test_another_accelerator_than_cuda_falls_back(monkeypatch: pytest.MonkeyPatc
 
 def test_guard_of_the_machine_is_back_after_a_trace_in_a_thread_that_ends() -> None:
     """PyTorch frees its no-op guard with the thread that made it; training afterwards must not find it."""
-    guard = None if torch.cuda.is_available() else fake_device._guards()[1]
+    guard = _guard()
 
     def trace() -> None:
         for target in ("cuda", "cpu"):
@@ -200,5 +211,5 @@ def test_guard_of_the_machine_is_back_after_a_trace_in_a_thread_that_ends() -> N
     thread = threading.Thread(target=trace)
     thread.start()
     thread.join()
-    assert guard is None or fake_device._guards()[1] == guard
+    assert _guard() == guard
     _train("cpu", updates=1)
