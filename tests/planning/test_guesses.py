@@ -107,6 +107,8 @@ def test_what_saves_more_memory_than_any_forecast_is_a_last_resort(
     assert {plan.checkpointed_blocks for plan in plans if plan not in spare} == {0}
     assert {plan.checkpointed_blocks for plan in spare} >= {2, 4}
     assert last_resorts(plans, (), about) == frozenset()
+    captured = (dataclasses.replace(traced[0], captured=True), *traced[1:])  # goes with no setting that saves memory
+    assert last_resorts(plans, captured, about) == spare
 
 
 @pytest.mark.parametrize(

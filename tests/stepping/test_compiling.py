@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from stoker.errors import DoesNotFit
-from stoker.stepping import torch_compile
+from stoker.jobs import Loss
+from stoker.stepping import losses, torch_compile
+from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.step import Step
-from stoker.stepping.torch_compile import compile_in_place, compiled_regions
+from stoker.stepping.torch_compile import Compilation, compile_in_place, compiled_regions
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, tensors_of, train
 from tests.stepping.models import CLASSES, FEATURES, make_job, mlp, vectors
 
@@ -67,7 +69,7 @@ def steps_of(model: Any, **plan: Any) -> tuple[Step, Step]:
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
 )  # inductor's own import
 def test_a_compiled_model_makes_the_same_updates() -> None:
-    """To the rounding of fp32, under the same names; only the plan's own micro-batch is compiled."""
+    """To the rounding of fp32, under the same names; model and loss, for the plan's own micro-batch alone."""
     from torch._dynamo.utils import counters
 
     job = make_job(mlp, data=vectors(40))  # batches of 16, 16 and 8 samples
@@ -77,7 +79,7 @@ def test_a_compiled_model_makes_the_same_updates() -> None:
         train(job, step, 6)
         with step.evaluation() as measure:
             measure(vectors(16), 16)
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == 2
     assert list(tensors_of(compiled)) == list(tensors_of(plain))
     assert largest_difference(compiled, plain) < 1e-4  # on some numbers of threads the bits are equal
 
@@ -115,7 +117,10 @@ def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("checkpointed", [0, 2])
 def test_blocks_that_are_alike_share_their_code(checkpointed: int) -> None:
-    """Four blocks, one graph, checkpointed or not; draws, running statistics and weights are those of the model."""
+    """Four blocks, one graph, and one of the loss, checkpointed or not.
+
+    Draws, running statistics and weights are those of the model.
+    """
     from torch._dynamo.utils import counters
 
     counters.clear()
@@ -125,7 +130,7 @@ def test_blocks_that_are_alike_share_their_code(checkpointed: int) -> None:
     for step in (plain, compiled):
         train(step.job, step, 3)
     assert compiled.compilation.problem is None
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == 2
     assert list(tensors_of(compiled)) == list(tensors_of(plain))
     assert largest_difference(compiled, plain) < 1e-5
 
@@ -198,3 +203,48 @@ def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
     assert "no such kernel" in str(compiled.compilation.problem)
     assert are_equal(compiled, plain)
     torch._dynamo.reset()
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_of_a_compiled_loss_no_logits_in_full_precision_are_kept() -> None:
+    """Nor their softmax, each twice the logits; sum, count and gradient are those of the loss as it is."""
+    logits = torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    target = torch.randint(50, (4, 6), generator=torch.Generator().manual_seed(1))
+    target[0, 0] = -100
+
+    def result_of(*, is_compiled: bool) -> tuple[Loss, torch.Tensor, int]:
+        objective = TrainingObjective(make_job(mlp, loss="token_cross_entropy"))
+        if is_compiled:
+            objective.compile(Compilation(()))
+        num_wide = 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal num_wide
+            num_wide += tensor.dtype == torch.float32 and tensor.numel() >= logits.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = objective.loss(lambda given: given, (logits, target), 4)
+        return loss, torch.autograd.grad(loss.sum, logits)[0].float(), num_wide
+
+    (plain, gradient, some), (compiled, same, none) = (result_of(is_compiled=wanted) for wanted in (False, True))
+    assert (some > 0, none) == (True, 0)
+    assert torch.allclose(compiled.sum, plain.sum, rtol=1e-5)
+    assert int(compiled.count) == int(plain.count) == 23
+    assert torch.allclose(same, gradient, atol=1e-2)
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_loss_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model stays compiled, and the loss is what it was."""
+
+    def branching(output: torch.Tensor, target: torch.Tensor, **_settings: Any) -> torch.Tensor:
+        total = nn.functional.cross_entropy(output, target, reduction="sum")
+        return total if total > 0 else -total
+
+    monkeypatch.setitem(losses._SUMS, "cross_entropy", branching)
+    job, (plain, compiled) = make_job(mlp, coupling_group=16), steps_of(mlp)
+    assert train(job, compiled, 2) == pytest.approx(train(job, plain, 2), rel=1e-5)
+    assert compiled.compilation is not None
+    assert compiled.compilation.problem is None

@@ -302,7 +302,8 @@ def last_resorts(plans: Sequence[Plan], traced: Sequence[Plan], profile: Profile
     """
     if not traced:
         return frozenset()
-    ways = [saving_of(way) for way in saving_memory(traced[0], profile)]
+    plain = dataclasses.replace(traced[0], captured=False)  # which goes with none of these settings
+    ways = [saving_of(way) for way in saving_memory(plain, profile)]
     places = [ways.index(way) for way in map(saving_of, traced) if way in ways]
     beyond = set(ways[1 + max(places, default=len(ways)) :])
     smallest = min(plan.micro_batch for plan in traced)

@@ -32,6 +32,7 @@ from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.foreign_models import OwnLoss, in_full_precision, scores
 from stoker.stepping.step_failures import ran_out_of_memory
+from stoker.stepping.torch_compile import Compilation, compiled_function
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
@@ -64,7 +65,7 @@ class _Measure:
     """A loss or metric by name. Its function takes (model, batch) if `takes_model`, else (output, target).
 
     With `takes_scores` it is given the logits of an output that has them under a name. `count_of` counts a target where
-    the function gives the sum alone.
+    the function gives the sum alone. With `is_arithmetic` it is nothing but operations on the tensors that it is given.
     """
 
     name: str
@@ -72,6 +73,7 @@ class _Measure:
     takes_model: bool
     takes_scores: bool = False
     count_of: Callable[[torch.Tensor], torch.Tensor | float] | None = None
+    is_arithmetic: bool = False
 
 
 class TrainingObjective:
@@ -110,6 +112,8 @@ class TrainingObjective:
         self._stateful = tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric))
         self._needs_output = bool(self._stateful) or not all(measure.takes_model for measure in self._all)
         self._observer: Observer | None = None
+        self._compiled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        self._of_model = Compilation(())
         self._entries: Entries | None = None
         self._differentiates = False
         if (job.mix is not None or job.objective.selective_backprop is not None) and losses:
@@ -120,6 +124,23 @@ class TrainingObjective:
         """The loss as it is called here: of a module a copy."""
         loss = self._measured("loss")
         return None if loss is None else loss.function
+
+    def compile(self, of_model: Compilation) -> None:
+        """Compile the loss from here on, if its arithmetic is PyTorch's or a named loss's; else it runs as it is.
+
+        So does that of a model which cannot be compiled: the update is then the one that is not compiled, to the bit.
+
+        Of logits in half precision no copy in full precision is then made, nor of their softmax: of a language model's
+        these are most of an update's memory.
+        """
+        loss = self._measured("loss")
+        if loss is not None and loss.is_arithmetic:
+            self._of_model = of_model
+            self._compiled = compiled_function(lambda output, target: loss.function(in_full_precision(output), target))
+
+    def uncompile(self) -> None:
+        """Let the loss run as it is again."""
+        self._compiled = None
 
     @contextlib.contextmanager
     def observed_by(self, observer: Observer | None) -> Iterator[None]:
@@ -226,21 +247,26 @@ class TrainingObjective:
             if is_plain and isinstance(placed, nn.CrossEntropyLoss | nn.NLLLoss) and placed.reduction == "mean":
                 placed.reduction = "sum"
                 count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
-            return _Measure(name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of)
+            return _Measure(
+                name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of,
+                is_arithmetic=is_of_torch,
+            )  # fmt: skip
         if not isinstance(given, str):
             settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
             function = given.func if isinstance(given, functools.partial) and not given.args else given
             if function in (F.cross_entropy, F.nll_loss) and settings.keys() <= _MEAN_SETTINGS:
                 count_of = functools.partial(_weight_of, weight=settings.get("weight"), ignored=ignored_target(given))
                 summed = functools.partial(given, reduction="sum")
-                return _Measure(name, summed, takes_model=False, count_of=count_of)
+                return _Measure(name, summed, takes_model=False, count_of=count_of, is_arithmetic=True)
             return _Measure(name, given, takes_model(given))
         if given == "own":
             return _Measure(name, _own_loss, takes_model=False)
-        function = named[given]
+        function, counted = _SUMS.get(given, named[given]), _COUNTS.get(given)
         if given.endswith("cross_entropy") and self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
-        return _Measure(name, function, takes_model=False, takes_scores=True)
+        return _Measure(
+            name, function, takes_model=False, takes_scores=True, count_of=counted, is_arithmetic=named is LOSSES
+        )  # fmt: skip
 
     def _output(self, model: Callable[..., Any], content: Content) -> Any:
         """The model's output; it is given its labels as well where it computes its loss itself."""
@@ -296,11 +322,16 @@ class TrainingObjective:
         target = self._target_of(content, measure.name)
         if measure.takes_scores:
             output, target = (scores(output), target) if self._own is None else self._own.aligned(model, output, target)
-        output = in_full_precision(output)
+        function = measure.function
+        compiled = self._compiled if measure.name == "loss" and self._of_model.problem is None else None
+        if compiled is not None and type(output) is type(target) is torch.Tensor:
+            function = compiled
+        else:
+            output = in_full_precision(output)
         try:
             if self._entries is not None and isinstance(target, MixedTarget):
                 return mixed_loss(self._entries, output, target)
-            value = measure.function(output, target)
+            value = function(output, target)
             if measure.count_of is not None:
                 return Loss(value, measure.count_of(target))
         except (IndexError, RuntimeError, ValueError) as error:
@@ -432,10 +463,22 @@ def _own_loss(_output: Any, _target: Any) -> Any:
 
 def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:
     """Classes in dimension 1, as in PyTorch; a target of -100 is not counted."""
-    total = F.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
-    if target.is_floating_point():
-        return Loss(total, target.numel() // target.shape[1])
-    return Loss(total, _num_valid(target))
+    return Loss(_sum_of_cross_entropy(output, target, label_smoothing), _num_targets(target))
+
+
+def _sum_of_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    return F.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
+
+
+def _sum_of_token_cross_entropy(
+    output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    return _sum_of_cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
+
+
+def _num_targets(target: torch.Tensor) -> torch.Tensor | int:
+    """Number of labels that are not ignored, or of distributions over classes, which are in dimension 1."""
+    return target.numel() // target.shape[1] if target.is_floating_point() else _num_valid(target)
 
 
 def _weight_of(target: torch.Tensor, *, weight: torch.Tensor | None, ignored: int) -> torch.Tensor | float:
@@ -445,7 +488,7 @@ def _weight_of(target: torch.Tensor, *, weight: torch.Tensor | None, ignored: in
     Source: PyTorch 2.13, aten/src/ATen/native/LossNLL.cpp; label smoothing divides by the same.
     """
     if target.is_floating_point():
-        return target.numel() // target.shape[1]
+        return _num_targets(target)
     if weight is None:
         return _num_valid(target) if ignored == IGNORED_TARGET else (target != ignored).sum()
     is_valid = target != ignored
@@ -507,6 +550,15 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "mse": _mse,
     "l1": _l1,
 }
+_SUMS: dict[str, Callable[..., torch.Tensor]] = {
+    "cross_entropy": _sum_of_cross_entropy,
+    "token_cross_entropy": _sum_of_token_cross_entropy,
+}
+_COUNTS: dict[str, Callable[[torch.Tensor], torch.Tensor | float]] = {
+    "cross_entropy": _num_targets,
+    "token_cross_entropy": lambda target: _num_valid(target.flatten()),
+}
+"""Those of `LOSSES` that are a sum and a count, in these two parts: counting looks at values."""
 METRICS: dict[str, Callable[..., Any]] = {
     "accuracy": _accuracy,
     "top5_accuracy": _top5_accuracy,

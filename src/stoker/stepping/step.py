@@ -46,7 +46,7 @@ from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, undo_changes
 from stoker.stepping.stochastic_depth import skip_blocks
-from stoker.stepping.torch_compile import compile_in_place, uncompiled
+from stoker.stepping.torch_compile import Compilation, compile_in_place, uncompiled
 from stoker.stepping.torch_optimizers import (
     FLUSH_EVERY,
     build_optimizer,
@@ -176,7 +176,9 @@ class Step:
         require_no_closure(self.optimizer, plan.layout)
         sharing = world.data if outer is None and plan.layout.data_size > 1 else None
         self._norms = couple_batch_norms(self.model, coupling, plan.micro_batch, sharing)
-        self.compilation = compile_in_place(self.model, self.device, self._strategy.apart) if plan.compile else None
+        self.compilation: Compilation | None = None
+        if plan.compile:
+            self._compile()
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         self.loss_scale = LossScale(job.batch_size)
         """Of losses, while the plan's precision is fp16."""
@@ -294,12 +296,17 @@ class Step:
             use_implementation(self.optimizer, plan.optimizer_implementation, is_ours=is_ours)
             suit_layout(self.optimizer, plan.layout, is_ours=is_ours)
         if plan.compile and not old.compile:
-            self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
+            self._compile()
         elif self.compilation is not None and not plan.compile:
             self.compilation.undo()
+            self.objective.uncompile()
             self.compilation = None
         self._compose()
         self.clipping.looks_at_norm = looks_at_norm
+
+    def _compile(self) -> None:
+        self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
+        self.objective.compile(self.compilation)
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:
         """Make update number `update` (from 0) on one optimiser batch.

@@ -2,8 +2,9 @@
 
 What: forward and backward pass of each region become kernels of inductor, fused, for inputs of one shape. Where a model
 repeats a block, the blocks are the regions: code compiled for one serves all of its kind, and the code between them
-runs uncompiled. Elsewhere the region is the whole model. Over several processes replicas and shards are compiled, and
-what they send is not.
+runs uncompiled. Elsewhere the region is the whole model. The loss is a region of its own: one of logits in half
+precision is computed without a copy of them in full precision. Over several processes replicas and shards are compiled,
+and what they send is not.
 Use when: many small operations follow each other, and training is long enough to pay for compilation (seconds to
 minutes). Costs: that time in the first update; roundings differ, so a compiled plan's gradient is compared with fp32's.
 Does not combine with: fake tensors, machines without a compiler, code that cannot be captured as one graph: such a
@@ -94,6 +95,11 @@ def compile_in_place(model: nn.Module, device: torch.device, apart: Sequence[nn.
         else:
             region.forward = _Region(region.forward, compilation)
     return compilation
+
+
+def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of tensors, compiled at its first call; as it is, where it cannot be."""
+    return _Region(function, Compilation(()))
 
 
 def compiled_regions(model: nn.Module) -> list[nn.Module]:
