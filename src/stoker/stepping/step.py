@@ -181,6 +181,8 @@ class Step:
         self.loss_scale = LossScale(job.batch_size)
         """Of losses, while the plan's precision is fp16."""
         self._compose()
+        self.on_composed: Callable[[], object] = lambda: None
+        """Called when another plan has passes put together anew."""
         self._saved: SavedWeights = ModelWeights(self.model)
         self.split: Callable[[], Split] = functools.partial(world.split, coupling)
         """This process's part of each batch."""
@@ -300,6 +302,7 @@ class Step:
             self.compilation = None
         self._compose()
         self.clipping.looks_at_norm = looks_at_norm
+        self.on_composed()
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:
         """Make update number `update` (from 0) on one optimiser batch.
