@@ -200,7 +200,7 @@ def test_of_a_gpu_its_own_memory_is_beside_the_forecast(browser: Any, tmp_path: 
         until(page, f"{drawn}?.chart.data[1].at(-1) === {last}")
         tile = page.locator(".tile", has_text="memory of the device")
         until(page, f"document.querySelector('.tiles').textContent.includes('{last / MIB:.0f} MiB')")
-        assert "forecast 905 MiB at most" in tile.inner_text()
+        assert "forecast peak 905 MiB" in tile.inner_text()
         assert page.problems == []
     finally:
         server.kill()

@@ -234,7 +234,7 @@ export const open = async (main, source) => {
     list.push(tile("throughput", format.rate(now.samples_per_s), speed ? `forecast ${format.shortCount(speed[1])} to ${format.shortCount(speed[2])}` : ""));
     const peak = forecast().peak_bytes;
     const [memoryLabel, memoryBytes] = typeof now.allocated_bytes === "number" ? ["memory of the device", now.allocated_bytes] : ["memory", now.resident_bytes];
-    list.push(tile(memoryLabel, format.bytes(memoryBytes), peak ? `forecast ${format.bytes(peak[0])} at most` : ""));
+    list.push(tile(memoryLabel, format.bytes(memoryBytes), peak ? `forecast peak ${format.bytes(peak[0])}` : ""));
     const wasted = state.superseded_s && now.wall_s ? `; ${format.percent(state.superseded_s / (now.wall_s + state.superseded_s), 1)} done again after stops` : "";
     list.push(tile("waiting", format.percent(now.waiting, 1), `of the time, for data${wasted}`, now.waiting > 0.2 ? "over" : ""));
     list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : `heard ${format.ago(now.at)}`));
