@@ -120,9 +120,19 @@ def test_a_run_is_planned_on_the_gpu_that_is_here(tmp_path: Path) -> None:
     assert torch.cuda.max_memory_allocated(0) > before
 
 
+def test_progress_has_the_memory_that_the_run_is_judged_by(tmp_path: Path) -> None:
+    """What PyTorch allocated on the device, which holds weights and optimiser's state at least; not the process's."""
+    found: list[Any] = []
+    run = stoker.train(gpt_job(), plan=ON_GPU, run_dir=tmp_path / "run", sink=found.append)
+    told = [event.fields["allocated_bytes"] for event in found if event.kind == "progress"]
+    state = 3 * sum(tensor.numel() * tensor.element_size() for tensor in run.weights().values())
+    assert told
+    assert all(state < num_bytes <= found[-1].fields["peak_bytes"] for num_bytes in told)
+
+
 @pytest.mark.skipif(not is_simulated(), reason="takes memory away from a GPU")
 def test_an_update_that_runs_out_of_memory_is_made_in_smaller_pieces(tmp_path: Path) -> None:
-    """And what is learned stays the same."""
+    """And what is learned stays the same; the memory that progress has is no longer what ran out."""
     wide = gpt_job(model=lambda: GPT(layers=1, width=32, heads=4, context=8, vocab=12), until=stoker.epochs(1))
     expected = weights(wide, ON_GPU, tmp_path / "plenty")
     used = torch.cuda.max_memory_allocated(0) - torch.cuda.memory_allocated(0)
@@ -133,4 +143,6 @@ def test_an_update_that_runs_out_of_memory_is_made_in_smaller_pieces(tmp_path: P
     finally:
         simulate_gpus(torch.cuda.device_count())
     assert [event.kind for event in found].count("replanned") >= 1
+    told = [event.fields["allocated_bytes"] for event in found if event.kind == "progress"]
+    assert told[-1] < found[-1].fields["peak_bytes"]
     assert distance(torch.cat([t.flatten() for _, t in sorted(run.weights().items())]), expected) < 1e-5

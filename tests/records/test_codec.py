@@ -274,6 +274,7 @@ ODD_VALUES = [-1, 1e300, 10**400, "nan", "x", [1], {"x": {}}, ["a", None], True]
 @pytest.mark.parametrize(
     ("name", "value"),
     [("samples", value) for value in ODD_VALUES if value is not True]
+    + [("allocated_bytes", -1)]
     + [("loss", value) for value in (10**400, "x", [1], {"x": 1})]
     + [("message", value) for value in (5, [1], {})]
     + [("metrics", value) for value in (5, [1], {"a": {"b": 1}}, {"a": "high"}, {"a": 10**400})]

@@ -148,6 +148,15 @@ def test_the_data_are_what_the_live_page_is_sent() -> None:
     assert state["forecast"]["samples_per_s"][0] == pytest.approx(1420, rel=0.1)
 
 
+def test_of_a_gpu_the_data_have_its_memory() -> None:
+    """Beside the process's; without a GPU there is no such column, and the page draws the process's."""
+    found = documents(render_html(story.report(story.on_gpu(story.whole_run()))))
+    progress = found["series"]["samples"]["progress"]
+    assert progress["allocated_bytes"][-1] == pytest.approx(progress["resident_bytes"][-1] / 8, rel=1e-3)
+    plain = documents(render_html(story.report(story.whole_run())))
+    assert "allocated_bytes" not in plain["series"]["samples"]["progress"]
+
+
 def test_values_that_are_not_finite_leave_gaps() -> None:
     """A nan would be no JSON, and the rest is drawn."""
     events = [Event(kind="progress", at=0.0, fields={"samples": n, "loss": y}) for n, y in enumerate((1.0, "nan", 2.0))]

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from stoker.records import Estimate, Event, Layout, to_json
 from stoker.reporting.event_text import describe_event
 from stoker.reporting.panel import RunSnapshot, Sparkline, closing, frame, permanent_lines, time_of_day
+from stoker.units import format_bytes
 from tests.reporting import story
 
 
@@ -37,6 +38,16 @@ def test_the_panel_answers_how_far_how_long_how_well() -> None:
                      "to go", f"until {ends}", "as forecast (1,395 to 1,573)", "accuracy 92.02 %", "best 92.02 %",
                      "update 9", "1.2 GiB", "s ago", "25.2 MiB", "AMD EPYC 9B14", "learning rate 0.016"):  # fmt: skip
         assert expected in text
+
+
+def test_of_a_gpu_the_panel_has_its_own_memory() -> None:
+    """What is allocated there, which the forecast is of, and not what the process has of the host."""
+    events = story.on_gpu(story.young_run())
+    now = functools.reduce(RunSnapshot.after, events, RunSnapshot())
+    text = drawn(frame(now, now.at))
+    assert f"{format_bytes(events[-1].fields['allocated_bytes'])}  " in text
+    assert "of the device, at its peak" in text
+    assert format_bytes(events[-1].fields["resident_bytes"]) not in text
 
 
 def test_a_rate_of_several_processes_is_told_as_such() -> None:

@@ -113,6 +113,16 @@ def test_measured_stands_beside_forecast(whole: Report) -> None:
     assert all(row.is_inside for row in rows.values())
 
 
+def test_the_memory_of_a_gpu_run_that_did_not_finish_is_the_devices(whole: Report) -> None:
+    """The most that progress has of it: the process's own says nothing of the forecast."""
+    events = [event for event in whole.events if event.kind != "finished"]
+    on_gpu = dataclasses.replace(whole, device=dataclasses.replace(story.DEVICE, kind="cuda"))
+    told = dataclasses.replace(on_gpu, events=tuple(story.on_gpu(events)))
+    untold = dataclasses.replace(on_gpu, events=tuple(events))
+    highest = max(e.fields["allocated_bytes"] for e in told.events if e.kind == "progress")
+    assert [forecast_rows(report)[-1].measured for report in (told, untold)] == [highest, None]
+
+
 def test_a_value_outside_its_interval_says_so(whole: Report) -> None:
     """A forecast of half the time is missed, and by how much is told."""
     decision = story.decision()

@@ -9,11 +9,13 @@ from stoker.tracking.run_tracking import point_of
 def test_a_progress_event_becomes_numbers_of_training() -> None:
     """Losses, rates and norms are called what trackers call them; what is no number is left out."""
     fields = {"samples": 64, "loss": 0.5, "lr": 0.1, "lrs": [0.1, 0.2], "eta_s": None, "split_s": {"data": 1.0}}
+    fields |= {"resident_bytes": 900, "allocated_bytes": 200}
     point = point_of(Event(kind="progress", at=7.0, fields=fields))
     assert point is not None
     assert (point.samples, point.at) == (64, 7.0)
     assert point.values == {
         "train/loss": 0.5, "train/lr": 0.1, "train/lr/group0": 0.1, "train/lr/group1": 0.2,
+        "train/resident_bytes": 900, "train/allocated_bytes": 200,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch
 from stoker.records import Event, Position
 from stoker.testing import FakeClock
 from stoker.training.telemetry import Telemetry, peak_resident_bytes, resident_bytes
+from stoker.units import MIB
 
 LOSS = torch.tensor(1.0)
 
@@ -17,12 +18,12 @@ LOSS = torch.tensor(1.0)
 class Watched:
     """Telemetry of a run of 1000 samples in 10 updates, with its events."""
 
-    def __init__(self, *, evaluations: int = 0, wall_s: float = 0.0) -> None:
+    def __init__(self, *, evaluations: int = 0, wall_s: float = 0.0, device: str = "cpu") -> None:
         self.clock = FakeClock(50.0)
         self.events: list[Event] = []
         self.telemetry = Telemetry(
             self.events.append, total_samples=1000, total_updates=10, evaluate_s=3.0, evaluations_left=evaluations,
-            wall_s=wall_s, clock=self.clock,
+            device=device, wall_s=wall_s, clock=self.clock,
         )  # fmt: skip
         self.position = Position()
 
@@ -51,6 +52,7 @@ def test_progress_tells_what_happened_since_the_one_before() -> None:
     assert fields["samples_per_s"] == pytest.approx(50.0)
     assert fields["split_s"] == {"data": 1.0, "update": 3.0, "evaluation": 0.0, "checkpoint": 0.0}
     assert fields["resident_bytes"] > 0
+    assert "allocated_bytes" not in fields, "it is a GPU's"
     run.update(data_s=0.0, update_s=1.0, loss=8.0)
     fields = run.progress()
     assert (fields["loss"], fields["samples_per_s"]) == (8.0, pytest.approx(100.0))
@@ -157,6 +159,21 @@ def test_a_loss_that_is_not_finite_is_told_as_it_is() -> None:
     run = Watched()
     run.update(data_s=0.0, update_s=1.0, loss=math.inf)
     assert run.telemetry.progress(run.position, 0.1) == math.inf
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_progress_has_the_most_that_the_plan_in_force_allocated() -> None:
+    """What was freed meanwhile counts, until another plan is in force."""
+    run = Watched(device="cuda:0")
+    held = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda:0")
+    del held
+    peaks = []
+    for number in range(3):
+        if number == 2:
+            run.telemetry.replanned()
+        run.update(data_s=0.0, update_s=1.0)
+        peaks.append(run.progress()["allocated_bytes"])
+    assert peaks[0] == peaks[1] == peaks[2] + 64 * MIB
 
 
 def test_memory_is_that_of_this_process() -> None:

@@ -20,6 +20,7 @@ from bench.web.planted import as_log, hostile, many, show, sign, write_run
 from stoker.records import Event, Price, Report
 from stoker.records.run import ExampleSet
 from stoker.reporting.run_page import render_html
+from stoker.units import MIB
 from tests.optional import optional
 from tests.reporting import story
 
@@ -178,6 +179,31 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     checked = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme, bypass_csp=True)
     found = axe.Axe().run(checked).response["violations"]
     assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_of_a_gpu_its_own_memory_is_beside_the_forecast(browser: Any, tmp_path: Path) -> None:
+    """In the chart and the tile, in a report and live, also of events that arrive while the page is open."""
+    events = [one for one in story.on_gpu(story.whole_run()) if one.kind in ("planned", "started", "progress")][:60]
+    page = report_of(browser, tmp_path / "report.html", story.report(events))
+    titles = ["Loss", "Throughput", "Memory of the device", "Waiting for data", "Learning rate"]
+    assert page.locator("#charts figcaption b").all_text_contents() == titles
+    assert page.problems == []
+    path = write_run(tmp_path / "runs", "run", as_log(events[:20]), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path / "runs")
+    try:
+        page = opened(browser, server, "/run/run")
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log(events[20:]))
+        last = events[-1].fields["allocated_bytes"]
+        drawn = "[...document.querySelectorAll('.plot.live')].find(one => one.chart.title === 'Memory of the device')"
+        until(page, f"{drawn}?.chart.data[1].at(-1) === {last}")
+        tile = page.locator(".tile", has_text="memory of the device")
+        until(page, f"document.querySelector('.tiles').textContent.includes('{last / MIB:.0f} MiB')")
+        assert "forecast peak 905 MiB" in tile.inner_text()
+        assert page.problems == []
+    finally:
+        server.kill()
 
 
 def test_a_report_is_read_by_keyboard_and_printed_light(browser: Any, tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ class PeakMemory:
     """Within its block, watches memory; `num_bytes` is the peak so far, and afterwards the peak of the block.
 
     On Linux the kernel's high-water mark is reset before and read after; where that is not allowed, the process's
-    resident size is sampled every 20 ms. Elsewhere it is the peak since the process began. Blocks may be nested.
+    resident size is sampled every 20 ms. Elsewhere it is the peak since the process began. Blocks may be nested
+    or overlap.
     """
 
     _open: ClassVar[weakref.WeakSet[PeakMemory]] = weakref.WeakSet()

@@ -64,9 +64,10 @@ class Event:
     - logged: samples, scalars, images, texts (see `stoker.log`)
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
 
-    Where there is something to tell, progress also has grad_norm (before clipping), lrs (of all groups of parameters)
-    and trying (the plan in force in words, while plans are tried); evaluated has decided (what it changed, in words),
-    and more where another validation set follows; stopped after a slice has slices_left (None: unknown).
+    Where there is something to tell, progress also has grad_norm (before clipping), lrs (of all groups of parameters),
+    trying (the plan in force in words, while plans are tried) and, on a GPU, allocated_bytes (the most so far under the
+    plan in force); evaluated has decided (what it changed, in words), and more where another validation set follows;
+    stopped after a slice has slices_left (None: unknown).
     """
 
     schema: ClassVar[int] = 1
@@ -79,7 +80,8 @@ _LAST_DATE_S = 253_402_300_799
 """The last second that a date can name: the end of the year 9999 [s since 1970]."""
 MOST = 2**63 - 1
 """The largest count of samples, updates or bytes that a record may hold."""
-_COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_a_row", "resident_bytes")
+_COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_a_row",
+           "resident_bytes", "allocated_bytes")  # fmt: skip
 _NUMBERS = ("loss", "lr", "samples_per_s", "eta_s", "wall_s", "took_s", "blocked_s", "write_s", "grad_norm")
 _TEXTS = ("trying", "message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
 _TABLES = ("metrics", "split_s")

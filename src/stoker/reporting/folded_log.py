@@ -31,6 +31,7 @@ COLUMNS = (
     "grad_norm",
     "samples_per_s",
     "resident_bytes",
+    "allocated_bytes",
     "data_s",
     "split_s",
 )
@@ -308,7 +309,7 @@ class FoldedLog:
         return tuple(item.as_event() if isinstance(item, _Segment) else item.event for item in self._history)
 
 
-_NUMBERS = ("loss", "lr", "grad_norm", "samples_per_s", "resident_bytes")
+_NUMBERS = ("loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "allocated_bytes")
 
 
 def row_of(at: float, fields: Mapping[str, JSON]) -> list[float]:

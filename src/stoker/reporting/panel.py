@@ -80,6 +80,7 @@ class RunSnapshot:
     wall_s: float = 0.0
     split_s: Mapping[str, float] = field(default_factory=dict)
     resident_bytes: float | None = None
+    allocated_bytes: float | None = None
     losses: Curve = ()
     rates: Curve = ()
     valid: Mapping[str, float] = field(default_factory=dict)
@@ -185,6 +186,7 @@ def _progress(before: RunSnapshot, event: Event) -> dict[str, Any]:
         "wall_s": finite(event, "wall_s"),
         "split_s": {phase: before.split_s.get(phase, 0.0) + spent.get(phase, 0.0) for phase in phases},
         "resident_bytes": finite(event, "resident_bytes"),
+        "allocated_bytes": finite(event, "allocated_bytes"),
         "trying": text(event, "trying"),
         "losses": _with_one_more(before.losses, event, loss),
         "rates": _with_one_more(before.rates, event, rate),
@@ -468,7 +470,10 @@ def _rows(now: RunSnapshot, clock_s: float) -> list[tuple[str, RenderableType, R
         shares = [(name, seconds / whole) for name, seconds in now.split_s.items() if whole > 0]
         split = " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
         rows.append(("time", Text(_whole_seconds(now.wall_s)), Text(split, style="dim")))
-    if now.resident_bytes is not None:
+    if now.allocated_bytes is not None:
+        details = Text("of the device, at its peak", style="dim")
+        rows.append(("memory", Text(format_bytes(now.allocated_bytes)), details))
+    elif now.resident_bytes is not None:
         rows.append(("memory", Text(format_bytes(now.resident_bytes)), Text()))
     if now.saved_at is not None:
         size = f" · {format_bytes(now.saved_bytes)}" if now.saved_bytes is not None else ""

@@ -389,7 +389,8 @@ def _surroundings(report: Report) -> list[tuple[str, str]]:
     if environment is not None:
         versions = {"torch": environment.torch_version, "python": environment.python_version, **environment.libraries}
         rows.append(("software", ", ".join(f"{name} {version}" for name, version in versions.items())))
-        rows.append(("platform", f"{environment.platform}, {environment.threads} threads"))
+        threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
+        rows.append(("platform", f"{environment.platform}, {threads}"))
         rows.append(("flags", ", ".join(f"{name} = {value}" for name, value in environment.flags.items())))
         rows.append(("determinism class", environment.digest()))
     digests = [

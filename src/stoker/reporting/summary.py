@@ -247,13 +247,13 @@ def _mean_evaluation(events: Sequence[Event]) -> float | None:
 
 
 def _peak_memory(report: Report) -> float | None:
-    """Peak memory in the forecast's sense [bytes], as `finished` states it or, on a GPU, the greatest seen."""
+    """Peak memory in the forecast's sense [bytes], as `finished` states it or, on a GPU, the most that progress has."""
     finished = of_kind(report.events, "finished")
     if finished and (peak := finite(finished[-1], "peak_bytes")) is not None:
         return peak
     if report.device is None or report.device.kind != "cuda":
         return None
-    seen = [finite(event, "resident_bytes") for event in of_kind(report.events, "progress")]
+    seen = [finite(event, "allocated_bytes") for event in of_kind(report.events, "progress")]
     return max((value for value in seen if value is not None), default=None)
 
 

@@ -183,6 +183,8 @@ class Step:
         self.loss_scale = LossScale(job.batch_size)
         """Of losses, while the plan's precision is fp16."""
         self._compose()
+        self.on_composed: Callable[[], object] = lambda: None
+        """Called when another plan has passes put together anew."""
         self._saved: SavedWeights = ModelWeights(self.model)
         self.split: Callable[[], Split] = functools.partial(world.split, coupling)
         """This process's part of each batch."""
@@ -303,6 +305,7 @@ class Step:
             self.compilation = None
         self._compose()
         self.clipping.looks_at_norm = looks_at_norm
+        self.on_composed()
 
     def _compile(self) -> None:
         self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)

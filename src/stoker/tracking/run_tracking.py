@@ -338,6 +338,7 @@ _PROGRESS = {
     "grad_norm": "train/grad_norm",
     "samples_per_s": "train/samples_per_s",
     "resident_bytes": "train/resident_bytes",
+    "allocated_bytes": "train/allocated_bytes",
     "epoch": "train/epoch",
 }
 """Fields of a progress event, and their names at trackers."""

@@ -161,7 +161,9 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         progress = {} if start is None else _restore(step, start)
         if start is not None and world.is_first:
             _repeat_if_missed(prepared, directory, store, start, progress)
-    telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
+    wall_s = float(progress.get("wall_s", 0.0))
+    telemetry = _telemetry(prepared, decision, position, sink, device=device.torch_name, wall_s=wall_s)
+    step.on_composed = telemetry.replanned
     source = BatchSource(
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
         plan, split=step.split(),
@@ -258,7 +260,9 @@ def _unsaved_s(store: CheckpointStore, age_s: float) -> float:
     return min(age_s, max(0.0, time.time() - (store.directory / names[-1]).stat().st_mtime))
 
 
-def _telemetry(prepared: ResolvedJob, decision: Decision, position: Position, wall_s: float, sink: Sink) -> Telemetry:
+def _telemetry(
+    prepared: ResolvedJob, decision: Decision, position: Position, sink: Sink, *, device: str, wall_s: float
+) -> Telemetry:
     extent, every = prepared.extent, prepared.job.evaluation.every
     forecast, has_valid = decision.chosen.forecast, prepared.data.valid is not None
     left = extent.evaluations(every, forecast.total_updates) - extent.intervals(every, position) + 1
@@ -268,6 +272,7 @@ def _telemetry(prepared: ResolvedJob, decision: Decision, position: Position, wa
         total_updates=forecast.total_updates,
         evaluate_s=forecast.evaluate_s.value if has_valid and decision.is_settled else 0.0,
         evaluations_left=left if has_valid else 0,
+        device=device,
         wall_s=wall_s,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import statistics
 import sys
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from stoker.profiling.plan_trial import PeakMemory
 from stoker.records import Event, EventKind, Position
 from stoker.records.codec import JSON
 
@@ -47,6 +49,7 @@ class Telemetry:
         sink: receives every event.
         total_samples, total_updates: of the whole run.
         evaluate_s, evaluations_left: forecast time of one evaluation [s], and the number still to come.
+        device: where this process trains, by PyTorch's name; of a GPU, progress has its allocated memory too.
         wall_s: time trained by earlier processes of this run [s].
         interval_s: time between progress events [s]; in a long run a fixed share of its time so far.
 
@@ -56,7 +59,7 @@ class Telemetry:
         samples_per_s: rate of the last progress event, without evaluation and checkpoints [samples/s].
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is known of the run
         self,
         sink: Sink,
         *,
@@ -64,6 +67,7 @@ class Telemetry:
         total_updates: int,
         evaluate_s: float,
         evaluations_left: int,
+        device: str = "cpu",
         wall_s: float = 0.0,
         interval_s: float = 0.5,
         clock: Callable[[], float] = time.perf_counter,
@@ -81,7 +85,9 @@ class Telemetry:
         self._loss_sum: torch.Tensor | float = 0.0
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
-        self.peak_bytes = 0
+        self._device, self._watching = device, contextlib.ExitStack()
+        self._allocated: PeakMemory | None = None
+        self.replanned()
         self.on_lap: Callable[[str], None] = lambda _part: None
 
     @property
@@ -150,8 +156,7 @@ class Telemetry:
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
         self._recent_samples = fading * self._recent_samples + self._samples
         self._recent_s = fading * self._recent_s + busy
-        resident = resident_bytes()
-        self.peak_bytes = max(self.peak_bytes, resident)
+        allocated = {} if self._allocated is None else {"allocated_bytes": self._allocated.num_bytes}
         self.samples_per_s = rate
         eta_s = None
         if self._recent_samples:
@@ -160,7 +165,7 @@ class Telemetry:
         self.emit(
             "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
             epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=eta_s, wall_s=self.wall_s,
-            split_s=dict(self._split), resident_bytes=resident, **(more or {}),
+            split_s=dict(self._split), resident_bytes=resident_bytes(), **allocated, **(more or {}),
         )  # fmt: skip
         self._split = dict.fromkeys(self._split, 0.0)
         self._samples, self._loss_sum, self._num_losses, self._last_progress = 0, 0.0, 0, self._clock()
@@ -170,6 +175,15 @@ class Telemetry:
         """Take in the time of an evaluation [s]; the next ones are expected to take as long."""
         self._evaluate_s = took_s
         self._evaluations_left = max(0, self._evaluations_left - 1)
+
+    def replanned(self) -> None:
+        """Watch a GPU's memory anew: what an earlier plan took says nothing of the one in force now.
+
+        Not anew at each progress event: repeating a captured pass allocates nothing, and its peak would be forgotten.
+        """
+        self._watching.close()
+        if self._device.startswith("cuda"):
+            self._allocated = self._watching.enter_context(PeakMemory(self._device))
 
     def settled(self, evaluate_s: float) -> None:
         """Forget the rates of plans that were tried; an evaluation under the chosen one takes `evaluate_s` [s]."""

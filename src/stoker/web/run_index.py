@@ -431,6 +431,7 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
         "has_nan": _has_nan(row),
         "samples_per_s": _finite(as_number(last.get("samples_per_s"))),
         "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
+        "allocated_bytes": _finite(as_number(last.get("allocated_bytes"))),
         "curve": [
             [point[0], float(f"{point[2]:.4g}") if math.isfinite(point[2]) else None]
             for point in row.curve[:: max(1, len(row.curve) // 40)]

@@ -528,6 +528,7 @@ _OF_PROGRESS = (
     "eta_s",
     "wall_s",
     "resident_bytes",
+    "allocated_bytes",
     "split_s",
     "trying",
 )

@@ -55,7 +55,7 @@ class Series {
       if (columns.x.length && x < columns.x[columns.x.length - 1]) continue;
       const before = columns.x.length;
       columns.x.push(x);
-      for (const name of ["loss", "lr", "grad_norm", "samples_per_s", "resident_bytes"]) {
+      for (const name of ["loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "allocated_bytes"]) {
         if (typeof event[name] === "number") columns[name] ??= new Array(before).fill(null);
       }
       const split = event.split_s ?? {}, whole = Object.values(split).reduce((sum, one) => sum + one, 0);
@@ -162,7 +162,8 @@ export const open = async (main, source) => {
     const isNarrow = (estimate) => estimate && estimate[2] < 4 * estimate[1];  // a wide band would flatten the curve
     one("rate", running, "Throughput", "samples_per_s", { y: (value) => format.shortCount(value), isFromZero: true, bands: isNarrow(rate) ? [{ low: rate[1], high: rate[2], value: rate[0] }] : [] },
       (values) => `last ${format.rate(last(values))}${rate ? `; forecast ${format.shortCount(rate[1])} to ${format.shortCount(rate[2])}${isNarrow(rate) ? "" : ", too wide to draw"}` : ""}`);
-    one("memory", running, "Memory", "resident_bytes", { y: format.bytes, isFromZero: true, bands: isNarrow(memory) ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
+    const [memoryTitle, memoryColumn] = all.allocated_bytes ? ["Memory of the device", "allocated_bytes"] : ["Memory", "resident_bytes"];  // as the forecast counts it
+    one("memory", running, memoryTitle, memoryColumn, { y: format.bytes, isFromZero: true, bands: isNarrow(memory) ? [{ low: memory[1], high: memory[2], value: memory[0] }] : [] },
       (values) => `highest ${format.bytes(extremes(values)[1])}${memory ? `; forecast ${format.bytes(memory[0])}` : ""}`);
     one("waiting", running, "Waiting for data", "waiting", { y: (value) => format.percent(value, 1), isFromZero: true, isFraction: true, colour: "violet" }, (values) => `last ${format.percent(last(values), 1)} of the training time`);
     one("lr", running, "Learning rate", "lr", { isFromZero: true, colour: "teal" }, (values) => `highest ${format.number(extremes(values)[1])}, last ${format.number(last(values))}`);
@@ -232,7 +233,8 @@ export const open = async (main, source) => {
     const speed = forecast().samples_per_s;
     list.push(tile("throughput", format.rate(now.samples_per_s), speed ? `forecast ${format.shortCount(speed[1])} to ${format.shortCount(speed[2])}` : ""));
     const peak = forecast().peak_bytes;
-    list.push(tile("memory", format.bytes(now.resident_bytes), peak ? `forecast ${format.bytes(peak[0])} at most` : ""));
+    const [memoryLabel, memoryBytes] = typeof now.allocated_bytes === "number" ? ["memory of the device", now.allocated_bytes] : ["memory", now.resident_bytes];
+    list.push(tile(memoryLabel, format.bytes(memoryBytes), peak ? `forecast peak ${format.bytes(peak[0])}` : ""));
     const wasted = state.superseded_s && now.wall_s ? `; ${format.percent(state.superseded_s / (now.wall_s + state.superseded_s), 1)} done again after stops` : "";
     list.push(tile("waiting", format.percent(now.waiting, 1), `of the time, for data${wasted}`, now.waiting > 0.2 ? "over" : ""));
     list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : `heard ${format.ago(now.at)}`));
