@@ -15,7 +15,7 @@ def test_what_one_number_of_threads_does_not_need_is_left_to_the_next(monkeypatc
     """All cores come first, with half of the time; they need a fifth of it, and one core has the rest."""
     budgets: list[tuple[int | None, float]] = []
 
-    def measured(device: Device, *, threads: int | None, budget_s: float) -> MicroBenchmark:
+    def measured(device: Device, *, threads: int | None, budget_s: float, **_settings: object) -> MicroBenchmark:
         budgets.append((threads, budget_s))
         return MicroBenchmark(
             device=device, threads=threads or device.cores, timings=(), launch_s=0.0, took_s=budget_s / 5,

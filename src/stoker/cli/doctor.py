@@ -315,7 +315,7 @@ def doctor_document(
 
 
 def describe_operations(operations: Sequence[MicroBenchmark]) -> str:
-    """One line of what was timed: `operations: 142 timed at 1 and 2 threads`; empty where nothing was."""
+    """One line of what was timed: `cpu operations: 142 timed at 1 and 2 threads`; empty where nothing was."""
     lines = []
     for name in dict.fromkeys(benchmark.device.name for benchmark in operations):
         mine = [benchmark for benchmark in operations if benchmark.device.name == name]
@@ -324,6 +324,10 @@ def describe_operations(operations: Sequence[MicroBenchmark]) -> str:
         plural = "" if threads == ["1"] else "s"
         at = f" at {' and '.join(threads)} thread{plural}" if mine[0].device.kind == "cpu" else ""
         took = format_seconds(sum(benchmark.took_s for benchmark in mine))
+        if not most:
+            each = format_seconds(mine[0].launch_s)
+            lines.append(f"{mine[0].device.torch_name} operations: this host starts one in {each}, timed in {took}")
+            continue
         lines.append(f"{mine[0].device.torch_name} operations: {most} timed{at}, in {took}")
     return "; ".join(lines)
 

@@ -387,7 +387,7 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
         )
     benchmark = benchmark or cache.read(key)
     hardware = dataclasses.replace(hardware, benchmark=benchmark)
-    if benchmark is None and place.device.kind == "cuda" and place.count == 1:
+    if benchmark is None and place.device.kind == "cuda" and place.count == 1 and torch.cuda.is_available():
         return dataclasses.replace(hardware, host_s=_host_now(place.device.torch_name))
     return hardware if benchmark is None else dataclasses.replace(hardware, pace=pace_now(benchmark))
 

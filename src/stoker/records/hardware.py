@@ -25,6 +25,8 @@ class Timing:
 class MicroBenchmark:
     """Times of single operations on one device, driver and PyTorch, measured once by `stoker doctor`.
 
+    Of a GPU the doctor measures the host alone, without `timings`.
+
     `launch_s` is the host's time to start one operation [s]; `threads` are the CPU threads it was measured with.
     `host_s` is the time of Python and autograd without the operations [s]: `forward` and `backward` for each operation,
     `optimizer` for each parameter, `update` for each update. `anchors_s` are times [s] by name of a few calls that are
@@ -81,7 +83,7 @@ class Hardware:
     @property
     def basis(self) -> Basis:
         """The basis of forecasts for it."""
-        return "calibrated" if self.benchmark is not None else "datasheet"
+        return "calibrated" if self.benchmark is not None and self.benchmark.timings else "datasheet"
 
     @property
     def slowdown(self) -> float:

@@ -151,6 +151,19 @@ class FastTimes(FixedTimes):
         return 1e-9
 
 
+def test_a_host_that_was_measured_takes_the_place_of_the_usual_one() -> None:
+    """Small operations on a GPU take what their host takes to start them: ten times as slow, ten times as long."""
+    gpu = unmeasured(
+        device=fake_device(kind="cuda"), power_w=300.0, dense_flops={"fp32": 1e13}, bandwidth_bytes_per_s=1e12
+    )
+    slow_host = {"forward": 7e-5, "backward": 6e-5, "optimizer": 6e-5, "update": 3e-3}
+    usual, slow = (
+        update_time(counted(trace()), FastTimes(), one, loader="device").step_s.value
+        for one in (gpu, replace(gpu, host_s=slow_host))
+    )
+    assert slow == pytest.approx(10 * usual, rel=0.01)
+
+
 def test_shares_name_operations_and_lines_and_add_up() -> None:
     """The largest first, each with the user's line; together they are the update."""
     time = update_time(counted(trace()), FixedTimes(), hardware(forward=1e-3, backward=0.0, optimizer=0.0, update=1e-3))

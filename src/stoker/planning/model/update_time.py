@@ -190,7 +190,7 @@ def update_time(
     total = max(sum(by_phase.values()) + sum(others.values()), 1e-9)
     relative = _error_s(parts, times) / total
     drift = hardware.pace.deviation if hardware.pace else _DRIFT
-    program = _OF_PROGRAM if is_cuda and hardware.benchmark is None else 0.0
+    program = _OF_PROGRAM if is_cuda and hardware.basis == "datasheet" else 0.0
     deviation = math.hypot(relative, drift, program, _OF_COMPILED if is_compiled else 0.0)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
     return UpdateTime(
