@@ -437,9 +437,15 @@ _HOST_ROUNDS = 8
 
 @functools.lru_cache(maxsize=16)
 def _host_now(device: str) -> dict[str, float]:
-    """How long this host takes to start operations on a GPU, which decides small updates; takes half a second."""
-    with doing(f"timing the host of {device}"):
-        return host_seconds(device=device, rounds=_HOST_ROUNDS)
+    """How long this host takes to start operations on a GPU, which decides small updates; takes half a second.
+
+    Empty where others have filled the GPU: what does not fit there is found, and told, by the trials.
+    """
+    try:
+        with doing(f"timing the host of {device}"):
+            return host_seconds(device=device, rounds=_HOST_ROUNDS)
+    except torch.OutOfMemoryError:
+        return {}
 
 
 _HOLDS_S = 300.0
