@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from typing import Any
 
 import pytest
@@ -15,3 +15,5 @@ def ended_forkserver() -> Iterator[None]:
     yield
     server: Any = forkserver._forkserver
     server._stop()
+    finalizers: Any = util
+    finalizers._run_finalizers()  # at exit its folder would be gone: coverage imports multiprocessing before all else

@@ -54,10 +54,23 @@ def test_two_gpus_learn_what_one_cpu_does(name: str) -> None:
         assert largest_loss_difference(one, alone) < limit
 
 
+NOTING = """
+from pathlib import Path
+from torch import nn
+
+class Noting(nn.Linear):
+    def forward(self, inputs):
+        Path(__file__).with_name(f"computed on {self.weight.device}").touch()
+        return super().forward(inputs)
+"""
+"""A layer for a job file that leaves a file for each device it computes on."""
+
+
 @pytest.mark.parametrize("layout", [Layout(replicas=2), Layout(shards=2)], ids=["replicas", "shards"])
 def test_a_command_trains_on_two_gpus_what_it_does_on_a_cpu(layout: Layout, place: Path) -> None:
     """It starts a process for each GPU, which takes the one of its number; the test metrics are one CPU process's."""
-    job, alone = job_file(), Plan(device="cpu", micro_batch=16)
+    model = "settings['model'] = lambda: nn.Sequential(Noting(6, 8), nn.ReLU(), nn.Linear(8, 2))"
+    job, alone = job_file(model, head=NOTING), Plan(device="cpu", micro_batch=16)
     together = Plan(device="cuda:0", micro_batch=16, loader="memory", layout=layout)
     runs = []
     for name, on, plan in (("one", "cpu", alone), ("two", "2xhere", together)):
@@ -67,6 +80,7 @@ def test_a_command_trains_on_two_gpus_what_it_does_on_a_cpu(layout: Layout, plac
         ended = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr
         runs.append(stoker.load(place / name))
+    assert {path.name.split()[-1] for path in place.glob("computed on *")} == {"cpu", "cuda:0", "cuda:1"}
     one, two = runs
     assert two.record.samples == one.record.samples
     assert two.metrics.keys() == one.metrics.keys()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,26 @@ def test_a_gpu_proves_that_it_is_there() -> None:
     with LocalDevice() as device:
         proof = prove_hardware(device, memory_bytes=3 << 20, device="cuda:0")
     assert proof.is_passed, proof.why
+
+
+def test_a_product_larger_than_the_gpu_is_an_answer() -> None:
+    """A sentence, and the process goes on: it answers about a product that fits as one on a CPU does."""
+    program = [sys.executable, "-m", "stoker.profiling.integer_product"]
+    large = {"ask": "multiply", "seed": 1, "n": 1 << 25, "k": 8}
+    questions = [
+        {"ask": "multiply", "seed": 3, "n": 200, "k": 50},
+        {"ask": "salt", "salt": 4},
+        {"ask": "rows", "rows": [7]},
+    ]
+    answers = {}
+    for device in ("cuda:0", "cpu"):
+        lines = [json.dumps(question | {"device": device}) for question in [large, *questions]]
+        ended = subprocess.run(program, input="\n".join(lines), capture_output=True, text=True, check=True)
+        refused, *answers[device] = map(json.loads, ended.stdout.splitlines())
+        assert "problem" in refused
+        assert answers[device][0].pop("product_s") > 0
+    assert answers["cuda:0"] == answers["cpu"]
+    assert len(answers["cpu"]) == len(questions)
 
 
 def test_attention_is_timed_by_the_flash_kernel_of_16_bits() -> None:
