@@ -41,7 +41,7 @@ def test_hidden_memory_lives_between_the_births_and_deaths_of_its_operation() ->
 
 
 def test_cublas_takes_its_workspace_at_the_first_product_for_good() -> None:
-    """Once, before the product's own output; on a CPU there is none."""
+    """Before the product's own output; once more in the backward pass, which is autograd's thread. None on a CPU."""
     product = operation("mm", [shaped(4, 4), shaped(4, 4)], [shaped(4, 4)])
     made = {"operations": [NOTHING, product, product], "storages": [storage(64, 0, 2), storage(64, 1, 2)]}
     timeline = timeline_of(trace_of(**made, capability="9.0"))
@@ -50,6 +50,8 @@ def test_cublas_takes_its_workspace_at_the_first_product_for_good() -> None:
     assert timeline.later == (1, 2, -1, -2)
     assert timeline.persisting == (2,)
     assert timeline_of(trace_of(**made, target="cpu")).sizes == (64, 64)
+    back = timeline_of(trace_of(**made, capability="9.0", phases=["forward", "forward", "backward"]))
+    assert back.sizes[2:] == 2 * (cublas_workspace_bytes("9.0"),)
 
 
 def test_the_whole_batch_counts_where_more_micro_batches_are_cut_from_it_than_were_traced() -> None:

@@ -244,8 +244,9 @@ class AllocationTimeline:
 
     `sizes` [bytes] are those of the trace's storages, then of hidden ones. `before` are the storages alive before the
     first update. `first` and `later` are events as in a Trace: `i + 1` for the birth of storage `i`, `-(i + 1)` for its
-    death; in the first update the optimiser allocates its state, and cuBLAS its workspace. Each ends with events that
-    restore the storages alive at its beginning. `occurrences` are those of the events of `later`.
+    death; in the first update the optimiser allocates its state, and cuBLAS a workspace for each of the two threads
+    that start products: the loop's, and autograd's in the backward pass. Each ends with events that restore the
+    storages alive at its beginning. `occurrences` are those of the events of `later`.
     """
 
     sizes: tuple[int, ...]
@@ -285,11 +286,15 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     later = [*during, *((end, event) for event in restoring)]
     optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), end)
     products = [is_product(operation) for operation in trace.operations]
-    workspace = next((i for i, one in enumerate(trace.occurrences) if products[one.operation]), None)
     additions = [(optimizer, i + 1) for i in sorted(made)]
-    if workspace is not None and trace.settings.target == "cuda":
-        sizes.append(cublas_workspace_bytes(trace.settings.capability))
-        additions.append((workspace, len(sizes)))
+    for is_backward in (False, True) if trace.settings.target == "cuda" else ():
+        first_product = next(
+            (i for i, one in enumerate(trace.occurrences)
+             if products[one.operation] and (one.phase == "backward") is is_backward), None
+        )  # fmt: skip
+        if first_product is not None:
+            sizes.append(cublas_workspace_bytes(trace.settings.capability))
+            additions.append((first_product, len(sizes)))
     return AllocationTimeline(
         sizes=tuple(sizes),
         before=tuple(sorted(kept - made)),

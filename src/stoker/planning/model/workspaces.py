@@ -10,8 +10,9 @@ pass is in the trace.
   and AMX): exact in the median, at most 0.3 MB off in 99 of 100, since scratch memory of single kernels is left out.
 
 CUDA, read from PyTorch's source, not measured here:
-- cuBLAS gets one workspace per handle through the caching allocator, at the first product, permanently; cuBLASLt shares
-  it (aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`, `unified_cublas_and_lt_workspaces`).
+- cuBLAS gets one workspace per handle through the caching allocator, at the first product, permanently, and each thread
+  has a handle: the backward pass is autograd's thread. cuBLASLt shares it (aten/src/ATen/cuda/CublasHandlePool.cpp,
+  `parseChosenWorkspaceSize`, `unified_cublas_and_lt_workspaces`).
 - Flash attention's backward pass sums dQ in fp32 (FlashAttention-2, csrc/flash_attn/flash_api.cpp, `mha_bwd`).
 - The backward pass of an embedding with more than 3072 indices sorts them, and sums runs of equal ones in fp32
   (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
