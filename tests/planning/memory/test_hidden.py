@@ -73,6 +73,18 @@ def test_an_embedding_sorts_only_many_indices() -> None:
     assert hidden_bytes(many, target="cuda") == 4 * 4000 * 8 + (400 + rows) * width * 4
 
 
+def test_sums_over_rows_are_split_over_blocks() -> None:
+    """Measured on an H100: 132 MiB for 8192 x 8192, in fp32 and bf16. Few rows, many columns, other sums: nothing."""
+    for dtype in ("fp32", "bf16"):
+        one = operation("sum", [shaped(8192, 8192, dtype=dtype)], [shaped(1, 8192, dtype=dtype)], dim=[0])
+        assert hidden_bytes(one, target="cuda", capability="9.0") == 132 * 2**20
+        same = operation("sum", [shaped(64, 128, 8192, dtype=dtype)], [shaped(8192, dtype=dtype)], dim=[0, 1])
+        assert hidden_bytes(same, target="cuda", capability="9.0") == 132 * 2**20
+    for shape, dims in (((32, 8192), [0]), ((8192, 8192), [1]), ((8192, 8192), None), ((4096, 2**20), [0])):
+        other = operation("sum", [shaped(*shape)], [shaped(1)], dim=dims)
+        assert hidden_bytes(other, target="cuda", capability="9.0") == 0
+
+
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [("8.9", 8_519_680), ("7.0", 8_519_680), ("9.0", 2**25), ("10.0", 2**25), ("12.0", 2**25)],

@@ -275,7 +275,10 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     kept = {i for i, storage in enumerate(trace.storages) if storage.born < 0}
     made = {i for i in kept if trace.storages[i].category == "optimizer state"}
     hidden: dict[int, list[int]] = {}  # births and deaths of hidden temporaries by occurrence
-    temporary = [hidden_bytes(operation, target=trace.settings.target) for operation in trace.operations]
+    temporary = [
+        hidden_bytes(operation, target=trace.settings.target, capability=trace.settings.capability)
+        for operation in trace.operations
+    ]
     for occurrence, one in enumerate(trace.occurrences):
         if temporary[one.operation] > 0:
             sizes.append(temporary[one.operation])

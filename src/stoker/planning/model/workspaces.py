@@ -16,6 +16,9 @@ CUDA, read from PyTorch's source, not measured here:
 - Flash attention's backward pass sums dQ in fp32 (FlashAttention-2, csrc/flash_attn/flash_api.cpp, `mha_bwd`).
 - The backward pass of an embedding with more than 3072 indices sorts them, and sums runs of equal ones in fp32
   (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
+- A sum over rows, such as the gradient of a bias, adds up in blocks where rows are many and columns few; each block has
+  fp32 sums in memory, for every column so many times as it has threads (aten/src/ATen/native/cuda/Reduce.cuh,
+  `setReduceConfig`, `global_memory_size`). Exact for 8192 × 8192 on an H100: 132 MiB.
 - cuDNN's workspace for a convolution depends on the algorithm that it picks. Assumed: in bf16 and the contiguous format
   copies of all tensors in channels-last, else the gradient of the weights in fp32.
 - The context and the loaded kernels are outside of the allocator.
@@ -219,8 +222,10 @@ _ITEM_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "bf16": 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear", "_scaled_mm", "addbmm"})
 
 
-def hidden_bytes(operation: Operation, *, target: Literal["cpu", "cuda"]) -> int:
-    """Temporary bytes of `operation` beyond its outputs."""
+def hidden_bytes(operation: Operation, *, target: Literal["cpu", "cuda"], capability: str = "") -> int:
+    """Temporary bytes of `operation` beyond its outputs; of a sum on CUDA by compute capability such as `8.9`."""
+    if target == "cuda" and operation.name == "sum":
+        return _cuda_sum(operation, capability)
     law = _LAWS[target].get(operation.name)
     return law(operation) if law is not None else 0
 
@@ -279,6 +284,37 @@ def _cuda_embedding_backward(operation: Operation) -> int:
     runs = min(indices.numel, rows)
     sort = 4 * indices.numel * 8  # indices and their order, each twice
     return sort + (indices.numel // _ROWS_PER_THREAD + runs) * width * 4
+
+
+_RESIDENT_THREADS = {
+    "6.0": 56 * 2048, "7.0": 80 * 2048, "7.5": 40 * 1024, "8.0": 108 * 2048, "8.6": 82 * 1536, "8.9": 128 * 1536,
+    "9.0": 132 * 2048, "10.0": 148 * 2048,
+}  # fmt: skip
+"""Of the usual board of a compute capability: multiprocessors × threads that reside on each."""
+_USUAL_RESIDENT_THREADS = 108 * 2048
+_SUMMING_THREADS, _WARP, _VECTOR = 512, 32, 4
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+"""Values that a thread sums, at least and at most, where rows are split over blocks."""
+
+
+def _cuda_sum(operation: Operation, capability: str) -> int:
+    """Sums of blocks where leading dimensions are summed; over others they are few."""
+    shape, dims = operation.inputs[0].shape, operation.attribute("dim")
+    if not isinstance(dims, list | tuple) or sorted(dims) != list(range(len(dims))) or len(dims) >= len(shape):
+        return 0
+    rows, columns = math.prod(shape[: len(dims)]), math.prod(shape[len(dims) :])
+    vector = math.gcd(columns, _VECTOR)
+    most = _SUMMING_THREADS // vector
+    across, down = (min(most, 1 << max(1, size).bit_length() - 1) for size in (columns // vector, rows))
+    height = min(down, most // min(across, _WARP))
+    width = min(across, most // height)
+    values = -(-rows // height)
+    blocks = -(-(columns // vector) // width)
+    fitting = _RESIDENT_THREADS.get(capability, _USUAL_RESIDENT_THREADS) // (width * height)
+    if rows < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES or blocks > fitting:
+        return 0
+    splits = max(min(-(-fitting // blocks), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return 4 * columns * splits * width * vector if splits > 1 else 0
 
 
 _LAWS: dict[str, dict[str, Callable[[Operation], int]]] = {
