@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.model.workspaces import context_bytes, cublas_workspace_bytes, hidden_bytes
+from stoker.planning.model.workspaces import context_bytes, cublas_workspace_bytes, hidden_blocks, hidden_bytes
 from tests.planning.memory.traces import operation, shaped
 
 MEASURED = [
@@ -39,6 +39,27 @@ def test_the_first_convolution_needs_no_gradient_of_its_input() -> None:
     shapes = [shaped(8, 64, 32, 32), shaped(8, 3, 32, 32), shaped(64, 3, 3, 3)]
     first = operation("convolution_backward", shapes, shapes[2:], output_mask=[False, True, False], stride=[1, 1])
     assert hidden_bytes(first, target="cpu") == 8 * 64 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels_last", "groups", "blocks"),
+    [
+        ("bf16", False, 1, (1000 + 500 + 360, 1000 + 500 + 360 + 720)),
+        ("fp32", False, 1, (2000 + 1000 + 720, 2000 + 1000 + 720 + 720)),
+        ("bf16", True, 1, (720,)),
+        ("fp32", False, 5, (720,)),
+    ],
+)
+def test_gradients_of_a_convolution_on_cuda_are_computed_on_copies(dtype, channels_last, groups, blocks) -> None:
+    """First the input's, then the weight's with its sums in fp32; in channels-last sums alone, forward nothing."""
+    grad, x = shaped(2, 10, 5, 5, dtype=dtype), shaped(2, 5, 5, 5, dtype=dtype)
+    weight = shaped(4, 5, 3, 3, dtype=dtype)
+    attributes = {"channels_last": channels_last, "groups": groups}
+    one = operation("convolution_backward", [grad, x, weight], [x, weight], output_mask=[True, True], **attributes)
+    assert hidden_blocks(one, target="cuda") == blocks
+    first = operation("convolution_backward", [grad, x, weight], [weight], output_mask=[False, True], **attributes)
+    assert hidden_blocks(first, target="cuda") == blocks[-1:]
+    assert hidden_blocks(operation("convolution", [x, weight], [grad], **attributes), target="cuda") == ()
 
 
 def test_an_lstm_copies_its_gates() -> None:

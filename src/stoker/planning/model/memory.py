@@ -29,7 +29,7 @@ from statistics import NormalDist
 
 from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAllocator, rounded
 from stoker.planning.model.system_malloc import ALIGNMENT, DEFAULT, MAPPED, RETAINED, MallocSettings, SystemMalloc
-from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_bytes, is_product
+from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_blocks, is_product
 from stoker.records import Estimate, Share
 from stoker.records.plan import Basis, Malloc
 from stoker.records.trace import Trace
@@ -276,13 +276,13 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     made = {i for i in kept if trace.storages[i].category == "optimizer state"}
     hidden: dict[int, list[int]] = {}  # births and deaths of hidden temporaries by occurrence
     temporary = [
-        hidden_bytes(operation, target=trace.settings.target, capability=trace.settings.capability)
+        hidden_blocks(operation, target=trace.settings.target, capability=trace.settings.capability)
         for operation in trace.operations
     ]
     for occurrence, one in enumerate(trace.occurrences):
-        if temporary[one.operation] > 0:
-            sizes.append(temporary[one.operation])
-            hidden[occurrence] = [len(sizes), -len(sizes)]
+        for num_bytes in temporary[one.operation]:
+            sizes.append(num_bytes)
+            hidden.setdefault(occurrence, []).extend((len(sizes), -len(sizes)))
     during, end = list(_with_hidden(trace, hidden)), len(trace.occurrences)
     alive = _alive_after(kept, (event for _, event in during))
     restoring = [*(-(i + 1) for i in sorted(alive - kept)), *(i + 1 for i in sorted(kept - alive))]

@@ -71,8 +71,9 @@ _MOST_KEPT = 2
 _COPIED_AHEAD = ("memory", "workers")
 """Loaders that copy the next batch to a GPU during an update."""
 
-_QUEUED = 4
-"""More batches for which the allocator holds memory: their updates are queued on the GPU (`loading.batches`)."""
+_QUEUED = 3
+"""More batches for which the allocator holds memory: their updates are queued on the GPU (`loading.batches`). Measured
+on an H100: 1 to 4, the more the longer an update takes."""
 
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """Storages in a checkpoint."""
@@ -406,7 +407,10 @@ class TracedForecasts:
     def _data_bytes(self, plan: Plan, needs: Needs) -> int:
         """Memory of the training data on a GPU besides the copy of a micro-batch [bytes]."""
         if plan.loader in _COPIED_AHEAD:  # this update's batch and the next one, of which micro-batches are views
-            return (2 * self._micro_batches(plan) - 1) * needs.inputs(self._settings(plan))
+            settings = self._settings(plan)
+            # Only what autograd keeps of a traced copy lives at the peak: the input itself, if nothing converts it.
+            is_kept = settings.precision == "fp32" and settings.memory_format == "contiguous"
+            return (2 * self._micro_batches(plan) - is_kept) * needs.inputs(settings)
         return self._profile.data_bytes or 0 if plan.loader == "device" else 0
 
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
