@@ -4,11 +4,13 @@
 
 A line of `CASES.csv` names a job file (`job`, relative to the CSV), its parameters (`set`, JSON), the devices (`on`),
 the plan to pin (`plan`, JSON: fields of a Plan, `layout` among them), `what` was timed (`step`, or the `forward` pass
-alone), `measured_step_ms`, its `group` and `id`; other columns are not read. Nothing is searched and nothing runs: the
-given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases that cannot be
-forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
+alone), `measured_step_ms`, its `precision`, `group` and `id`; other columns are not read. Nothing is searched and
+nothing runs: the given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases
+that cannot be forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
 
-fp16 stands as bf16 in the cases: on devices that have fp16 alone, such as a V100, bf16 is priced at the rate of fp16.
+fp16 stands as bf16 in the plans of the cases: on devices that have fp16 alone, such as a V100, bf16 is priced at the
+rate of fp16. Where `precision` says fp16 and there is one device, operations are priced as fp16, in which cuDNN
+computes batch norms.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ import torch
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import StokerError
 from stoker.jobs import load_job
+from stoker.planning.model.run_forecast import Traces
 from stoker.planning.multi_device import LayoutCandidates, without_layout
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Layout, Plan
+from stoker.records import Layout, Plan, Trace, TraceSettings
+from stoker.records.trace import TensorShape
 from stoker.stepping.coupling import coupling_by_types
 
 GIB = 2**30
@@ -69,6 +73,9 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         )
     else:
         forecasts = planner.forecasts(place)
+        if case.get("precision", "").startswith("fp16"):
+            needs = forecasts._needs  # noqa: SLF001 - no plan has fp16
+            needs.trace = functools.cache(functools.partial(_in_fp16, needs.trace))
     update = forecasts.update(plan)
     step_s = update.step_s
     if case["what"] == "forward":
@@ -80,6 +87,19 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         "inside": step_s.low <= measured_ms / 1e3 <= step_s.high,
         "needed_gib": forecasts.needed_bytes(plan) / GIB, "fits": forecasts.probability_it_fits(plan),
     }  # fmt: skip
+
+
+def _in_fp16(traces: Traces, settings: TraceSettings) -> Trace:
+    """The trace of an update with fp16 in place of bf16."""
+
+    def renamed(tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+        return tuple(dataclasses.replace(one, dtype="fp16") if one.dtype == "bf16" else one for one in tensors)
+
+    trace = traces(settings)
+    operations = (
+        dataclasses.replace(one, inputs=renamed(one.inputs), outputs=renamed(one.outputs)) for one in trace.operations
+    )
+    return dataclasses.replace(trace, operations=tuple(operations))
 
 
 def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:

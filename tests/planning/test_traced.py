@@ -225,6 +225,40 @@ def test_a_trace_is_replayed_once() -> None:
     assert len(known.asked) == 1
 
 
+def test_batches_copied_ahead_are_on_the_gpu() -> None:
+    """This update's and the next, in place of copies of micro-batches; the allocator holds those of queued updates."""
+
+    class WithInputs(Traces):
+        """A MiB of inputs for each sample."""
+
+        def __call__(self, settings: TraceSettings) -> Trace:
+            trace = super().__call__(settings)
+            inputs = [storage(settings.micro_batch * MIB, -1, None, "input") for _ in range(settings.parts)]
+            return dataclasses.replace(trace, storages=(*trace.storages, *inputs))
+
+    about = forecasts(WithInputs(), facts=dataclasses.replace(FACTS, data_bytes=1000))
+
+    def added(loader: str, **changes: Any) -> tuple[float, float]:
+        workers = 2 if loader == "workers" else 0
+        plans = [
+            dataclasses.replace(PLAN, loader=one, num_workers=count, **changes)
+            for one, count in ((loader, workers), ("inline", 0))
+        ]
+        found, plain = map(about.forecast, plans)
+        assert found.reserved_bytes is not None
+        assert plain.reserved_bytes is not None
+        return (
+            found.peak_bytes.value - plain.peak_bytes.value, found.reserved_bytes.value - plain.reserved_bytes.value
+        )  # fmt: skip
+
+    fast = {"precision": "bf16", "memory_format": "channels_last"}
+    for loader in ("memory", "workers"):
+        assert added(loader, **fast) == (2 * 64 * MIB, 5 * 64 * MIB)
+        assert added(loader, micro_batch=16, **fast) == (2 * 64 * MIB, 5 * 64 * MIB)
+        assert added(loader) == (64 * MIB, 4 * 64 * MIB)  # autograd keeps the first convolution's input as it is
+    assert added("device") == (1000, 1000)
+
+
 def test_malloc_is_replayed_once_for_plans_of_the_same_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and loaders ask for the same memory; another setting of malloc gets it in another way."""
     replays: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.model.workspaces import context_bytes, cublas_workspace_bytes, hidden_bytes
+from stoker.planning.model.workspaces import context_bytes, cublas_workspace_bytes, hidden_blocks, hidden_bytes
 from tests.planning.memory.traces import operation, shaped
 
 MEASURED = [
@@ -41,6 +41,27 @@ def test_the_first_convolution_needs_no_gradient_of_its_input() -> None:
     assert hidden_bytes(first, target="cpu") == 8 * 64 * 32 * 32 * 4
 
 
+@pytest.mark.parametrize(
+    ("dtype", "channels_last", "groups", "blocks"),
+    [
+        ("bf16", False, 1, (1000 + 500 + 360, 1000 + 500 + 360 + 720)),
+        ("fp32", False, 1, (2000 + 1000 + 720, 2000 + 1000 + 720 + 720)),
+        ("bf16", True, 1, (720,)),
+        ("fp32", False, 5, (720,)),
+    ],
+)
+def test_gradients_of_a_convolution_on_cuda_are_computed_on_copies(dtype, channels_last, groups, blocks) -> None:
+    """First the input's, then the weight's with its sums in fp32; in channels-last sums alone, forward nothing."""
+    grad, x = shaped(2, 10, 5, 5, dtype=dtype), shaped(2, 5, 5, 5, dtype=dtype)
+    weight = shaped(4, 5, 3, 3, dtype=dtype)
+    attributes = {"channels_last": channels_last, "groups": groups}
+    one = operation("convolution_backward", [grad, x, weight], [x, weight], output_mask=[True, True], **attributes)
+    assert hidden_blocks(one, target="cuda") == blocks
+    first = operation("convolution_backward", [grad, x, weight], [weight], output_mask=[False, True], **attributes)
+    assert hidden_blocks(first, target="cuda") == blocks[-1:]
+    assert hidden_blocks(operation("convolution", [x, weight], [grad], **attributes), target="cuda") == ()
+
+
 def test_an_lstm_copies_its_gates() -> None:
     """About four times its output, as measured for 64 tokens, 32 samples, width 128."""
     layer = operation("mkldnn_rnn_layer", [shaped(64, 32, 128)], [shaped(64, 32, 128)])
@@ -71,6 +92,18 @@ def test_an_embedding_sorts_only_many_indices() -> None:
     )
     assert hidden_bytes(few, target="cuda") == 0
     assert hidden_bytes(many, target="cuda") == 4 * 4000 * 8 + (400 + rows) * width * 4
+
+
+def test_sums_over_rows_are_split_over_blocks() -> None:
+    """Measured on an H100: 132 MiB for 8192 x 8192, in fp32 and bf16. Few rows, many columns, other sums: nothing."""
+    for dtype in ("fp32", "bf16"):
+        one = operation("sum", [shaped(8192, 8192, dtype=dtype)], [shaped(1, 8192, dtype=dtype)], dim=[0])
+        assert hidden_bytes(one, target="cuda", capability="9.0") == 132 * 2**20
+        same = operation("sum", [shaped(64, 128, 8192, dtype=dtype)], [shaped(8192, dtype=dtype)], dim=[0, 1])
+        assert hidden_bytes(same, target="cuda", capability="9.0") == 132 * 2**20
+    for shape, dims in (((32, 8192), [0]), ((8192, 8192), [1]), ((8192, 8192), None), ((4096, 2**20), [0])):
+        other = operation("sum", [shaped(*shape)], [shaped(1)], dim=dims)
+        assert hidden_bytes(other, target="cuda", capability="9.0") == 0
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,17 @@ def test_hidden_memory_lives_between_the_births_and_deaths_of_its_operation() ->
     assert timeline.later[:4] == (2, 3, -3, -1)
 
 
+def test_temporaries_of_an_operation_follow_each_other() -> None:
+    """The one of the input's gradient is freed before that of the weight's is made."""
+    grad, x, weight = shaped(8, 128, 32, 32), shaped(8, 64, 32, 32), shaped(128, 64, 3, 3)
+    back = operation("convolution_backward", [grad, x, weight], [x, weight], output_mask=[True, True])
+    timeline = timeline_of(trace_of([storage(10, 0, 1)], operations=[back, NOTHING]))
+    assert timeline.sizes == (10, 6_586_368, 6_881_280)
+    assert timeline.later == (1, 2, -2, 3, -3, -1)
+
+
 def test_cublas_takes_its_workspace_at_the_first_product_for_good() -> None:
-    """Once, before the product's own output; on a CPU there is none."""
+    """Before the product's own output; once more in the backward pass, which is autograd's thread. None on a CPU."""
     product = operation("mm", [shaped(4, 4), shaped(4, 4)], [shaped(4, 4)])
     made = {"operations": [NOTHING, product, product], "storages": [storage(64, 0, 2), storage(64, 1, 2)]}
     timeline = timeline_of(trace_of(**made, capability="9.0"))
@@ -50,6 +59,8 @@ def test_cublas_takes_its_workspace_at_the_first_product_for_good() -> None:
     assert timeline.later == (1, 2, -1, -2)
     assert timeline.persisting == (2,)
     assert timeline_of(trace_of(**made, target="cpu")).sizes == (64, 64)
+    back = timeline_of(trace_of(**made, capability="9.0", phases=["forward", "forward", "backward"]))
+    assert back.sizes[2:] == 2 * (cublas_workspace_bytes("9.0"),)
 
 
 def test_the_whole_batch_counts_where_more_micro_batches_are_cut_from_it_than_were_traced() -> None:

@@ -101,6 +101,11 @@ def test_operations_of_a_family_share_an_error_that_measurements_take_away() -> 
         times.shared_error(one) for one in (product(512, 512, 512, "bf16"), product(512, 512, 512), layer_norm(64, 64))
     )  # fmt: skip
     assert of_products == times.shared_error(product(64, 64, 64, "bf16"))
+    contiguous, last = (
+        times.shared_error(convolution(dtype="bf16", channels_last=is_last)) for is_last in (False, True)
+    )
+    assert contiguous[0] == last[0]
+    assert contiguous[1] > last[1]
     assert len({of_products[0], of_fp32[0], of_norms[0]}) == 3
     assert of_fp32[1] < of_products[1]
 

@@ -125,13 +125,62 @@ def test_rows_that_are_not_whole_words_slow_tensor_cores_down() -> None:
     assert seconds(product(4096, 768, 50_257)) == pytest.approx(seconds(product(4096, 768, 50_304)), rel=0.01)
 
 
-def test_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
-    """By the bytes of their tensors, both ways; fp32 outside of tensor cores takes either."""
-    formats = [convolution(dtype="bf16", channels_last=is_last) for is_last in (True, False)]
-    last, contiguous = map(seconds, formats)
-    moved = formats[0].bytes_read + formats[0].bytes_written
-    assert contiguous - last == pytest.approx(moved / (0.89 * gpu().bandwidth_bytes_per_s))
-    assert seconds(convolution(channels_last=True)) == seconds(convolution(channels_last=False))
+def test_gradients_of_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
+    """Two images for each gradient, read and written; fp32 outside of tensor cores and the result take either."""
+
+    def contiguous_less_last(name: str, dtype: str, **attributes: object) -> float:
+        contiguous, last = (
+            seconds(convolution(name, dtype=dtype, channels_last=is_last, **attributes)) for is_last in (False, True)
+        )
+        return contiguous - last
+
+    result, image, _ = convolution("convolution_backward", dtype="bf16").inputs
+    copied = 2 * 2 * (result.numel + image.numel) / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert contiguous_less_last("convolution_backward", "bf16") == pytest.approx(2 * copied)
+    alone = contiguous_less_last("convolution_backward", "bf16", output_mask=[False, True, False])
+    assert alone == pytest.approx(copied)
+    assert contiguous_less_last("convolution", "bf16") == 0
+    assert contiguous_less_last("convolution_backward", "fp32") == 0
+
+
+def test_a_convolution_on_tensor_cores_reads_each_pixel_once() -> None:
+    """Of few channels it takes what its tensors take, not what nine shifted copies of them do."""
+    image, weight = tensor(256, 16, 128, 128, dtype="bf16"), tensor(16, 16, 3, 3, dtype="bf16")
+    one = operation("convolution", (image, weight), (image,), 2 * image.numel * 16 * 9, channels_last=True)
+    moved_s = (one.bytes_read + one.bytes_written) / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert moved_s <= seconds(one) < 5 * moved_s
+
+
+def test_convolutions_in_fp32_on_hopper_have_no_winograd() -> None:
+    """They take their FLOPs at three quarters of the rate of products, longer than on a chip alike that has it."""
+    hopper, other = (seconds(convolution(), compute_capability=one) for one in ("9.0", "8.9"))
+    assert hopper > 1.5 * other
+
+
+def batch_norm(name: str, channels: int, dtype: str, *, channels_last: bool):
+    """Of 64 images of 64 x 64."""
+    x = tensor(64, channels, 64, 64, dtype=dtype)
+    return operation(name, (x,) if name == "native_batch_norm" else (x, x), (x,), channels_last=channels_last)
+
+
+@pytest.mark.parametrize("name", ["native_batch_norm", "native_batch_norm_backward"])
+def test_a_batch_norm_in_bf16_is_not_cudnns(name: str) -> None:
+    """Of contiguous tensors a block goes over a channel: more channels take no longer. fp16 and fp32 know no format."""
+    few, many = (seconds(batch_norm(name, channels, "bf16", channels_last=False)) for channels in (16, 64))
+    assert few == pytest.approx(many)
+    formats = [seconds(batch_norm(name, 64, "bf16", channels_last=is_last)) for is_last in (False, True)]
+    assert formats[0] > 1.5 * formats[1]
+    assert formats[1] > 1.3 * seconds(batch_norm(name, 64, "fp16", channels_last=True))
+    assert seconds(batch_norm(name, 64, "fp32", channels_last=True)) == pytest.approx(
+        seconds(batch_norm(name, 64, "fp32", channels_last=False))
+    )
+
+
+def test_some_streams_reach_a_share_of_the_bandwidth() -> None:
+    """Tensors put together take longer than others of as many bytes."""
+    x = tensor(2**26)
+    together, copied = (seconds(operation(name, (x,), (x,))) for name in ("cat", "clone"))
+    assert together == pytest.approx(copied / 0.62)
 
 
 def grouped(channels: int, dtype: str = "bf16"):

@@ -71,9 +71,20 @@ _MISALIGNED = {8: 1.1, 4: 1.6, 2: 3.0}
 are a multiple of; where only the result's rows are not whole words, its third root. Source: NVIDIA, "Matrix
 Multiplication Background", section 4.1, for the order; A. Karpathy: padding a vocabulary of 50,257 to 50,304 made a
 GPT-2 step 25 % faster (2023), which 3.0 gives. Batches of small products are bound by memory, and unaffected."""
+_STREAM_SHARES = {
+    "cat": 0.62, "max_pool2d_with_indices": 0.52, "max_pool2d_with_indices_backward": 0.45,
+    "adaptive_max_pool2d": 0.04, "adaptive_max_pool2d_backward": 0.15,
+}  # fmt: skip
+"""Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of a ResNet-9's update in
+bf16, channels-last."""
 _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 """Rate of Winograd's products over that of single ones, and time to start its transforms [s]. Fitted on 3 x 3
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
+
+
+_NEGLECTED_SHARE = {"9.0": 0.75}
+"""Rate of convolutions in fp32 outside of tensor cores over that of products, where cuDNN has no Winograd kernels.
+Measured on an H100: 0.76 in the median of 25 convolutions of 0.15 ms and more, 0.75 in a ResNet-9's update."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +154,11 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         )
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
-        return max(seconds, operation.flops / arithmetic)
+        return max(seconds / _STREAM_SHARES.get(operation.name, 1.0), operation.flops / arithmetic)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
-        return row_bytes(operation, sustained.hardware, size) / bandwidth
+        seconds = row_bytes(operation, sustained.hardware, size) / bandwidth
+        return max(seconds, gpu_kernels.channel_seconds(operation, sustained.hardware))
     if kind == "attention":
         return _attention_seconds(operation, dtype, sustained, scales)
     rates = sustained.rates(dtype).scaled(flops=scales.flops, bandwidth=scales.bandwidth)
@@ -181,7 +193,8 @@ def _misalignment(operation: Operation, size: float) -> float:
 
 def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
     """Time of the fastest algorithm for each part [s]. Winograd's is for fp32: tensor cores are faster without it."""
-    size, seconds = _BYTES[dtype], 0.0
+    neglected = _NEGLECTED_SHARE.get(sustained.hardware.compute_capability or "") if dtype == "fp32" else None
+    size, seconds, each = _BYTES[dtype], 0.0, None
     if sustained.peak_flops(dtype)[1]:
         channels = gpu_kernels.channels_of_groups(operation)
         if channels and channels & (channels - 1):
@@ -194,19 +207,27 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
                 moved / (rates.bytes_per_s * _GROUPED_SHARE),
                 operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
             )
-        if operation.attribute("channels_last") is not True:
-            # Kernels for tensor cores take channels-last: tensors are copied there and back.
-            seconds += moved / rates.bytes_per_s
+        # Pixels that neighbouring results share are found in the caches.
+        each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
+        if operation.attribute("channels_last") is not True and operation.name.endswith("_backward"):
+            # Kernels of gradients take channels-last: for each gradient, two images are copied there or back.
+            result, image, _ = gpu_kernels.convolved(operation)
+            copied = 2.0 * size * (result.numel + image.numel)
+            seconds += len(gpu_kernels.convolution_products(operation) or []) * copied / rates.bytes_per_s
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
     for ways in gpu_kernels.convolution_products(operation) or []:
-        usable = ways if dtype == "fp32" else ways[:1]
+        usable = ways if dtype == "fp32" and neglected is None else ways[:1]
         seconds += min(
-            float(product_seconds(np.array([sizes], dtype=float), size, shapes[sizes[0] > 1 and not extra], rates)[0])
+            float(
+                product_seconds(np.array([sizes], dtype=float), size, shapes[sizes[0] > 1 and not extra], rates, each)[
+                    0
+                ]
+            )
             * (1 / _WINOGRAD_SHARE if extra else 1)
             + (_WINOGRAD_S + extra * size / rates.bytes_per_s if extra else 0)
             for sizes, extra in usable
         )
-    return seconds
+    return seconds / (neglected or 1.0)
 
 
 def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:

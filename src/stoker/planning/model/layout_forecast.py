@@ -366,7 +366,7 @@ class LayoutForecasts(TracedForecasts):
         """As `TracedForecasts._processes`, one process of each kind of work."""
         if plan not in self._untraced:
             self._untraced[plan] = [
-                (needs, self._untraced_bytes(plan, rank) + self._data_bytes(plan))
+                (needs, self._untraced_bytes(plan, rank) + self._data_bytes(plan, needs))
                 for rank, needs in self._ranks.items()
             ]
         return self._untraced[plan]

@@ -29,7 +29,7 @@ from statistics import NormalDist
 
 from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAllocator, rounded
 from stoker.planning.model.system_malloc import ALIGNMENT, DEFAULT, MAPPED, RETAINED, MallocSettings, SystemMalloc
-from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_bytes, is_product
+from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_blocks, is_product
 from stoker.records import Estimate, Share
 from stoker.records.plan import Basis, Malloc
 from stoker.records.trace import Trace
@@ -244,8 +244,9 @@ class AllocationTimeline:
 
     `sizes` [bytes] are those of the trace's storages, then of hidden ones. `before` are the storages alive before the
     first update. `first` and `later` are events as in a Trace: `i + 1` for the birth of storage `i`, `-(i + 1)` for its
-    death; in the first update the optimiser allocates its state, and cuBLAS its workspace. Each ends with events that
-    restore the storages alive at its beginning. `occurrences` are those of the events of `later`.
+    death; in the first update the optimiser allocates its state, and cuBLAS a workspace for each of the two threads
+    that start products: the loop's, and autograd's in the backward pass. Each ends with events that restore the
+    storages alive at its beginning. `occurrences` are those of the events of `later`.
     """
 
     sizes: tuple[int, ...]
@@ -274,22 +275,29 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     kept = {i for i, storage in enumerate(trace.storages) if storage.born < 0}
     made = {i for i in kept if trace.storages[i].category == "optimizer state"}
     hidden: dict[int, list[int]] = {}  # births and deaths of hidden temporaries by occurrence
-    temporary = [hidden_bytes(operation, target=trace.settings.target) for operation in trace.operations]
+    temporary = [
+        hidden_blocks(operation, target=trace.settings.target, capability=trace.settings.capability)
+        for operation in trace.operations
+    ]
     for occurrence, one in enumerate(trace.occurrences):
-        if temporary[one.operation] > 0:
-            sizes.append(temporary[one.operation])
-            hidden[occurrence] = [len(sizes), -len(sizes)]
+        for num_bytes in temporary[one.operation]:
+            sizes.append(num_bytes)
+            hidden.setdefault(occurrence, []).extend((len(sizes), -len(sizes)))
     during, end = list(_with_hidden(trace, hidden)), len(trace.occurrences)
     alive = _alive_after(kept, (event for _, event in during))
     restoring = [*(-(i + 1) for i in sorted(alive - kept)), *(i + 1 for i in sorted(kept - alive))]
     later = [*during, *((end, event) for event in restoring)]
     optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), end)
     products = [is_product(operation) for operation in trace.operations]
-    workspace = next((i for i, one in enumerate(trace.occurrences) if products[one.operation]), None)
     additions = [(optimizer, i + 1) for i in sorted(made)]
-    if workspace is not None and trace.settings.target == "cuda":
-        sizes.append(cublas_workspace_bytes(trace.settings.capability))
-        additions.append((workspace, len(sizes)))
+    for is_backward in (False, True) if trace.settings.target == "cuda" else ():
+        first_product = next(
+            (i for i, one in enumerate(trace.occurrences)
+             if products[one.operation] and (one.phase == "backward") is is_backward), None
+        )  # fmt: skip
+        if first_product is not None:
+            sizes.append(cublas_workspace_bytes(trace.settings.capability))
+            additions.append((first_product, len(sizes)))
     return AllocationTimeline(
         sizes=tuple(sizes),
         before=tuple(sorted(kept - made)),

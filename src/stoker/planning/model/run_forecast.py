@@ -68,6 +68,13 @@ _Update = tuple[TraceSettings, int, bool]
 _MOST_KEPT = 2
 """Traces, and timelines of them, that are kept: what a plan is asked about is mostly asked at once."""
 
+_COPIED_AHEAD = ("memory", "workers")
+"""Loaders that copy the next batch to a GPU during an update."""
+
+_QUEUED = 3
+"""More batches for which the allocator holds memory: their updates are queued on the GPU (`loading.batches`). Measured
+on an H100: 1 to 4, the more the longer an update takes."""
+
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """Storages in a checkpoint."""
 
@@ -89,6 +96,7 @@ class Needs:
         self._uncheckpointed: dict[_Update, int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
+        self._inputs: dict[TraceSettings, int] = {}
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
 
     def peak(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> MemoryForecast:
@@ -165,6 +173,13 @@ class Needs:
             storages = self.trace(settings).storages
             self._kept[settings] = sum(s.num_bytes for s in storages if s.born < 0 and s.category in _SAVED)
         return self._kept[settings]
+
+    def inputs(self, settings: TraceSettings) -> int:
+        """Size of a micro-batch as it is copied to a GPU [bytes]."""
+        if settings not in self._inputs:
+            storages = self.trace(settings).storages
+            self._inputs[settings] = sum(s.num_bytes for s in storages if s.category == "input") // settings.parts
+        return self._inputs[settings]
 
     def work(self, settings: TraceSettings, micro_batches: int) -> UpdateWork:
         """Operations of an update of so many micro-batches."""
@@ -366,7 +381,7 @@ class TracedForecasts:
 
     def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
         """What each kind of process needs, and its memory that no trace has [bytes]."""
-        return ((self._needs, self._data_bytes(plan)),)
+        return ((self._needs, self._data_bytes(plan, self._needs)),)
 
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:
         """Peak of live tensors on a GPU, and memory that its allocator holds then [bytes].
@@ -377,7 +392,8 @@ class TracedForecasts:
         needed = []
         for needs, more in self._processes(plan):
             peak = needs.peak(settings, passes, is_compiled=plan.compile)
-            needed.append((float(peak.allocated + more), float(peak.reserved + more)))
+            queued = _QUEUED * passes * needs.inputs(settings) if plan.loader in _COPIED_AHEAD else 0
+            needed.append((float(peak.allocated + more), float(peak.reserved + more + queued)))
         return max(needed, key=lambda allocated_reserved: allocated_reserved[1])
 
     def _least_device_bytes(self, plan: Plan) -> float:
@@ -388,8 +404,13 @@ class TracedForecasts:
             found.append(float(least + more))
         return max(found)
 
-    def _data_bytes(self, plan: Plan) -> int:
-        """Memory of the training data on a GPU [bytes]."""
+    def _data_bytes(self, plan: Plan, needs: Needs) -> int:
+        """Memory of the training data on a GPU besides the copy of a micro-batch [bytes]."""
+        if plan.loader in _COPIED_AHEAD:  # this update's batch and the next one, of which micro-batches are views
+            settings = self._settings(plan)
+            # Only what autograd keeps of a traced copy lives at the peak: the input itself, if nothing converts it.
+            is_kept = settings.precision == "fp32" and settings.memory_format == "contiguous"
+            return (2 * self._micro_batches(plan) - is_kept) * needs.inputs(settings)
         return self._profile.data_bytes or 0 if plan.loader == "device" else 0
 
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
