@@ -131,6 +131,25 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
 
 
 @pytest.mark.parametrize(
+    "shortage",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["GPU", "CPU"],
+)
+def test_memory_that_runs_out_in_a_loss_is_no_misfit(shortage: Exception) -> None:
+    """A run then takes smaller micro-batches, and a plan that is tried does not fit."""
+
+    def full(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise shortage
+
+    with pytest.raises(RuntimeError) as found:
+        TrainingObjective(job_of(full)).loss(same, (LOGITS, LABELS), 3)
+    assert found.value is shortage
+
+
+@pytest.mark.parametrize(
     ("loss", "problem"),
     [
         (lambda output, target: 0.5, "loss returned a float, wanted a float tensor"),

@@ -335,6 +335,8 @@ class TrainingObjective:
             if measure.count_of is not None:
                 return Loss(value, measure.count_of(target))
         except (IndexError, RuntimeError, ValueError) as error:
+            if ran_out_of_memory(error):
+                raise
             message, remedy = _misfit(measure.name, output, target, error)
             raise BadJob(message, remedy=remedy) from error
         except (AttributeError, TypeError) as error:
