@@ -36,11 +36,11 @@ test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs,
 test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
 	$(BIN)/python -m pytest -q -n 0 -m places tests/places
 
-test-simulated-gpu: $(INSTALLED) ## What is for GPUs, on two simulated ones (compiled with g++); prints how much of it was executed
+test-simulated-gpu: $(INSTALLED) ## What is for GPUs, on two simulated ones (compiled with g++); prints how much of it was executed (5 minutes)
 	rm -f build/cuda.coverage*; mkdir -p build
 	STOKER_SIMULATED_GPU=2 $(BIN)/python -m coverage run --rcfile=tests/gpu/coverage.ini -m pytest -q -n 0 -m gpu tests
 	$(BIN)/python -m coverage combine --rcfile=tests/gpu/coverage.ini
-	$(BIN)/python -m tests.gpu.cuda_lines build/cuda.coverage --least 0.74
+	$(BIN)/python -m tests.gpu.cuda_lines build/cuda.coverage --least 0.95
 
 test-ui: $(INSTALLED) ## The live page in Chromium, which has to be installed, and axe-core's findings on every page (3 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -r tests/web/requirements.txt

@@ -1,9 +1,11 @@
 """How many of the statements that only a GPU executes were executed: `python -m tests.gpu.cuda_lines DATA`.
 
 DATA is a file of coverage.py. Such statements are, outside of forecasts, tracing and the simulation itself:
-1. what is within, or after a return for other devices, an `if` about `type == "cuda"`, `is_cuda` or the like;
-2. those of functions that name `torch.cuda` or `torch.backends.cuda` outside of such an `if`.
-Conditional expressions on one line are not told apart. Exits with 1 below the least share.
+1. what is within, or after a return for other devices, an `if` about the kind of a device, such as `type == "cuda"`;
+2. those of functions that name `torch.cuda` outside of such a condition, for more than a question that PyTorch answers
+   on a CPU too (`ANSWERED_ON_A_CPU`).
+Settings below `torch.backends.cuda` exist on every machine and are no sign of CUDA. Conditional expressions on one line
+are not told apart. Exits with 1 below the least share.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from pathlib import Path
 from coverage import CoverageData
 
 SOURCE = Path(__file__).parents[2] / "src" / "stoker"
-LEFT_OUT = ("testing", "profiling/tracing", "planning/model", "cli", "web", "launching", "engines", "serving")
-"""Folders of `SOURCE` that compute nothing on a device, or pretend one."""
+LEFT_OUT = (
+    "testing", "profiling/tracing", "planning", "devices", "layouts", "records", "reporting", "tuning", "pool",
+    "launching", "cli", "web", "engines", "serving",
+)  # fmt: skip
+"""Folders of `SOURCE` that pretend a device, or decide by records of devices, on any machine, and compute on none."""
+ANSWERED_ON_A_CPU = ("torch.cuda.is_available", "torch.cuda.is_initialized", "torch.cuda.device_count")
 
 Statements = set[int]
 
@@ -29,16 +35,17 @@ def asks_for_cuda(test: ast.expr) -> bool | None:
         inner = asks_for_cuda(test.operand)
         return None if inner is None else not inner
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        if "not torch.cuda.is_available()" in map(ast.unparse, test.values):  # for a machine without
+            return None
         return True if any(asks_for_cuda(value) for value in test.values) else None
-    text = ast.unparse(test)
     if isinstance(test, ast.Attribute):
         return True if test.attr in ("is_cuda", "_is_cuda") else None
     if isinstance(test, ast.Call):
-        return True if text.endswith(".startswith('cuda')") else None
-    if not (isinstance(test, ast.Compare) and ".type" in text):
+        return True if ast.unparse(test).endswith(".startswith('cuda')") else None
+    if not (isinstance(test, ast.Compare) and ast.unparse(test.left).endswith((".type", "kind", ".device"))):
         return None
-    kinds = {"'cuda'": isinstance(test.ops[0], ast.Eq), "'cpu'": isinstance(test.ops[0], ast.NotEq)}
-    return next((is_it for kind, is_it in kinds.items() if text.endswith(kind)), None)
+    is_equal = isinstance(test.ops[0], ast.Eq)
+    return {"'cuda'": is_equal, "'cpu'": not is_equal}.get(ast.unparse(test.comparators[0]))
 
 
 def lines_of(statements: Sequence[ast.stmt]) -> Statements:
@@ -62,21 +69,28 @@ def guarded(statements: Sequence[ast.stmt]) -> Iterator[Statements]:
             yield from guarded(getattr(statement, name, []))
 
 
+def names_of_cuda(node: ast.AST) -> Iterator[int]:
+    """Lines at which `torch.cuda` is named for what needs CUDA, outside of conditional expressions about the device."""
+    if isinstance(node, ast.IfExp) and asks_for_cuda(node.test) is not None:
+        return
+    text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    if text in ANSWERED_ON_A_CPU:
+        return
+    if text == "torch.cuda":
+        yield node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from names_of_cuda(child)
+
+
 def for_cuda_alone(source: str) -> Statements:
     """Lines of a file's statements that only a GPU executes."""
     tree = ast.parse(source)
     found = set[int]().union(*guarded(tree.body))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            named = {
-                inner.lineno for inner in ast.walk(node)
-                if isinstance(inner, ast.Attribute) and ast.unparse(inner) in ("torch.cuda", "torch.backends.cuda")
-            }  # fmt: skip
+        if isinstance(node, ast.FunctionDef) and "torch" not in {argument.arg for argument in node.args.args}:
             within = lines_of(node.body)
-            signature = {line for line in named if not any(s.lineno <= line <= (s.end_lineno or 0) for s in node.body)}
-            guarded_lines = found & within
-            first = [max((line for line in within if line <= name), default=0) for name in named - signature]
-            if first and not set(first) <= guarded_lines:
+            named = {line for statement in node.body for line in names_of_cuda(statement)}
+            if not {max(first for first in within if first <= line) for line in named} <= found & within:
                 found |= within
     return found
 

@@ -1,7 +1,11 @@
-"""What measures a GPU, real or simulated: rates, links, memory, a profile of kernels, moments of streams."""
+"""What measures a GPU, real or simulated: rates, links, exact products, memory, a profile, moments of streams."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +15,12 @@ from torch import nn
 
 import stoker
 from stoker.devices import attached_devices
-from stoker.profiling.benchmark_calls import Call
+from stoker.errors import NoDevice
+from stoker.pool.hardware_proof import LocalDevice, prove_hardware
+from stoker.profiling.benchmark_calls import Call, OperandPool, ShapeLimits, prepare_call
+from stoker.profiling.benchmark_compute import attention_calls
 from stoker.profiling.ceilings import measure_ceilings, stopwatch_for
+from stoker.profiling.integer_product import ProductHolder
 from stoker.profiling.links import measure_links
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.profiling.plan_trial import try_plan
@@ -66,12 +74,89 @@ def test_a_slow_host_does_not_make_operations_slow() -> None:
     assert watch.seconds(late, calls=20) < 2 * soon + 2e-5
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2 or is_simulated(), reason="needs two GPUs, of a GPU's speed")
+def test_a_gpu_that_is_not_attached_is_not_measured() -> None:
+    """The error says how many are; PyTorch's own would come amid the measurement."""
+    count = torch.cuda.device_count()
+    absent = dataclasses.replace(attached_devices()[0], index=count)
+    with pytest.raises(NoDevice, match=f"cannot use cuda:{count} .*; it sees {count} CUDA devices"):
+        measure_ceilings(absent, budget_s=0.2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_links_of_two_gpus() -> None:
-    """By a process on each."""
+    """By a process on each, which waits for its GPU: a large message takes longer than a small one."""
     found = measure_links(attached_devices()[0], 2)
-    assert found.name == "NCCL, this machine"
-    assert {cost.collective for cost in found.costs} >= {"all-reduce", "all-gather"}
+    assert (found.name, found.world_size) == ("NCCL, this machine", 2)
+    assert {cost.collective for cost in found.costs} == {
+        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point"
+    }  # fmt: skip
+    for cost in found.costs:
+        (smallest, shortest_s), (largest, longest_s) = cost.measured[0], cost.measured[-1]
+        assert largest > 1000 * smallest
+        assert longest_s > shortest_s > 0
+    assert 0 <= found.overlap <= 1
+    assert (found.slowdown, found.waits) == ({}, ())  # of processes that share a CPU
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_links_of_more_gpus_than_there_are_cannot_be_measured() -> None:
+    """What can is in the remedy."""
+    count = torch.cuda.device_count()
+    with pytest.raises(NoDevice, match=f"between {count + 1} GPUs cannot be measured: {count} are attached") as caught:
+        measure_links(attached_devices()[0], count + 1)
+    assert f"--on {count}xhere" in str(caught.value.remedy)
+
+
+def test_integer_products_are_the_same_on_every_device() -> None:
+    """Bit for bit, in fp32 whatever the order of summation: what a proof of hardware relies on."""
+    holders = ProductHolder("cuda:0"), ProductHolder("cpu")
+    assert all(holder.multiply(7, 300, 4096) > 0 for holder in holders)
+    digests = [holder.row_digests(11) for holder in holders]
+    assert digests[0] == digests[1]
+    assert digests[0] != holders[0].row_digests(12)
+    assert holders[0].rows([0, 299]) == holders[1].rows([0, 299])
+
+
+def test_a_gpu_proves_that_it_is_there() -> None:
+    """A process of its own multiplies on it, and NumPy finds the rows it asks for."""
+    with LocalDevice() as device:
+        proof = prove_hardware(device, memory_bytes=3 << 20, device="cuda:0")
+    assert proof.is_passed, proof.why
+
+
+def test_a_product_larger_than_the_gpu_is_an_answer() -> None:
+    """A sentence, and the process goes on: it answers about a product that fits as one on a CPU does."""
+    program = [sys.executable, "-m", "stoker.profiling.integer_product"]
+    large = {"ask": "multiply", "seed": 1, "n": 1 << 25, "k": 8}
+    questions = [
+        {"ask": "multiply", "seed": 3, "n": 200, "k": 50},
+        {"ask": "salt", "salt": 4},
+        {"ask": "rows", "rows": [7]},
+    ]
+    answers = {}
+    for device in ("cuda:0", "cpu"):
+        lines = [json.dumps(question | {"device": device}) for question in [large, *questions]]
+        ended = subprocess.run(program, input="\n".join(lines), capture_output=True, text=True, check=True)
+        refused, *answers[device] = map(json.loads, ended.stdout.splitlines())
+        assert "problem" in refused
+        assert answers[device][0].pop("product_s") > 0
+    assert answers["cuda:0"] == answers["cpu"]
+    assert len(answers["cpu"]) == len(questions)
+
+
+def test_attention_is_timed_by_the_flash_kernel_of_16_bits() -> None:
+    """Forward and backward; there is none of fp32. A simulated GPU has no such kernel to run."""
+    limits = ShapeLimits(1e9, 2**20)
+    assert attention_calls(torch.float32, limits, 2, "cuda") == []
+    calls = attention_calls(torch.bfloat16, limits, 2, "cuda")
+    forward = torch.ops.aten._scaled_dot_product_flash_attention
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    assert [call.function for call in calls] == 2 * [forward.default, backward.default]
+    pool = OperandPool("cuda:0", 2**22)
+    for call in [] if is_simulated() else calls:
+        _, (query, *_), result = prepare_call(call, pool)
+        outputs = result if isinstance(result, tuple) else (result,)
+        assert outputs[0].shape == query.shape
 
 
 def test_a_trial_measures_the_peak_on_the_gpu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,15 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.records import Plan
+from stoker.errors import BadJob
+from stoker.loading.order import generators_kept, seed_torch
+from stoker.records import Event, Plan
+from stoker.stepping.random_draws import OwnDraws
+from stoker.stepping.torch_compile import compiler_missing
 from stoker.testing.simulated_gpu import is_simulated, simulate_gpus
+from stoker.training import train
+from stoker.training.elastic.rendezvous import Rendezvous
+from stoker.units import MIB
 from stoker.zoo import GPT
 from tests.flow.builders import Stopping, blobs_job
 
@@ -146,3 +154,113 @@ def test_an_update_that_runs_out_of_memory_is_made_in_smaller_pieces(tmp_path: P
     told = [event.fields["allocated_bytes"] for event in found if event.kind == "progress"]
     assert told[-1] < found[-1].fields["peak_bytes"]
     assert distance(torch.cat([t.flatten() for _, t in sorted(run.weights().items())]), expected) < 1e-5
+
+
+class Overflowing(nn.Linear):
+    """A layer that overflows in reduced precision, from the moment that `is_broken`."""
+
+    is_broken = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer; infinite under autocast."""
+        output = super().forward(inputs)
+        return output / 0 if self.is_broken and self.training and torch.is_autocast_enabled("cuda") else output
+
+
+def test_a_run_that_overflows_goes_on_in_fp32_from_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU notices it after the weights have moved: they come from the checkpoint, and memory is freed for them."""
+    monkeypatch.setattr(Overflowing, "is_broken", False)
+    found: list[Event] = []
+    unused_bytes: dict[str, int] = {}
+
+    def breaking(event: Event) -> None:
+        found.append(event)
+        if event.kind == "evaluated" and event.fields["samples"] >= 80:
+            Overflowing.is_broken = True
+            torch.empty(256 * MIB, dtype=torch.uint8, device="cuda:0")  # freed at once: PyTorch keeps it for others
+        if event.kind in ("evaluated", "resumed"):
+            unused_bytes[event.kind] = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+
+    job = blobs_job(
+        model=lambda: nn.Sequential(Overflowing(6, 8), nn.ReLU(), nn.Linear(8, 2)), on_non_finite="roll_back"
+    )
+    plan = dataclasses.replace(ON_GPU, precision="bf16")
+    run = stoker.train(job, plan=plan, run_dir=tmp_path / "run", sink=breaking)
+    assert run.status == "finished"
+    (change,) = (event.fields for event in found if event.kind == "replanned")
+    assert (change["old"]["precision"], change["new"]["precision"]) == ("bf16", "fp32")
+    assert [event.fields["samples"] for event in found if event.kind == "resumed"] == [80]
+    assert unused_bytes["resumed"] < 128 * MIB
+    assert all(weight.isfinite().all() for weight in run.weights().values())
+
+
+@pytest.mark.skipif(not is_simulated(), reason="takes a GPU of 2018")
+def test_tf32_on_a_gpu_without_it_is_refused(tmp_path: Path) -> None:
+    """Its products would silently be in fp32; a loop of one's own is refused likewise."""
+    plan = dataclasses.replace(ON_GPU, precision="tf32")
+    message = r"precision is tf32, but cuda:0 has compute capability 7\.5; tf32 came with 8\.0"
+    try:
+        simulate_gpus(torch.cuda.device_count(), capability=(7, 5))
+        with pytest.raises(BadJob, match=message):
+            weights(blobs_job(), plan, tmp_path)
+        model = nn.Linear(6, 2)
+        with pytest.raises(BadJob, match=message):
+            stoker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=plan)
+        assert model.weight.device.type == "cpu"
+    finally:
+        simulate_gpus(torch.cuda.device_count())
+
+
+def test_kernels_for_a_gpu_need_triton_and_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one of C++, as kernels for a CPU do."""
+    gpu = torch.device("cuda:0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if importlib.util.find_spec("triton") is None:
+        assert "Triton" in str(compiler_missing(gpu))
+        (tmp_path / "triton.py").touch()  # looked for, and not imported
+        monkeypatch.syspath_prepend(tmp_path)
+    for name in ("c++", "g++"):
+        (tmp_path / name).touch(mode=0o700)
+    assert compiler_missing(gpu) == "no C compiler is found here (looked for gcc, clang, cc)"
+    (tmp_path / "gcc").touch(mode=0o700)
+    assert compiler_missing(gpu) is None
+
+
+def test_draws_of_its_own_leave_the_gpus_generator_where_it_was() -> None:
+    """Of two processes with the same samples, each drops other positions of its part, and then the same ones again."""
+    gpu, drawn = torch.device("cuda:0"), []
+    for place in (0, 1):
+        seed_torch(5, gpu)
+        draws = OwnDraws(place, 0, gpu)
+        draws.begin()
+        own = torch.rand(64, device=gpu)
+        draws.end()
+        drawn.append((own, torch.rand(64, device=gpu)))
+    (first, first_after), (second, second_after) = drawn
+    assert not torch.equal(first, second)
+    assert torch.equal(first_after, second_after)
+
+
+def test_what_draws_from_the_gpus_generator_can_leave_it_where_it_was() -> None:
+    """As the CPU's, whatever it is seeded with meanwhile."""
+    gpu = torch.device("cuda:0")
+    seed_torch(6, gpu)
+    expected = torch.rand(8, device=gpu).cpu(), torch.rand(8)
+    seed_torch(6, gpu)
+    with generators_kept():
+        torch.rand(3, device=gpu)
+        seed_torch(7, gpu)
+    assert torch.equal(torch.rand(8, device=gpu).cpu(), expected[0])
+    assert torch.equal(torch.rand(8), expected[1])
+
+
+def test_processes_of_several_machines_find_the_gpus_of_theirs() -> None:
+    """Twice as many processes as there are GPUs here, half of them on a machine like this one."""
+    count = torch.cuda.device_count()
+    meeting = Rendezvous(number=1, rank=0, size=2 * count, name="launched/0")
+    place = train._place("cuda", meeting, {"LOCAL_WORLD_SIZE": str(count)})
+    assert place is not None
+    assert (place.device.kind, place.count, place.is_here) == ("cuda", 2 * count, True)

@@ -143,6 +143,8 @@ def join(
         RuntimeError: a process does not join in time.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # for what names none: collectives of objects, events, streams
     patience = timedelta(seconds=patience_s)
     meeting = PrefixStore(f"world/{name}", store)
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=layout.world_size, timeout=patience)

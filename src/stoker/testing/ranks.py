@@ -65,7 +65,10 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind
             processes.append(process)
             ends.append(receiver)
         try:
-            return _collected(ends)
+            results = _collected(ends)
+            for process in processes:  # each ends by itself, and writes what it measured, as coverage does
+                process.join(PATIENCE_S)
+            return results
         finally:
             for process in processes:
                 process.kill()

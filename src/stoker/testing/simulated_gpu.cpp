@@ -11,6 +11,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/extension.h>
 
 #include <array>
@@ -567,12 +568,24 @@ class Collectives final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> inner_;
 };
 
+struct HostTimer final : c10d::Timer {  // of DistributedDataParallel: when each pass began and ended
+  explicit HostTimer(Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const auto from = getTimestamp(start), to = getTimestamp(end);
+    return from && to && *from <= *to ? std::optional<int64_t>(*to - *from) : std::nullopt;
+  }
+};
+
 Memory& memory_of(int device) {
   TORCH_CHECK(0 <= device && device < num_devices, "CUDA error: invalid device ordinal");
   return memories[device];
 }
 
 }  // namespace
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, HostTimer)
+}
 
 namespace at {
 

@@ -291,7 +291,9 @@ def _pass_on() -> None:
     program = folder / "nvidia-smi"
     program.write_text("\n".join(["#!/bin/sh", "cat << END", *rows, "END", ""]), encoding="utf-8")
     program.chmod(0o700)
-    call = f"simulate_gpus({len(_PROPERTIES)}, memory_bytes={_PROPERTIES[0].total_memory})"
+    first = _PROPERTIES[0]
+    capability = (first.major, first.minor)
+    call = f"simulate_gpus({len(_PROPERTIES)}, memory_bytes={first.total_memory}, capability={capability})"
     (folder / "sitecustomize.py").write_text(f"from {__name__} import simulate_gpus\n{call}\n", encoding="utf-8")
     for name in ("PATH", "PYTHONPATH"):
         paths = os.environ.get(name, "").split(os.pathsep) if os.environ.get(name) else []

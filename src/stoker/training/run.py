@@ -217,7 +217,8 @@ class RunProcess:
             self._why = RENDEZVOUS_REQUESTED
             self._carried = SurvivorState.of(session.loop) if session.step.plan.layout.is_replicated else None
         elif isinstance(error, ReplanAllRanks | RollBack):
-            change, self._why = error.change, error.change.why
+            common = dataclasses.replace(error.change.new, device=self.plans.plan.device)  # not this process's GPU
+            change, self._why = dataclasses.replace(error.change, new=common), error.change.why
             self._carried = self._survivor_state(session) if isinstance(error, ReplanAllRanks) else None
             if self.member is None:
                 self._change(change)

@@ -148,7 +148,8 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         start = None if carried is not None else _start_from(directory, prepared, store, total_updates, world)
         begun = carried.position.updates if carried else start.position.updates if start else 0
         plans.at(max(0, begun - 1))  # the state is laid out for it; the loop switches as it did
-    decision, plan = plans.decision, plans.plan
+    # The plan of several processes names the GPU of the first one.
+    decision, plan = plans.decision, dataclasses.replace(plans.plan, device=device.torch_name)
     step = Step(prepared.job, plan, plans.coupling, world=world)
     seed_generators(key_of(RandomStream.MICRO_BATCH, prepared.job.seed))
     given = state_from_furthest_rank(step, carried)
