@@ -133,7 +133,7 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
 def test_the_forward_of_one_loss_that_was_replaced_is_the_loss() -> None:
     """What it returns is a mean, as its owner wrote it, and no sum to be divided."""
     loss = nn.CrossEntropyLoss()
-    loss.forward = lambda output, target: 3 * F.cross_entropy(output, target)  # type: ignore[method-assign]
+    loss.forward = lambda output, target: 3 * F.cross_entropy(output, target)  # type: ignore[assignment]
     found = TrainingObjective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
     torch.testing.assert_close(found.sum / found.count, 3 * F.cross_entropy(LOGITS, LABELS))
 
