@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import stoker
+from stoker.devices import attached_devices
 from stoker.errors import BadJob
 from stoker.loading.order import generators_kept, seed_torch
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, Plan
 from stoker.stepping.random_draws import OwnDraws
 from stoker.stepping.torch_compile import compiler_missing
+from stoker.store import RunDirectory
 from stoker.testing.simulated_gpu import is_simulated, simulate_gpus
 from stoker.training import train
 from stoker.training.elastic.rendezvous import Rendezvous
+from stoker.training.plan_in_force import PlanInForce, Replanned
+from stoker.training.run import RunProcess
 from stoker.units import MIB
 from stoker.zoo import GPT
 from tests.flow.builders import Stopping, blobs_job
@@ -264,3 +269,33 @@ def test_processes_of_several_machines_find_the_gpus_of_theirs() -> None:
     place = train._place("cuda", meeting, {"LOCAL_WORLD_SIZE": str(count)})
     assert place is not None
     assert (place.device.kind, place.count, place.is_here) == ("cuda", 2 * count, True)
+
+
+class Cramped(nn.Linear):
+    """A layer that notes where it computes, and for which more than `most` samples at once are too many in training."""
+
+    most = 10**9
+    devices: ClassVar[set[str]] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer, if there is room."""
+        self.devices.add(str(self.weight.device))
+        if torch.is_grad_enabled() and len(inputs) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(inputs)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_process_that_is_left_alone_goes_on_on_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan names the first one's: when it begins, in a change due at once, and in one that it makes itself."""
+    job, path = blobs_job(model=lambda: nn.Sequential(Cramped(6, 8), nn.ReLU(), nn.Linear(8, 2))), tmp_path / "run"
+    assert stoker.train(job, plan=ON_GPU, run_dir=path, sink=Stopping(80)).status == "unfinished"
+    directory = RunDirectory(path)
+    plans = PlanInForce.of(directory)
+    plans.change(Replanned(old=ON_GPU, new=dataclasses.replace(plans.plan, micro_batch=8), why="the others are gone"))
+    process = RunProcess(resolve_job(job), directory, attached_devices()[1], plans, [directory.append_event])
+    monkeypatch.setattr(Cramped, "most", 4)
+    Cramped.devices.clear()
+    assert train.run_to_end(process).status == "finished"
+    assert Cramped.devices - {"meta", "cpu"} == {"cuda:1"}
+    assert (plans.schedule.last.micro_batch, plans.schedule.last.device) == (4, "cuda:0")

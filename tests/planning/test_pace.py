@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from stoker.devices import attached_devices, cache_key, planned_devices
+from stoker.loading.order import seed_generators
 from stoker.planning import planner
 from stoker.planning.planner import describe_errors, measured_hardware
 from stoker.records import MicroBenchmark
-from stoker.store import operations_cache
+from stoker.store import operations_cache, operations_key
 from stoker.testing import fake_device
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -70,3 +74,39 @@ def test_what_is_planned_here_is_planned_at_the_pace_of_now(
     [line] = describe_errors(place)
     assert "3.00 times as long" in line
     assert set(looks) == {1, place.device.cores}
+
+
+def test_timing_the_host_changes_no_generator_and_needs_no_gradients_of_its_caller() -> None:
+    """Neither Python's, NumPy's nor PyTorch's."""
+
+    def drawn() -> tuple[float, ...]:
+        return random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002 - NumPy's global generator
+
+    seed_generators(1)
+    expected = drawn()
+    seed_generators(1)
+    with torch.no_grad():
+        found = planner._host_now.__wrapped__("cpu")
+    assert found.keys() == {"forward", "backward", "optimizer", "update"}
+    assert drawn() == expected
+
+
+def test_a_driver_without_memory_leaves_the_usual_times_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error has no class of its own; any other is the caller's."""
+    for message, is_shortage in (("CUDA error: out of memory", True), ("CUDA error: misaligned address", False)):
+
+        def fail(problem: str = message, **_: object) -> dict[str, float]:
+            raise RuntimeError(problem)
+
+        monkeypatch.setattr(planner, "host_seconds", fail)
+        with contextlib.nullcontext() if is_shortage else pytest.raises(RuntimeError, match="misaligned"):
+            assert planner._host_now.__wrapped__("cpu") == {}
+
+
+def test_what_earlier_versions_kept_of_a_gpu_is_not_read(tmp_path: Path) -> None:
+    """Its times of the host were a CPU's; what was kept of a CPU is read as before."""
+    cache, gpu, cpu = operations_cache(tmp_path), "cuda-h100-0a", "cpu-epyc-0b"
+    for key in (gpu, cpu):
+        cache.write(TIMED, key)
+    assert cache.read(*operations_key(gpu, None)) is None
+    assert cache.read(*operations_key(cpu, None)) == TIMED

@@ -187,7 +187,10 @@ def test_inputs_of_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPat
 def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, checkpointed: int
 ) -> None:
-    """Both passes are compiled before anything is computed, so that the first update can be made without."""
+    """Both passes are compiled before anything is computed, so that the first update can be made without.
+
+    An evaluation before it, which runs uncompiled, makes no difference.
+    """
     from torch._dynamo.backends.common import aot_autograd
 
     def failing(*_: Any) -> Any:
@@ -198,6 +201,8 @@ def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
     torch._dynamo.reset()
     plain, compiled = steps_of(lambda: stack([Block() for _ in range(3)]), checkpointed_blocks=checkpointed)
     for step in (plain, compiled):
+        with step.evaluation() as measure:
+            measure(vectors(16), 16)
         train(step.job, step, 3)
     assert compiled.compilation is not None
     assert "no such kernel" in str(compiled.compilation.problem)

@@ -130,6 +130,33 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
         of(target, output)
 
 
+def test_the_forward_of_one_loss_that_was_replaced_is_the_loss() -> None:
+    """What it returns is a mean, as its owner wrote it, and no sum to be divided."""
+    loss = nn.CrossEntropyLoss()
+    loss.forward = lambda output, target: 3 * F.cross_entropy(output, target)  # type: ignore[assignment]
+    found = TrainingObjective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
+    torch.testing.assert_close(found.sum / found.count, 3 * F.cross_entropy(LOGITS, LABELS))
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["GPU", "CPU"],
+)
+def test_memory_that_runs_out_in_a_loss_is_no_misfit(shortage: Exception) -> None:
+    """A run then takes smaller micro-batches, and a plan that is tried does not fit."""
+
+    def full(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise shortage
+
+    with pytest.raises(RuntimeError) as found:
+        TrainingObjective(job_of(full)).loss(same, (LOGITS, LABELS), 3)
+    assert found.value is shortage
+
+
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [

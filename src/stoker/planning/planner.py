@@ -26,6 +26,7 @@ from stoker.devices.cpu import attached_cpu, free_cores
 from stoker.devices.hardware import PREEMPTED_S, mtbf_h, restart_s
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
+from stoker.loading.order import generators_kept
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
@@ -62,6 +63,7 @@ from stoker.records import (
 from stoker.records.plan import OutOfMemory
 from stoker.stepping.coupling import coupling_by_types, find_coupling
 from stoker.stepping.model import bytes_of
+from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import compiler_missing
 from stoker.store import cache_root, calibration_log, operations_cache, operations_key
 from stoker.units import MIB, Duration, format_bytes
@@ -385,7 +387,7 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
             device=dataclasses.replace(place.device, cores=threads),
             dense_flops={dtype: rate * share for dtype, rate in hardware.dense_flops.items()},
         )
-    benchmark = benchmark or cache.read(key)
+    benchmark = benchmark or cache.read(*operations_key(key, None))
     hardware = dataclasses.replace(hardware, benchmark=benchmark)
     if benchmark is None and place.device.kind == "cuda" and place.count == 1 and torch.cuda.is_available():
         return dataclasses.replace(hardware, host_s=_host_now(place.device.torch_name))
@@ -442,9 +444,12 @@ def _host_now(device: str) -> dict[str, float]:
     Empty where others have filled the GPU: what does not fit there is found, and told, by the trials.
     """
     try:
-        with doing(f"timing the host of {device}"):
+        # As other parts of planning: whoever calls it keeps its generators, and may have turned gradients off.
+        with doing(f"timing the host of {device}"), generators_kept(), torch.enable_grad():
             return host_seconds(device=device, rounds=_HOST_ROUNDS)
-    except torch.OutOfMemoryError:
+    except RuntimeError as problem:
+        if not ran_out_of_memory(problem):
+            raise
         return {}
 
 

@@ -157,9 +157,11 @@ class CapturedPass(BatchPass):
         aside, here = _capture_stream(device.index), torch.cuda.current_stream(device)
         with self._undone(leaves), torch.no_grad(), torch.cuda.device(device):
             aside.wait_stream(here)
-            with torch.cuda.stream(aside), _without_waiting():
-                forward(*inputs)  # libraries have their workspaces, and choose their kernels, before capture
-            here.wait_stream(aside)
+            try:
+                with torch.cuda.stream(aside), _without_waiting():
+                    forward(*inputs)  # libraries have their workspaces, and choose their kernels, before capture
+            finally:
+                here.wait_stream(aside)  # buffers that a failed pass has changed are put back after it
             # Other threads, such as loader workers', may page-lock memory through the driver at the same time.
             # The outer context sets the stream back also where the capture fails as it ends.
             with (

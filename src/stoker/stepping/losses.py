@@ -242,14 +242,14 @@ class TrainingObjective:
         if isinstance(given, nn.Module):
             placed = copy.deepcopy(given).to(device=self._device, dtype=self._dtype)
             is_of_torch = type(given).__module__.startswith("torch.nn")
-            count_of = None
-            is_plain = type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+            count_of, is_replaced = None, "forward" in vars(given)  # of this object alone
+            is_plain = not is_replaced and type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
             if is_plain and isinstance(placed, nn.CrossEntropyLoss | nn.NLLLoss) and placed.reduction == "mean":
                 placed.reduction = "sum"
                 count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
             return _Measure(
                 name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of,
-                is_arithmetic=is_of_torch,
+                is_arithmetic=is_of_torch and not is_replaced,
             )  # fmt: skip
         if not isinstance(given, str):
             settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
@@ -335,6 +335,8 @@ class TrainingObjective:
             if measure.count_of is not None:
                 return Loss(value, measure.count_of(target))
         except (IndexError, RuntimeError, ValueError) as error:
+            if ran_out_of_memory(error):
+                raise
             message, remedy = _misfit(measure.name, output, target, error)
             raise BadJob(message, remedy=remedy) from error
         except (AttributeError, TypeError) as error:

@@ -27,6 +27,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
@@ -40,6 +41,7 @@ from stoker.errors import DoesNotFit
 from stoker.stepping.activation_checkpointing import Checkpointed, alike_blocks, without_cached_casts
 
 _RUNS_AS_IT_IS = "the model cannot be compiled and runs as it is"
+_UNCOMPILED = ContextVar("_UNCOMPILED", default=False)
 _CPP_COMPILERS = ("g++", "clang++", "c++")
 _C_COMPILERS = ("gcc", "clang", "cc")
 
@@ -113,10 +115,15 @@ def compiled_regions(model: nn.Module) -> list[nn.Module]:
     return blocks if 2 * inside > _num_layers(model) else [model]
 
 
-def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Within the context, compiled models run uncompiled."""
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within the context, compiled models run uncompiled; a region's first call is then still to come."""
+    token = _UNCOMPILED.set(True)
+    try:
+        with torch.compiler.set_stance("force_eager"):  # for what the user has compiled
+            yield
+    finally:
+        _UNCOMPILED.reset(token)
 
 
 def is_double_backward(problem: RuntimeError) -> bool:
@@ -149,7 +156,7 @@ class _Region:
         self._is_compiled = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compilation.problem is not None:
+        if self._compilation.problem is not None or _UNCOMPILED.get():
             return self.uncompiled(*args, **kwargs)
         from torch._dynamo.exc import (  # noqa: PLC0415 - takes seconds, needed for compilation alone
             FailOnRecompileLimitHit,

@@ -57,8 +57,13 @@ def operations_cache(root: Path) -> RecordCache[MicroBenchmark]:
 
 
 def operations_key(device_key: str, threads: int | None) -> tuple[str, ...]:
-    """Key of a device's operation times; `threads` None: computed with all cores, or on a GPU."""
-    return (device_key,) if threads is None else (device_key, f"{threads} threads")
+    """Key of a device's operation times; `threads` None: computed with all cores, or on a GPU.
+
+    A GPU's has an entry of its own: earlier versions kept a CPU's host times under the plain one.
+    """
+    if threads is None:
+        return (device_key, "host") if device_key.startswith("cuda-") else (device_key,)
+    return (device_key, f"{threads} threads")
 
 
 def links_cache(root: Path) -> RecordCache[Links]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -224,7 +225,8 @@ class Loop:
             return
         if self.trials is not None and self.trials.is_over:
             self.trials = None
-        plan = self.plans.at(update)
+        # A process that goes on alone keeps its GPU; the plan names that of the first one.
+        plan = dataclasses.replace(self.plans.at(update), device=self.step.plan.device)
         if plan != self.step.plan:
             self.step.change_to(plan)
         self.source.use(self.step.pipeline(self.source.samples, augmented=True))

@@ -217,8 +217,7 @@ class RunProcess:
             self._why = RENDEZVOUS_REQUESTED
             self._carried = SurvivorState.of(session.loop) if session.step.plan.layout.is_replicated else None
         elif isinstance(error, ReplanAllRanks | RollBack):
-            common = dataclasses.replace(error.change.new, device=self.plans.plan.device)  # not this process's GPU
-            change, self._why = dataclasses.replace(error.change, new=common), error.change.why
+            change, self._why = self._shared(error.change), error.change.why
             self._carried = self._survivor_state(session) if isinstance(error, ReplanAllRanks) else None
             if self.member is None:
                 self._change(change)
@@ -292,8 +291,14 @@ class RunProcess:
 
     def _change(self, change: Replanned) -> None:
         """Go on under the new plan, which is stored first; a shortage of memory is noted for planning."""
-        self.plans.change(change)
-        self._note_shortage(change)
+        self.plans.change(self._shared(change))
+        self._note_shortage(self._shared(change))
+
+    def _shared(self, change: Replanned) -> Replanned:
+        """A change as all processes have it: on the GPU that their plan names, not on this process's."""
+        device = self.plans.plan.device
+        old, new = (dataclasses.replace(plan, device=device) for plan in (change.old, change.new))
+        return dataclasses.replace(change, old=old, new=new)
 
     def _note_shortage(self, change: Replanned) -> None:
         """Write that memory ran out into the cache, if it did, for planning."""
