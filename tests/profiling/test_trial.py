@@ -13,6 +13,7 @@ from stoker.errors import DoesNotFit, RunFailed
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.plan_trial import gradient_error, try_plan
 from stoker.records import Coupling, Measurement, Plan
+from stoker.stepping.torch_compile import Compilation
 from stoker.testing import FakeClock
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
@@ -186,13 +187,16 @@ def test_augmentation_and_dropout_are_alike_on_both_sides_of_the_comparison() ->
 
 def test_a_compiled_plan_is_compared_with_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that gets the model wrong is found out, though the precision is fp32; a trustworthy one is not."""
+    as_it_is = Compilation(())
+    as_it_is.problem = "nothing is compiled here, nor is the loss"
 
-    def bad_compiler(model: nn.Module, *_: object) -> None:
+    def bad_compiler(model: nn.Module, *_: object) -> Compilation:
         forward = model.forward
         model.forward = lambda x: 2 * forward(x)
+        return as_it_is
 
     compiled = dataclasses.replace(PLAN, compile=True)
-    monkeypatch.setattr("stoker.stepping.step.compile_in_place", lambda *_: None)
+    monkeypatch.setattr("stoker.stepping.step.compile_in_place", lambda *_: as_it_is)
     assert tried(job_of(), compiled).gradient_error == 0.0
     monkeypatch.setattr("stoker.stepping.step.compile_in_place", bad_compiler)
     assert tried(job_of(), compiled).gradient_error > 0.25

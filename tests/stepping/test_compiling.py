@@ -210,6 +210,12 @@ def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
     torch._dynamo.reset()
 
 
+def problem_of(objective: TrainingObjective) -> str | None:
+    """Why its loss, asked to be compiled, is not."""
+    compiled: Any = objective._compiled
+    return None if compiled is None else compiled._compilation.problem
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_of_a_compiled_loss_no_logits_in_full_precision_are_kept() -> None:
@@ -231,6 +237,7 @@ def test_of_a_compiled_loss_no_logits_in_full_precision_are_kept() -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = objective.loss(lambda given: given, (logits, target), 4)
+        assert problem_of(objective) is None
         return loss, torch.autograd.grad(loss.sum, logits)[0].float(), num_wide
 
     (plain, gradient, some), (compiled, same, none) = (result_of(is_compiled=wanted) for wanted in (False, True))

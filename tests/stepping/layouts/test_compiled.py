@@ -43,7 +43,8 @@ def job() -> Job:
 
 def learned(world: World, settings: dict[str, Any], micro_batch: int, *, is_compiled: bool) -> tuple[Learned, int]:
     """What is learned in this process, and of how many regions the compiled code was run."""
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # captured and differentiated as always
+    if is_compiled:  # in a process of its own: captured and differentiated as always
+        torch.compile = functools.partial(torch.compile, backend="aot_eager")
     plan = Plan(device="cpu", micro_batch=micro_batch, compile=is_compiled, **settings)
     step = Step(job(), plan, SEPARABLE, world=world)
     taught = trained_with(step, UPDATES)
