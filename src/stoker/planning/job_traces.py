@@ -161,7 +161,4 @@ def versions_of(model: nn.Module) -> list[str]:
     """Versions of Stoker, PyTorch, and the packages that the model's modules come from."""
     packages = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "stoker"})
     versions = [f"{name} {number}" for name in packages if (number := _version(name)) is not None]
-    own = "from its sources"  # as on a machine where nothing can be installed
-    with contextlib.suppress(PackageNotFoundError):
-        own = version("stoker")
-    return [own, torch.__version__, f"layout {TRACE_LAYOUT}", *versions]
+    return [version("stoker"), torch.__version__, f"layout {TRACE_LAYOUT}", *versions]
