@@ -132,7 +132,10 @@ def seed_generators(key: int, device: torch.device | None = None) -> None:
 
 
 def seed_torch(key: int, device: torch.device | None = None) -> None:
-    """Seed PyTorch's CPU generator, and the one of `device` if it has its own."""
+    """Seed PyTorch's CPU generator, and the one of `device` if it has its own.
+
+    The CPU's takes the low 32 bits of `key` alone, as NumPy's does; `extended` spreads a key over all of its bits.
+    """
     torch.default_generator.manual_seed(key)
     if device is not None and device.type == "cuda":
         device_generator(device).manual_seed(key)
