@@ -85,6 +85,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "on the device": {"loader": "device"},
     "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"},
     "bf16 checkpointed": {"precision": "bf16", "checkpointed_blocks": 3, "micro_batch": 8},
+    "bf16 checkpointed selectively": {"precision": "bf16", "checkpointed_blocks": 3, "checkpointing": "selective"},
 }  # fmt: skip
 
 

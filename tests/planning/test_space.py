@@ -66,13 +66,20 @@ def test_models_in_float64_are_planned_in_it_alone() -> None:
 
 @pytest.mark.parametrize(("blocks", "counts"), [(0, [0]), (1, [0, 1]), (12, [0, 3, 6, 9, 12])])
 def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int]) -> None:
-    """Nothing, a quarter of the blocks and so on, all; on a CPU each under every malloc, the fastest first."""
+    """Nothing, a quarter of the blocks and so on, all; on a CPU each under every malloc, the fastest first.
+
+    On a GPU all blocks selectively come before any block in full.
+    """
     ways = list(saving_memory(PLAN, profile(num_blocks=blocks)))
     assert [(way.checkpointed_blocks, way.malloc) for way in ways] == [
         (count, malloc) for count in counts for malloc in ("retained", "default", "mapped")
     ]
     on_gpu = list(saving_memory(dataclasses.replace(PLAN, device="cuda:0"), profile(num_blocks=blocks)))
-    assert [(way.checkpointed_blocks, way.malloc) for way in on_gpu] == [(count, "default") for count in counts]
+    selective = [(blocks, "selective")] if blocks else []
+    assert {way.malloc for way in on_gpu} == {"default"}
+    assert [(way.checkpointed_blocks, way.checkpointing) for way in on_gpu] == [
+        (0, "full"), *selective, *((count, "full") for count in counts if count)
+    ]  # fmt: skip
 
 
 def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
@@ -80,10 +87,10 @@ def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
     on_gpu = dataclasses.replace(PLAN, device="cuda:0")
     ways = list(saving_memory(on_gpu, profile(num_blocks=12, loss_chunks=8)))
     assert [(way.checkpointed_blocks, way.loss_chunks) for way in ways] == [
-        (0, 1), (0, 8), (3, 8), (6, 8), (9, 8), (12, 8),
+        (0, 1), (0, 8), (12, 8), (3, 8), (6, 8), (9, 8), (12, 8),
     ]  # fmt: skip
     many = saving_memory(on_gpu, profile(num_blocks=32, loss_chunks=8))
-    assert [(way.checkpointed_blocks, way.loss_chunks) for way in many] == [(0, 1), (0, 8), (32, 8)]
+    assert [(way.checkpointed_blocks, way.loss_chunks) for way in many] == [(0, 1), (0, 8), (32, 8), (32, 8)]
     assert {way.loss_chunks for way in saving_memory(on_gpu, profile(num_blocks=12))} == {1}
     assert trace_settings(ways[1], profile(), "8.0").loss_chunks == 8
 

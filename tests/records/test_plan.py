@@ -16,7 +16,11 @@ PLAN = Plan(device="cpu", micro_batch=64)
     ("changes", "problem"),
     [
         ({"micro_batch": 0}, "micro_batch must be at least 1, got 0"),
-        ({"checkpointed_blocks": -1}, "checkpointed_blocks must not be negative, got -1"),
+        ({"checkpointed_blocks": -1}, "checkpointed_blocks must be at least 0, got -1"),
+        (
+            {"checkpointing": "selective"},
+            "checkpointed_blocks must be at least 1 where checkpointing is selective",
+        ),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
         ({"num_workers": 2}, "loader 'memory' does not go with num_workers=2"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.errors import BadJob, DoesNotFit
 from stoker.jobs import SGD, Job
@@ -67,25 +70,24 @@ JOBS: dict[str, tuple[Job, Coupling]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", ["one", "all"])
+@pytest.mark.parametrize(("count", "checkpointing"), [("one", "full"), ("all", "full"), ("all", "selective")])
 @pytest.mark.parametrize("name", JOBS)
-def test_checkpointing_learns_the_same(name: str, count: str) -> None:
+def test_checkpointing_learns_the_same(name: str, count: str, checkpointing: str) -> None:
     """Twelve updates in float64, some of ragged batches: weights, running statistics and their counts are bit-equal."""
     job, coupling = JOBS[name]
     blocks = 1 if count == "one" else num_blocks(job.model())
-    ours = trained(job, job.batch, coupling, checkpointed_blocks=blocks)
+    ours = trained(job, job.batch, coupling, checkpointed_blocks=blocks, checkpointing=checkpointing)
     assert are_equal(ours, trained(job, job.batch, coupling))
 
 
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", JOBS)
-def test_gradients_are_bit_equal_in_every_precision(name: str, precision: str) -> None:
+def test_gradients_are_bit_equal_in_every_precision(name: str, precision: str, checkpointing: str) -> None:
     """The second pass draws the same numbers and casts the same tensors as the first."""
     job, coupling = JOBS[name]
-    steps = [
-        Step(job, plan_of(job.batch, precision=precision, checkpointed_blocks=blocks), coupling)
-        for blocks in (0, num_blocks(job.model()))
-    ]
+    checkpointed = {"checkpointed_blocks": num_blocks(job.model()), "checkpointing": checkpointing}
+    steps = [Step(job, plan_of(job.batch, precision=precision, **how), coupling) for how in ({}, checkpointed)]
     for step in steps:
         train(job, step, 3)
     assert are_equal(*steps)
@@ -130,6 +132,89 @@ def test_a_checkpointed_block_keeps_its_input_alone() -> None:
     assert [reference.expired() for reference in between] == [False, False, False]
     loss.backward()
     assert [passes.count(block.linear) for block in repeated_blocks(model)] == [2, 2, 1]
+
+
+class CountingOperations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(model: nn.Module, inputs: torch.Tensor) -> Counter[str]:
+    """Operations of a forward and a backward pass."""
+    with CountingOperations() as counting:
+        model(inputs).sum().backward()
+    return counting.counts
+
+
+def test_selective_checkpointing_computes_no_product_twice() -> None:
+    """Nor attention; but the norms and functions between them."""
+    tokens = texts(4)[0]
+    plain, selective, full = gpt(), gpt(), gpt()
+    checkpoint(selective, 3, checkpointing="selective")
+    checkpoint(full, 3)
+    counts = [counted(model, tokens) for model in (plain, selective, full)]
+    for name in ("addmm", "_scaled_dot_product_flash_attention_for_cpu"):
+        assert counts[0][name] == counts[1][name] < counts[2][name]
+    assert counts[0]["native_layer_norm"] + 6 == counts[1]["native_layer_norm"] == counts[2]["native_layer_norm"]
+
+
+class InPlace(nn.Module):
+    """A linear layer whose result is changed in place, so that what was kept of it is not what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BW: torch.Tensor) -> torch.Tensor:
+        return x_BW + self.out(self.linear(x_BW).mul_(3.0).tanh())
+
+
+def test_results_changed_in_place_are_computed_again() -> None:
+    """Multiplied twice, they would be others."""
+    job = make_job(lambda: deep(InPlace), data=vectors(40))
+    ours = trained(job, 16, checkpointed_blocks=3, checkpointing="selective")
+    assert are_equal(ours, trained(job, 16))
+
+
+def test_a_graph_that_is_retained_uses_what_was_kept_twice() -> None:
+    """Two backward passes give twice the gradient of one."""
+    gradients = []
+    for times in (1, 2):
+        torch.manual_seed(0)
+        model = deep()
+        checkpoint(model, 3, checkpointing="selective")
+        loss = model(vectors(16)[0]).square().sum()
+        for time in range(times):
+            loss.backward(retain_graph=time + 1 < times)
+        gradients.append(model[0].weight.grad)
+    assert torch.equal(2 * gradients[0], gradients[1])
+
+
+def test_what_is_kept_is_freed_with_the_graph() -> None:
+    """Without a backward pass, and without the garbage collector: nothing refers to itself."""
+    model = gpt()
+    checkpoint(model, 3, checkpointing="selective")
+    kept: list[StorageWeakRef] = []
+    for block in repeated_blocks(model):
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(lambda *given: kept.append(StorageWeakRef(given[2].untyped_storage())))
+    gc.disable()
+    try:
+        output = model(texts(4)[0])
+        assert kept
+        assert not any(reference.expired() for reference in kept)
+        del output
+        assert all(reference.expired() for reference in kept)
+    finally:
+        gc.enable()
 
 
 def test_names_and_modules_stay() -> None:

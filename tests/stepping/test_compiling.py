@@ -115,8 +115,8 @@ def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("checkpointed", [0, 2])
-def test_blocks_that_are_alike_share_their_code(checkpointed: int) -> None:
+@pytest.mark.parametrize(("checkpointed", "checkpointing"), [(0, "full"), (2, "full"), (2, "selective")])
+def test_blocks_that_are_alike_share_their_code(checkpointed: int, checkpointing: str) -> None:
     """Four blocks, one graph, and one of the loss, checkpointed or not.
 
     Draws, running statistics and weights are those of the model.
@@ -124,15 +124,29 @@ def test_blocks_that_are_alike_share_their_code(checkpointed: int) -> None:
     from torch._dynamo.utils import counters
 
     counters.clear()
-    plain, compiled = steps_of(lambda: stack([Block() for _ in range(4)]), checkpointed_blocks=checkpointed)
+    plain, compiled = steps_of(
+        lambda: stack([Block() for _ in range(4)]), checkpointed_blocks=checkpointed, checkpointing=checkpointing
+    )
     assert compiled.compilation is not None
     assert len(compiled.compilation.regions) == 4
     for step in (plain, compiled):
         train(step.job, step, 3)
     assert compiled.compilation.problem is None
-    assert counters["stats"]["unique_graphs"] == 2
+    # Selective checkpointing is in the graph; blocks that keep everything have another one.
+    assert counters["stats"]["unique_graphs"] == (3 if checkpointing == "selective" else 2)
     assert list(tensors_of(compiled)) == list(tensors_of(plain))
     assert largest_difference(compiled, plain) < 1e-5
+
+
+class InPlace(nn.Module):
+    """A residual layer that changes what a linear layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x_BW: torch.Tensor) -> torch.Tensor:
+        return x_BW + self.out(self.linear(x_BW).mul_(3.0).tanh())
 
 
 def test_what_is_compiled_by_itself_is_most_of_the_model() -> None:
@@ -183,9 +197,21 @@ def test_inputs_of_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPat
         assert compilation.problem is None
 
 
-@pytest.mark.parametrize("checkpointed", [0, 3])
+@pytest.mark.usefixtures("traced_only")
+def test_selective_checkpointing_goes_with_changes_in_place_in_compiled_code() -> None:
+    """What is kept of a linear layer is what it gave, before it was changed."""
+    make = lambda: stack([InPlace() for _ in range(3)])  # noqa: E731 - a model's constructor
+    plain, compiled = steps_of(make, checkpointed_blocks=3, checkpointing="selective")
+    for step in (plain, compiled):
+        train(step.job, step, 3)
+    assert compiled.compilation is not None
+    assert compiled.compilation.problem is None
+    assert largest_difference(compiled, plain) < 1e-5
+
+
+@pytest.mark.parametrize(("checkpointed", "checkpointing"), [(0, "full"), (3, "full"), (3, "selective")])
 def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, checkpointed: int
+    monkeypatch: pytest.MonkeyPatch, checkpointed: int, checkpointing: str
 ) -> None:
     """Both passes are compiled before anything is computed, so that the first update can be made without.
 
@@ -199,7 +225,9 @@ def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
     backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=failing)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     torch._dynamo.reset()
-    plain, compiled = steps_of(lambda: stack([Block() for _ in range(3)]), checkpointed_blocks=checkpointed)
+    plain, compiled = steps_of(
+        lambda: stack([Block() for _ in range(3)]), checkpointed_blocks=checkpointed, checkpointing=checkpointing
+    )
     for step in (plain, compiled):
         with step.evaluation() as measure:
             measure(vectors(16), 16)

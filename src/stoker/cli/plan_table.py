@@ -111,7 +111,7 @@ def plan_in_brief(plan: Plan) -> str:
     if plan.memory_format != "contiguous":
         words.append(plan.memory_format.replace("_", "-"))
     if plan.checkpointed_blocks:
-        words.append(f"{plan.checkpointed_blocks} block{'' if plan.checkpointed_blocks == 1 else 's'} checkpointed")
+        words.append(plan.checkpointing_in_words())
     if plan.loss_chunks > 1:
         words.append(f"loss in {plan.loss_chunks} chunks")
     if plan.compile:

@@ -98,7 +98,7 @@ class _UpdateForecasts:
         capability = self._place.hardware.compute_capability or ""
         works = [
             self._planner.needs.work(trace_settings(p, self._profile, capability), num_micro_batches(self._profile, p))
-            for p in (plan, dataclasses.replace(plan, checkpointed_blocks=0))
+            for p in (plan, plan.without_checkpointing())
         ]
         return update_bounds(
             works[0], self._forecasts.update(plan), operation_times(hardware), hardware, ceilings,
@@ -109,7 +109,7 @@ class _UpdateForecasts:
         """Savings of plans that the planner could not choose, and of larger batches."""
         updates_s, now_s = times.split_s["update"], self._forecasts.update(plan).step_s.value
         if plan.checkpointed_blocks:
-            step_s = self._forecasts.update(dataclasses.replace(plan, checkpointed_blocks=0)).step_s
+            step_s = self._forecasts.update(plan.without_checkpointing()).step_s
             change = f"Take a device with more memory: {plan.checkpointed_blocks} blocks are computed twice to save it."
             yield _remedy(change, updates_s, step_s.scaled(1 / now_s))
         yield from self._larger_batches(plan, updates_s, now_s)

@@ -106,6 +106,7 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         device=plan.device,
         micro_batch=plan.micro_batch,
         checkpointed_blocks=plan.checkpointed_blocks,
+        checkpointing=plan.checkpointing,
         loss_chunks=plan.loss_chunks,
         threads=plan.threads,
         loader="inline",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Precision, Price
 from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.profile import Coupling
@@ -27,6 +28,9 @@ _MOST = {
 
 Malloc = Literal["retained", "default", "mapped"]
 """Memory of a process on a CPU: kept once allocated, as the C library decides, or given back block by block."""
+
+Checkpointing = Literal["full", "selective"]
+"""What a checkpointed block computes again: everything, or all but products, convolutions and attention."""
 
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
@@ -61,12 +65,13 @@ class Plan:
     `micro_batch` is the most samples that go through the model at once in a process; an optimiser batch is cut into
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
-    again in the backward pass. `loss_chunks` is in how many parts a micro-batch's tokens go through output layer and
-    loss. `malloc` is how the host's memory is had: `retained` keeps what the system gave once, `mapped` asks for each
-    large tensor and gives it back at once. `captured` repeats the operations of a pass as they were noted once, without
-    autograd. `checkpoint_every_s` is the time between checkpoints [s]; where `device_mtbf_h` is given, the mean time of
-    one device between two failures [h], it is a forecast, and follows from that and what saving takes once that is
-    measured.
+    again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
+    gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a micro-batch's
+    tokens go through output layer and loss. `malloc` is how the host's memory is had: `retained` keeps what the system
+    gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the operations of a
+    pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints [s]; where
+    `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and follows from
+    that and what saving takes once that is measured.
     """
 
     schema: ClassVar[int] = 1
@@ -76,6 +81,7 @@ class Plan:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
+    checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
     loss_chunks: int = 1
     compile: bool = False
     captured: bool = False
@@ -95,8 +101,9 @@ class Plan:
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"{name} must be at most {most:,}, got {getattr(self, name)}")
-        if self.checkpointed_blocks < 0:
-            raise ValueError(f"checkpointed_blocks must not be negative, got {self.checkpointed_blocks}")
+        if self.checkpointed_blocks < (least := int(self.checkpointing == "selective")):
+            where = f" where checkpointing is {self.checkpointing}" if least else ""
+            raise ValueError(f"checkpointed_blocks must be at least {least}{where}, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
@@ -110,6 +117,15 @@ class Plan:
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
             raise ValueError(f"device_mtbf_h must be positive, got {self.device_mtbf_h}")
 
+    def without_checkpointing(self) -> Plan:
+        """The same plan, in which nothing is computed twice."""
+        return replace(self, checkpointed_blocks=0, checkpointing="full")
+
+    def checkpointing_in_words(self) -> str:
+        """`12 checkpointed blocks`, or `12 selectively checkpointed blocks`."""
+        how = "selectively " if self.checkpointing == "selective" else ""
+        return f"{self.checkpointed_blocks} {how}checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}"
+
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -120,7 +136,7 @@ class Plan:
         words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
         words.append(f"{self.optimizer_implementation} optimiser")
         if self.checkpointed_blocks:
-            words.append(f"{self.checkpointed_blocks} checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}")
+            words.append(self.checkpointing_in_words())
         if self.loss_chunks > 1:
             words.append(f"loss in {self.loss_chunks} chunks")
         if self.compile:

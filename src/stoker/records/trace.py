@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from stoker.records.codec import JSON, OMIT_DEFAULT
 from stoker.records.device import Precision
+from stoker.records.plan import Checkpointing
 
 Phase = Literal["forward", "backward", "optimizer"]
 """Where in an update: the forward pass and loss; the backward pass, recomputation included; what follows (clipping,
@@ -142,7 +143,8 @@ class TraceSettings:
 
     `capability` is the compute capability of a CUDA target, such as `8.9`, and empty for a CPU: it decides which
     attention kernel runs. `parts` is 1, or 2 for an update of several micro-batches, whose second stands for all but
-    the first. `checkpointed_blocks` and `loss_chunks` as in a Plan. `gathered_in` is the dtype that a layout gathers
+    the first. `checkpointed_blocks`, `checkpointing` and `loss_chunks` as in a
+    Plan. `gathered_in` is the dtype that a layout gathers
     parameters in and computes with, while masters, summed gradients and the optimiser's state are fp32 (`fully_shard`
     with `MixedPrecisionPolicy(param_dtype, reduce_dtype=fp32)`); None: weights are used as they are stored, and
     `precision` bf16 is autocast.
@@ -157,6 +159,7 @@ class TraceSettings:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
+    checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
     loss_chunks: int = 1
     gathered_in: Literal["bf16"] | None = field(default=None, metadata=OMIT_DEFAULT)
 

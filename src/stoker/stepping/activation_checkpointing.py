@@ -5,11 +5,15 @@ The repeated blocks of a model, found here, are also the unit of compilation, sh
 What: the first `count` of a model's repeated blocks go through `torch.utils.checkpoint` (not reentrant). Random draws
 are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics. Autocast
 keeps no casts of these blocks' weights.
-Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
+Under selective checkpointing they keep what products, convolutions and attention gave as well, which are most of a
+pass's time and a third to a half of its memory; only what lies between is computed again.
+Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step;
+selective: their norms and functions, a twentieth to a tenth.
 Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
 change a large buffer in place after their first pass; each is refused when it happens.
 Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174,
-section 3; https://docs.pytorch.org/docs/stable/checkpoint.html.
+section 3; https://docs.pytorch.org/docs/stable/checkpoint.html. Selective: V. Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", arXiv:2205.05198, section 5, and the policy of TorchTitan, arXiv:2410.06511.
 """
 
 from __future__ import annotations
@@ -18,16 +22,19 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointError
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointError, create_selective_checkpoint_contexts, noop_context_fn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from stoker.errors import BadJob, DoesNotFit
 from stoker.loading.fields import map_tensors
+from stoker.records.plan import Checkpointing
 from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.without_compiler import without_compiler
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -116,6 +123,17 @@ def _num_parameters(blocks: list[nn.Module]) -> int:
 
 
 _REMEDY = "Use a plan with checkpointed_blocks 0."
+_ATEN = torch.ops.aten
+_KEPT = frozenset(
+    getattr(_ATEN, name)
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_grouped_mm",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+)  # fmt: skip
+"""Operations whose results selective checkpointing keeps."""
 _SMALL = 4096
 """Elements up to which a buffer is copied before every pass even if it never changed so far: a counter may start."""
 
@@ -129,6 +147,8 @@ def checkpoint(
     model: nn.Module,
     count: int,
     conditions: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    *,
+    checkpointing: Checkpointing = "full",
 ) -> None:
     """Checkpoint the first `count` of `repeated_blocks(model)`, in place; names and identity of modules stay.
 
@@ -136,6 +156,7 @@ def checkpoint(
         model: its blocks' `forward` is wrapped; a copy of the model is checkpointed as well.
         count: number of blocks; 0 changes nothing.
         conditions: the context of the second forward pass, besides autocast, which PyTorch restores itself.
+        checkpointing: `selective` keeps what products, convolutions and attention give.
 
     Raises:
         BadJob: the model has fewer blocks.
@@ -151,7 +172,9 @@ def checkpoint(
         )
     names = {id(module): name for name, module in model.named_modules()}
     for block in blocks[:count]:
-        block.forward = Checkpointed(block, block.forward, names[id(block)], conditions)
+        block.forward = Checkpointed(
+            block, block.forward, names[id(block)], conditions, is_selective=checkpointing == "selective"
+        )
 
 
 def not_repeatable(problem: CheckpointError) -> DoesNotFit:
@@ -176,6 +199,7 @@ class Checkpointed:
     forward: Callable[..., Any]
     name: str
     conditions: Callable[[], contextlib.AbstractContextManager[Any]]
+    is_selective: bool = False
     changing: frozenset[str] | None = field(default=None, init=False)
     """Names of the block's buffers, except batch norms', that a pass has changed; None before the first pass."""
 
@@ -193,11 +217,14 @@ class Checkpointed:
             if not any(need):  # a frozen block before the first trained layer keeps nothing anyway
                 return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler repeats operations, not passes: nothing happens twice
+            if self.is_selective:
+                return selectively_checkpointed(self.forward, *args, **kwargs)
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
         # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
         kept = _as_it_is_now((args, kwargs))
+        contexts = _eager_contexts if self.is_selective else noop_context_fn
         with without_cached_casts():
-            return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+            return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, context_fn=contexts)
 
 
 @contextlib.contextmanager
@@ -212,6 +239,77 @@ def without_cached_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def selectively_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A forward pass as the compiler captures it, by contexts that it knows."""
+    return checkpointed(forward, *args, use_reentrant=False, context_fn=_compiled_contexts, **kwargs)
+
+
+def _compiled_contexts() -> Any:
+    return create_selective_checkpoint_contexts(
+        [getattr(operation, name) for operation in _KEPT for name in operation.overloads()]
+    )
+
+
+def _eager_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """Contexts of the first and of the second forward pass."""
+    kept: list[_KeptResult] = []
+    return _Keeping(kept), _Reusing(kept)
+
+
+class _KeptResult(NamedTuple):
+    """What an operation of the first pass gave; `versions` count the changes in place."""
+
+    operation: Any
+    result: Any
+    versions: list[int]
+
+
+class _Keeping(TorchDispatchMode):
+    """Notes the results of the operations that are kept."""
+
+    def __init__(self, kept: list[_KeptResult]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _KEPT:
+            # Detached: the result itself gets the graph, which holds this pass. Below autograd, a view counts its
+            # base's changes in place only with this key.
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
+                detached = map_tensors(result, torch.Tensor.detach)
+            self._kept.append(_KeptResult(func, detached, _versions(detached)))
+        return result
+
+
+class _Reusing(TorchDispatchMode):
+    """Gives the noted results in their order; one that was changed in place since is computed again.
+
+    PyTorch's own context refuses such a result, as that of a linear layer before an activation in place.
+    """
+
+    def __init__(self, kept: list[_KeptResult]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept, self._next = kept, iter(kept)
+
+    def __enter__(self) -> Self:
+        self._next = iter(self._kept)  # a graph that is retained goes through it again
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in _KEPT:
+            kept = next(self._next, None)
+            if kept is None or kept.operation is not func:
+                raise CheckpointError(f"the second pass computes {func}, which the first did not at that place")
+            if _versions(kept.result) == kept.versions:
+                return kept.result
+        return func(*args, **(kwargs or {}))
+
+
+without_compiler(_Keeping.__torch_dispatch__)
+without_compiler(_Reusing.__torch_dispatch__)
 
 
 class _Passes:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from stoker.loading.order import device_generator, extended, seed_torch
-from stoker.stepping.torch_compile import without_compiler
+from stoker.stepping.without_compiler import without_compiler
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -161,7 +161,8 @@ class Step:
         self.model = place_model(build_model(job) if model is None else model, plan, dtype)
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
-        checkpoint(self.model, plan.checkpointed_blocks, self._conditions)  # before stages lose blocks
+        # Before stages lose blocks.
+        checkpoint(self.model, plan.checkpointed_blocks, self._conditions, checkpointing=plan.checkpointing)
         # A given dtype takes the place of the plan's precision.
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
         self._strategy = parallelize(computed, self.model, world, job, is_apart=job.sync is not None)
@@ -274,7 +275,7 @@ class Step:
             ValueError: it differs in what is built once.
         """
         coupling, old = coupling or self.coupling, self.plan
-        built = ("device", "checkpointed_blocks", "loss_chunks", "layout")
+        built = ("device", "checkpointed_blocks", "checkpointing", "loss_chunks", "layout")
         if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
             raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
         require_legal(self.job, plan, coupling)

@@ -18,27 +18,32 @@ regions as in https://docs.pytorch.org/tutorials/recipes/regional_compilation.ht
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import shutil
-import sys
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from stoker.activity import doing
 from stoker.errors import DoesNotFit
-from stoker.stepping.activation_checkpointing import Checkpointed, alike_blocks, without_cached_casts
+from stoker.stepping.activation_checkpointing import (
+    Checkpointed,
+    alike_blocks,
+    selectively_checkpointed,
+    without_cached_casts,
+)
 
 _RUNS_AS_IT_IS = "the model cannot be compiled and runs as it is"
 _UNCOMPILED = ContextVar("_UNCOMPILED", default=False)
@@ -92,7 +97,11 @@ def compile_in_place(model: nn.Module, device: torch.device, apart: Sequence[nn.
     compilation = Compilation(tuple(apart or compiled_regions(model)))
     for region in compilation.regions:
         # Not `region.compile()`: it silently does nothing for a module of PyTorch's own class, such as nn.Sequential.
-        if isinstance(region.forward, Checkpointed):  # the block within, so that its code is shared too
+        if isinstance(region.forward, Checkpointed) and region.forward.is_selective:
+            # What is kept is the compiler's to know: the checkpoint is in the graph.
+            inside = functools.partial(selectively_checkpointed, region.forward.forward)
+            region.forward = _Region(region.forward, compilation, inside)
+        elif isinstance(region.forward, Checkpointed):  # the block within, so that its code is shared too
             region.forward.forward = _Region(region.forward.forward, compilation)
         else:
             region.forward = _Region(region.forward, compilation)
@@ -144,15 +153,17 @@ class _Region:
     """A region's forward pass, compiled at its first call; uncompiled from the moment one region cannot be captured.
 
     A region is captured whole or not at all, forward and backward before anything is computed: a failed call has
-    changed nothing, and is repeated uncompiled.
+    changed nothing, and is repeated uncompiled. `compiled` is what is compiled, if not `forward`.
     """
 
-    def __init__(self, forward: Callable[..., Any], compilation: Compilation) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], compilation: Compilation, compiled: Callable[..., Any] | None = None
+    ) -> None:
         self.uncompiled, self._compilation = forward, compilation
         # The option for every call, where this PyTorch has it; patching its setting takes 70 µs a call.
         has_option = "recompile_limit" in inspect.signature(torch.compile).parameters
         limit: dict[str, Any] = {"recompile_limit": MOST_SHAPES} if has_option else {}
-        self._compiled = torch.compile(forward, dynamic=False, fullgraph=True, **limit)
+        self._compiled = torch.compile(compiled or forward, dynamic=False, fullgraph=True, **limit)
         self._is_compiled = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,6 +202,10 @@ def _first_call() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         # Advice of inductor about speed, such as to allow tf32: the plan has decided.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor\.")
+        # Advice about changes in place under selective checkpointing, which compiled code does not have.
+        advice = logging.getLogger("torch._higher_order_ops.wrap")
+        stack.callback(advice.setLevel, advice.level)
+        advice.setLevel(logging.ERROR)
         for module, switches in _SWITCHES.items():
             config: Any = importlib.import_module(module)
             known = {name: value for name, value in switches.items() if hasattr(config, name)}
@@ -217,40 +232,3 @@ def _absent(variable: str, names: tuple[str, ...], language: str) -> str | None:
     if any(shutil.which(name) for name in candidates):
         return None
     return f"no {language} compiler is found here (looked for {', '.join(candidates)})"
-
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def without_compiler(wrapper: FunctionT) -> FunctionT:
-    """The wrapper, which from now on calls its function without importing the compiler: for what is never compiled.
-
-    PyTorch wraps methods of optimisers, and those that see every operation, so that its compiler does not trace them. A
-    wrapper imports the compiler at its first call, which takes a second of every start, asks it for a function to call
-    instead, and keeps that in an attribute of the function.
-    Source: `_disable_dynamo` in torch/_compile.py. In a version without the attribute the compiler is imported.
-    """
-    plain = inspect.getclosurevars(wrapper).nonlocals.get("fn")  # its `__wrapped__` may name another
-    if plain is not None and not hasattr(plain, "__dynamo_disable"):
-        setattr(plain, "__dynamo_disable", plain)
-    return wrapper
-
-
-def _operations_without_compiler() -> None:
-    """`without_compiler` for PyTorch's operations in Python, which run on tensors without memory.
-
-    Initial weights are drawn by one of them where a model's outline is made: that alone would import the compiler.
-    """
-    names = ("torch._refs", "torch._refs.nn.functional", "torch._refs.special", "torch._refs.linalg")
-    pending = [value for name in names if name in sys.modules for value in vars(sys.modules[name]).values()]
-    known: set[int] = set()
-    while pending:
-        function = pending.pop()
-        if isinstance(function, types.FunctionType) and id(function) not in known:
-            known.add(id(function))
-            if function.__code__.co_filename.endswith("torch/_compile.py"):
-                without_compiler(function)
-            pending += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-
-
-_operations_without_compiler()

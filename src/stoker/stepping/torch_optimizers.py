@@ -31,7 +31,7 @@ from stoker.stepping import muon, schedule_free
 from stoker.stepping.distributed_tensors import is_spread, local
 from stoker.stepping.fused_update import kernel_of
 from stoker.stepping.own_step import own_optimizers
-from stoker.stepping.torch_compile import without_compiler
+from stoker.stepping.without_compiler import without_compiler
 
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 """Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""

@@ -191,6 +191,7 @@ def real_sizes(name: str, chosen: TraceSettings) -> list[int]:
     plan = Plan(
         device="cpu", micro_batch=chosen.micro_batch, precision=chosen.precision, loader="inline",
         optimizer_implementation=chosen.optimizer_implementation, checkpointed_blocks=chosen.checkpointed_blocks,
+        checkpointing=chosen.checkpointing,
     )  # fmt: skip
     step = Step(dataclasses.replace(job, batch=size), plan, SEPARABLE)
     indices = np.arange(size, dtype=np.int64)

@@ -38,6 +38,8 @@ from tests.profiling.tracing.jobs import (
         ("gpt", {"precision": "bf16", "parts": 2}),
         ("gpt", {"checkpointed_blocks": 3}),
         ("gpt", {"checkpointed_blocks": 2, "precision": "bf16"}),
+        ("gpt", {"checkpointed_blocks": 3, "checkpointing": "selective"}),
+        ("gpt", {"checkpointed_blocks": 3, "checkpointing": "selective", "precision": "bf16", "parts": 2}),
         ("encoder", {}),
         ("vit", {"optimizer_implementation": "foreach"}),
         ("moe", {}),
@@ -134,18 +136,25 @@ def test_backward_operations_belong_to_the_module_and_line_of_their_forward_oper
 
 
 def test_recomputation_is_backward_and_runs_the_same_kernel():
-    """A checkpointed block's second forward pass is part of the backward pass, with the same attention kernel."""
-    plain, checkpointed = (traced("gpt", "cuda", precision="bf16", checkpointed_blocks=n) for n in (0, 3))
+    """A checkpointed block's second forward pass is part of the backward pass, with the same attention kernel.
+
+    Which selective checkpointing leaves out.
+    """
+    plain, checkpointed, selective = (
+        traced("gpt", "cuda", precision="bf16", **changed)
+        for changed in ({}, {"checkpointed_blocks": 3}, {"checkpointed_blocks": 3, "checkpointing": "selective"})
+    )
     names = [
         Counter(
             (trace.operations[one.operation].name, one.phase)
             for one in trace.occurrences
             if "attention" in trace.operations[one.operation].name
         )
-        for trace in (plain, checkpointed)
+        for trace in (plain, checkpointed, selective)
     ]
     assert names[0]["_scaled_dot_product_flash_attention", "forward"] == 3
     assert names[1] == names[0] + Counter({("_scaled_dot_product_flash_attention", "backward"): 3})
+    assert names[2] == names[0]
     activations = [sum(s.num_bytes for s in t.storages if s.category == "activation") for t in (plain, checkpointed)]
     assert activations[1] < activations[0] / 2
 

@@ -34,6 +34,9 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "gpt in chunks in bf16": ("gpt", None, {"micro_batch": 8, "precision": "bf16", "loss_chunks": 2}),
     "cnn in bf16": ("cnn", None, {"micro_batch": 8, "precision": "bf16"}),
     "gpt checkpointed": ("gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
+    "gpt checkpointed selectively": (
+        "gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2, "checkpointing": "selective"}
+    ),
     "gpt in chunks": ("gpt", torch.float64, {"micro_batch": 8, "loss_chunks": 2}),
     "momentum": ("momentum", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
     "cnn": ("cnn", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
@@ -41,7 +44,7 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "cnn in groups": ("cnn in groups", torch.float64, {"micro_batch": 3}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
     "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
-}
+}  # fmt: skip
 """Job, dtype and plan of what is trained, by name."""
 
 LONG = ("gpt", "gpt in fp32", "cnn")

@@ -335,16 +335,19 @@ def test_what_does_not_go_with_divided_matrices_is_refused(
 
 
 def _in_other_ways(world: World, layout: Layout) -> list[Learned]:
-    """A few updates under autocast, and with blocks checkpointed."""
+    """A few updates under autocast, and with blocks checkpointed, in full and selectively."""
+    ways = ("full", "selective")
+    checkpointed = [plan_of(16, layout=layout, checkpointed_blocks=2, checkpointing=way) for way in ways]
     return [
         taught(world, gpt_job(), plan_of(16, layout=layout, precision="bf16"), SEPARABLE, None, 6),
-        taught(world, gpt_job(), plan_of(16, layout=layout, checkpointed_blocks=2), SEPARABLE, torch.float64, 3),
+        *(taught(world, gpt_job(), plan, SEPARABLE, torch.float64, 3) for plan in checkpointed),
     ]
 
 
 def test_autocast_and_checkpointed_blocks_go_along() -> None:
     """Under bf16 losses are within 1e-3 of one process's under bf16; recomputation changes nothing."""
     expected = _in_other_ways(ALONE, Layout())
-    for in_bf16, checkpointed in on_ranks(TENSOR, _in_other_ways, TENSOR):
+    for in_bf16, *checkpointed in on_ranks(TENSOR, _in_other_ways, TENSOR):
         assert largest_loss_difference(in_bf16, expected[0]) < 1e-3
-        assert largest_difference(checkpointed.weights, expected[1].weights) < LIMITS[torch.float64]
+        for ours, alone in zip(checkpointed, expected[1:], strict=True):
+            assert largest_difference(ours.weights, alone.weights) < LIMITS[torch.float64]

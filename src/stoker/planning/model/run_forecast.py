@@ -124,7 +124,8 @@ class Needs:
         """
         for known, passes, is_compiled in list(self._lives):
             same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
-            is_like = known.checkpointed_blocks == num_blocks and passes == micro_batches and not is_compiled
+            is_full = known.checkpointed_blocks == num_blocks and known.checkpointing == "full"
+            is_like = is_full and passes == micro_batches and not is_compiled
             if is_like and same == settings:
                 key = known, passes, is_compiled
                 if key not in self._uncheckpointed:

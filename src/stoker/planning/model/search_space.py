@@ -20,6 +20,7 @@ from stoker.layouts import all_axes
 from stoker.layouts.base import LayoutAxis
 from stoker.records import Device, Layout, Loader, Malloc, Plan, Precision, Profile
 from stoker.records.layout import ONE_PROCESS
+from stoker.records.plan import Checkpointing
 from stoker.records.trace import TraceSettings
 
 HOST_WORKERS = (8, 4)
@@ -74,21 +75,30 @@ def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     """`plan`, then with settings that save memory, the least costly in time first.
 
     Only models of few blocks checkpoint some of them: under autocast such an update does not repeat from block to
-    block, so that all blocks have to be traced.
+    block, so that all blocks have to be traced. On a CPU, where the time between products is a large part, selective
+    checkpointing is for pinned plans.
     """
-    num_blocks = profile.num_blocks
+    num_blocks, on_cpu = profile.num_blocks, plan.device == "cpu"
     quarters = (1, 2, 3) if num_blocks <= MOST_BLOCKS_CUT else ()
-    counts = dict.fromkeys((0, *(num_blocks * quarter // 4 for quarter in quarters), num_blocks))
+    counts = dict.fromkeys((*(num_blocks * quarter // 4 for quarter in quarters), num_blocks))
+    checkpointed: list[tuple[int, Checkpointing]] = [(count, "full") for count in counts if count]
+    if checkpointed and not on_cpu:
+        checkpointed.insert(0, (num_blocks, "selective"))
     # A loss in chunks computes nothing twice: it comes before checkpointing, and stays.
-    ways = dict.fromkeys(((0, 1), *((count, profile.loss_chunks) for count in counts)))
-    for count, chunks in ways:
-        for malloc in _MALLOCS if plan.device == "cpu" else ("default",):
-            yield dataclasses.replace(plan, checkpointed_blocks=count, loss_chunks=chunks, malloc=malloc)
+    ways: list[tuple[int, Checkpointing, int]] = [
+        (0, "full", chunks) for chunks in dict.fromkeys((1, profile.loss_chunks))
+    ]
+    ways += [(count, checkpointing, profile.loss_chunks) for count, checkpointing in checkpointed]
+    for count, checkpointing, chunks in ways:
+        for malloc in _MALLOCS if on_cpu else ("default",):
+            yield dataclasses.replace(
+                plan, checkpointed_blocks=count, checkpointing=checkpointing, loss_chunks=chunks, malloc=malloc
+            )
 
 
-def saving_of(plan: Plan) -> tuple[int, int, Malloc]:
+def saving_of(plan: Plan) -> tuple[int, Checkpointing, int, Malloc]:
     """The plan's settings of `saving_memory`."""
-    return plan.checkpointed_blocks, plan.loss_chunks, plan.malloc
+    return plan.checkpointed_blocks, plan.checkpointing, plan.loss_chunks, plan.malloc
 
 
 def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
@@ -125,6 +135,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         memory_format=plan.memory_format,
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,
+        checkpointing=plan.checkpointing,
         loss_chunks=plan.loss_chunks,
         gathered_in=layout.gathered_in(plan.precision),
     )

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from stoker.errors import NoDevice
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import TraceSettings
-from stoker.stepping.torch_compile import without_compiler
+from stoker.stepping.without_compiler import without_compiler
 
 try:
     from torch._subclasses import fake_tensor

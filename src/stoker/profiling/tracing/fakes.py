@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stoker.errors import BadJob
 from stoker.profiling.tracing.fake_device import Patches, fake_like, is_fake, unwatched
 from stoker.profiling.tracing.operations import tensors_in
-from stoker.stepping.torch_compile import without_compiler
+from stoker.stepping.without_compiler import without_compiler
 
 _SMALL = 2**16
 """Scalars up to which a tensor that a model makes of itself is computed for real."""

@@ -33,7 +33,7 @@ from stoker.profiling.tracing.operations import (
 from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
 from stoker.profiling.tracing.target_kernels import completed, stand_in
 from stoker.records import Occurrence, Phase
-from stoker.stepping.torch_compile import without_compiler
+from stoker.stepping.without_compiler import without_compiler
 
 aten = torch.ops.aten
 

@@ -106,6 +106,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
         memory_format=settings.memory_format,
         optimizer_implementation=settings.optimizer_implementation,
         checkpointed_blocks=settings.checkpointed_blocks,
+        checkpointing=settings.checkpointing,
         loss_chunks=settings.loss_chunks,
         loader="inline",
     )
