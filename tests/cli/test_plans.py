@@ -202,7 +202,7 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
         compile=True, threads=2, loader="workers", num_workers=4, optimizer_implementation="fused",
     )  # fmt: skip
     brief = plan_in_brief(loaded)
-    for words in ("bf16", "channels-last", "3 blocks checkpointed", "compiled", "fused", "2 threads", "4 loader"):
+    for words in ("bf16", "channels-last", "3 checkpointed blocks", "compiled", "fused", "2 threads", "4 loader"):
         assert words in brief
 
 
@@ -210,7 +210,7 @@ def test_one_of_a_thing_is_not_said_as_of_several() -> None:
     """A block, a worker; also where a plan is told in full."""
     plan = Plan(device="cpu", micro_batch=8, checkpointed_blocks=1, loader="workers", num_workers=1)
     brief = plan_in_brief(plan)
-    assert "1 block checkpointed" in brief
+    assert "1 checkpointed block" in brief
     assert brief.endswith("1 loader worker")
     assert "1 loader worker · default optimiser · 1 checkpointed block" in plan.in_words()
 
