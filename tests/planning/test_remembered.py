@@ -53,10 +53,11 @@ def test_a_plan_is_ruled_out_by_one_that_saves_more() -> None:
 
 
 def test_a_plan_that_saves_memory_in_another_way_is_not_ruled_out() -> None:
-    """The loss in more chunks, or the host's memory given back sooner; the other way round it is."""
-    thrifty = dataclasses.replace(FAILED, loss_chunks=8, malloc="default")
+    """Blocks in full, the loss in more chunks, the host's memory given back sooner; the other way round it is."""
+    thrifty = dataclasses.replace(FAILED, checkpointed_blocks=4, loss_chunks=8, malloc="default")
     for wasteful in (
         dataclasses.replace(thrifty, loss_chunks=1), dataclasses.replace(thrifty, malloc="retained"),
+        dataclasses.replace(thrifty, checkpointing="selective"),
     ):  # fmt: skip
         assert failure(thrifty).rules_out(wasteful), wasteful
         assert not failure(wasteful).rules_out(thrifty), wasteful

@@ -339,6 +339,7 @@ class OutOfMemory:
         """True if `plan` of the same job needs at least as much memory: as many samples, saving no more."""
         saves_no_more = (
             plan.checkpointed_blocks <= self.plan.checkpointed_blocks
+            and (plan.checkpointing == "selective" or self.plan.checkpointing == "full" or not plan.checkpointed_blocks)
             and plan.loss_chunks <= self.plan.loss_chunks
             and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
         )
