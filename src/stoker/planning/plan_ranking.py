@@ -242,7 +242,7 @@ def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> P
 _COPIES_OF_PARAMETERS = 4
 
 _AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
-              "checkpointed": 1.3, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
+              "full": 1.3, "selective": 1.1, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
 """Typical time ratio of an update with each of these to one without, for an order in which to try plans."""
 _OPTIMIZERS_AS_A_RULE = {"fused": 1.0, "foreach": 1.05, "default": 1.1}
 
@@ -338,7 +338,7 @@ def _guessed_seconds_per_sample(plan: Plan, bases: Sequence[Candidate], profile:
 def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
     """Typical time of a plan over the usually fastest one's [1]."""
     words: set[str] = {plan.precision, plan.memory_format, plan.malloc, plan.loader}
-    words |= {"checkpointed"} if plan.checkpointed_blocks else set()
+    words |= {plan.checkpointing} if plan.checkpointed_blocks else set()
     halvings = {
         "half the micro-batch": math.log2(profile.batch / plan.micro_batch),
         "half the threads": math.log2(device.cores / plan.threads) if device.kind == "cpu" else 0.0,
