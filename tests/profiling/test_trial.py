@@ -204,7 +204,11 @@ def test_a_compiled_plan_is_compared_with_fp32(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_checkpointed_stays_so_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fp32 gradient is computed within the memory that the plan needs."""
-    counts: list[int] = []
-    monkeypatch.setattr("stoker.stepping.step.checkpoint", lambda model, count, conditions: counts.append(count))
-    tried(job_of(), dataclasses.replace(PLAN, checkpointed_blocks=3, precision="bf16"))
-    assert set(counts) == {3}
+    seen: list[tuple[int, str]] = []
+
+    def noted(model: object, count: int, conditions: object, *, checkpointing: str) -> None:
+        seen.append((count, checkpointing))
+
+    monkeypatch.setattr("stoker.stepping.step.checkpoint", noted)
+    tried(job_of(), dataclasses.replace(PLAN, checkpointed_blocks=3, checkpointing="selective", precision="bf16"))
+    assert set(seen) == {(3, "selective")}
