@@ -23,15 +23,15 @@ demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and a
 demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (5 minutes; needs bubblewrap)
 	@$(BIN)/python examples/pool_demo.py
 
-test: $(INSTALLED) ## Everything that must hold; the same command CI runs (20 minutes on two cores)
+test: $(INSTALLED) ## Lint, types, layers, and all tests but the slow ones (8 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 # The lint has one core while the tests begin on the others.
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
-test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (8 minutes)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 -m slow
+test-slow: $(INSTALLED) ## The slow ones: whole runs, kills, studies, traces of large models; CI runs them too (20 minutes)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal -m slow
 
 test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
 	$(BIN)/python -m pytest -q -n 0 -m places tests/places

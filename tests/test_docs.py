@@ -129,6 +129,7 @@ def test_relative_links_resolve(page: Path) -> None:
         assert not anchor or anchor in _anchors(there), f"{there.name} has no heading for #{anchor}"
 
 
+@pytest.mark.slow
 @every_page
 def test_commands_parse(page: Path) -> None:
     """Each `stoker …` line has the commands, options and number of arguments that the command line takes."""

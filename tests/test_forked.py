@@ -44,6 +44,7 @@ def waiting() -> Iterator[Forked]:
         process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_program_has_what_a_process_has_of_its_own(place: Path, code: int) -> None:
     """Arguments, environment, working directory, output and exit code, as if Python had been started for it."""

@@ -117,6 +117,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = stoker.trane  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
     """The first update does not wait for Plotly and Jinja2."""
     code = "import json, sys, stoker; stoker.train; print(json.dumps(list(sys.modules)))"

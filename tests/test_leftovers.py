@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAVES = """
 import os, signal, subprocess, sys, tempfile
 
@@ -34,6 +36,7 @@ def session(tmp_path: Path, **environment: str) -> tuple[int, list[str]]:
     return done.returncode, [path.name for path in system.iterdir()]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_systems_temporary_directory(tmp_path: Path) -> None:
     """Neither by a process that a test killed; nor, once there was another session, by a session that was killed."""
     code, left = session(tmp_path, KILLED="1")

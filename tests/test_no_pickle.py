@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parent.parent / "src" / "stoker"
 
 OWN_CHILDREN = {"store/child_process.py", "testing/ranks.py"}
@@ -42,6 +44,7 @@ def problems(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_from_outside_is_unpickled() -> None:
     """No object collective, no module that unpickles, anywhere but between a parent and its children."""
     files = {str(path.relative_to(SOURCE)): problems(path) for path in sorted(SOURCE.rglob("*.py"))}

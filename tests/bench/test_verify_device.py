@@ -154,6 +154,7 @@ def test_what_a_late_process_had_not_answered_is_left_for_later(tmp_path: Path) 
     assert list(json.loads(path.read_text())["tried"]) == ["0"]
 
 
+@pytest.mark.slow
 def test_the_rehearsal_forecasts_then_measures_then_concludes(tmp_path: Path) -> None:
     """One case on the CPU: what was forecast has its digest, and there are residuals of memory and time."""
     path = tmp_path / "rehearsal.json"

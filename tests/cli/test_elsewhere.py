@@ -43,6 +43,7 @@ def run(place: Path, fake_place: Any, trained: Path) -> Elsewhere:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_comes_home_and_is_a_run_as_any_other(run: Elsewhere) -> None:
     """`runs`, `report`, `runs diff`, `runs export`, `export` and `stoker.load` work on it."""
     outcome = stoker_here("attach", "blobs")

@@ -129,6 +129,7 @@ def test_the_model_is_made_again_from_json_and_safetensors() -> None:
         stoker.load(run.path).model(blobs_job())
 
 
+@pytest.mark.slow
 def test_a_network_that_was_pruned_twice_is_made_again_cut_by_cut() -> None:
     """The second run's record has the first cut as well."""
     original, _, teacher, pruning = begun()

@@ -46,6 +46,7 @@ def test_the_bound_of_lost_rows_is_the_exact_one(lost: int) -> None:
     assert so_few == pytest.approx(0.05, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_as_often_as_it_says() -> None:
     """Over many samples of rows, the true drop lies above the bound at most in about 5 % of them."""
     draw, true_drop, missed = np.random.default_rng(0), 0.02, 0

@@ -109,6 +109,7 @@ def test_samples_of_different_shapes_are_given_one_by_one(tmp_path: Path) -> Non
         assert int(found["label"]) == expected["label"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadly", [4, 22])
 def test_a_killed_process_loses_one_file_at_most(tmp_path: Path, deadly: int) -> None:
     """SIGKILL while a sample is read: nothing counts as packed; the next one reads only what is missing."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _CODE = """
 import sys
 import stoker.engines.openvino
@@ -16,6 +18,7 @@ assert not sent, sent
 """
 
 
+@pytest.mark.slow
 def test_openvino_and_nncf_are_loaded_without_the_package_that_sends() -> None:
     """Neither an engine nor a quantiser loads what reports their use to their makers."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _CODE], capture_output=True, text=True, check=False)

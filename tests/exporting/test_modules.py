@@ -128,6 +128,7 @@ def test_the_source_is_the_module_and_the_libraries_are_named(artifact) -> None:
     assert {"torch", "onnx", "openvino", "onnxruntime", "python", "stoker"} <= set(artifact.manifest.libraries)
 
 
+@pytest.mark.slow
 def test_a_mask_that_the_model_does_not_heed_is_not_padded_by(tmp_path: Path) -> None:
     """The names propose, the numbers decide: nothing is said about padding."""
     artifact = export_module(Embedder(masked=False).eval(), texts(), tmp_path / "m", About(dynamic=TOKENS))
@@ -203,6 +204,7 @@ def test_asking_a_module_in_training_moves_none_of_its_statistics(tmp_path: Path
     assert module.norm.num_batches_tracked == 0
 
 
+@pytest.mark.slow
 def test_a_graph_whose_batch_was_fixed_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter may hand over a graph for three samples alone; engines are asked for one and for eight."""
     real = torch_export.trace
@@ -219,6 +221,7 @@ def test_a_graph_whose_batch_was_fixed_in_silence_is_refused(tmp_path: Path, mon
     assert list((tmp_path / "m").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_graph_with_other_weights_is_refused_with_the_size_of_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +286,7 @@ def test_a_place_that_is_no_models_directory_is_refused(tmp_path: Path, place: s
     assert "-o" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_a_model_is_kept(tmp_path: Path) -> None:
     """Name, labels, metrics and source; exported again, it is version 2."""
     source = ArtifactSource(kind="run", name="r-1", digest="0" * 64)
@@ -301,6 +305,7 @@ def test_an_error_of_the_exporter_is_one_of_ours(tmp_path: Path) -> None:
         export_module(Lin("specialised").eval(), torch.randn(8, 4), tmp_path / "m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("about", "told"),
     [

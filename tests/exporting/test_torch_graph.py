@@ -10,6 +10,7 @@ from torch import nn
 from stoker.exporting import export_module, torch_export
 
 
+@pytest.mark.slow
 def test_weights_of_more_than_a_protobuf_holds_lie_beside_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path) -> N
     assert_equal_weights(resumed, whole)
 
 
+@pytest.mark.slow
 def test_what_stands_for_augmentation_in_evaluation_is_part_of_the_exported_model(tmp_path: Path) -> None:
     """Crops take the middle, and standardising stays: bytes go in as they are stored."""
     t, pixels = stoker.transforms, torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8)

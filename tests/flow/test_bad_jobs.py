@@ -299,6 +299,7 @@ def job():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FASHION.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
 def test_data_with_a_wrong_checksum_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file with one flipped bit is named with both checksums; nothing is trained on it."""

@@ -20,6 +20,7 @@ from tests.serving.asking import running
 EASY = Objective(q=0.9, within_s=2.0)
 
 
+@pytest.mark.slow
 def test_a_search_writes_the_settings_that_a_server_loads(tmp_path: Path) -> None:
     """What was found lies beside the versions, with its basis; limits that the user had set are kept."""
     tiny_artifact(tmp_path, name="digits")
@@ -52,6 +53,7 @@ def test_one_rate_is_measured_and_told_as_json(tmp_path: Path) -> None:
     assert not (tmp_path / "words" / "service.json").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_batch_is_measured(tmp_path: Path) -> None:
     """By its URL and from its directory, with inputs made up, of one request, and of several; each is answered."""
     whole_model(tmp_path)
@@ -68,6 +70,7 @@ def test_a_model_without_a_batch_is_measured(tmp_path: Path) -> None:
     assert (found.answered, found.failures) == (4, {})
 
 
+@pytest.mark.slow
 def test_a_running_server_is_asked_by_its_url(tmp_path: Path) -> None:
     """Callers, a rate, and the highest rate; with inputs made up from its metadata, or from a file."""
     tiny_artifact(tmp_path, name="digits")

@@ -98,6 +98,7 @@ def test_a_state_that_is_carried_is_that_of_a_loop_by_hand() -> None:
             stoker.train(job, plan=plan, sink=Heard(), new=True)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_carried_is_kept_with_a_checkpoint() -> None:
     """A run that was stopped within an epoch ends at the same bits."""
     job = carrying_job(evaluation=stoker.Evaluation(every=stoker.updates(5)), until=stoker.epochs(4))

@@ -75,6 +75,7 @@ def test_the_best_that_holds_becomes_the_next_version(model: Artifact) -> None:
     assert difference(golden.outputs, model.golden().outputs) < 0.2
 
 
+@pytest.mark.slow
 def test_without_a_gain_nothing_is_written(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate has its reason in the table, and the model stays as it was."""
     monkeypatch.setattr(gates, "LEAST_GAIN_LOSSLESS", 1e9)
@@ -146,6 +147,7 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     assert read("models/tiny").version == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("twice_as_fast")
 def test_rows_without_a_target_are_judged_by_agreement(model: Artifact) -> None:
     """The new version says so: the metric by its name, and in words what it means for the output."""
@@ -187,6 +189,7 @@ def job():
 """
 
 
+@pytest.mark.slow
 def test_data_that_grew_since_the_run_accept_nothing(place: Path) -> None:
     """Another holdout has rows that the model was trained on: an export notes it, compress refuses or takes --job."""
     draw = np.random.default_rng(0).standard_normal((120, 6)).astype(np.float32)

@@ -75,6 +75,7 @@ def _job_anew(root: Path) -> stoker.Job:
     return job_of(stoker.data.image_folder(root / "folder" / "images", size=6, mean=0.5, std=0.25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_image_that_breaks_in_the_middle_ends_a_run_and_a_whole_one_goes_on(
     num_workers: int, tmp_path: Path

@@ -18,6 +18,7 @@ from tests.flow.builders import assert_equal_weights, blobs_job, stopped_run
 from tests.flow.command import job_file, plan_file, stoker_here
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_training_keeps_the_checkpoint_before() -> None:
     """Exit code 4 with how much is free and needed; with space again the same command ends at the same weights."""
     job_file()

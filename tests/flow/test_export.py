@@ -44,6 +44,7 @@ def digits(place: Path) -> stoker.Run:
     return stoker.load("latest")
 
 
+@pytest.mark.slow
 def test_a_run_on_images_becomes_a_model_of_raw_bytes(digits: stoker.Run) -> None:
     """The data's preparation is in the graph: images go in as they are stored, classes come out with their names."""
     outcome = stoker_here("export", "latest", "-o", "models/digits")
@@ -66,6 +67,7 @@ def test_a_run_on_images_becomes_a_model_of_raw_bytes(digits: stoker.Run) -> Non
         assert expected in outcome.out
 
 
+@pytest.mark.slow
 def test_preparation_that_cannot_be_traced_is_left_to_the_client(place: Path) -> None:
     """The exported model then takes what the preparation gives."""
 
@@ -130,6 +132,7 @@ class Reader(nn.Module):
         return self.head((self.table(input_ids) * mask).sum(1) / mask.sum(1))
 
 
+@pytest.mark.slow
 def test_data_whose_batches_differ_in_length_have_that_dimension_named(place: Path) -> None:
     """Found by looking at samples; the mask says what to pad with."""
     run = stoker.train(

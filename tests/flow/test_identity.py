@@ -340,6 +340,7 @@ def test_a_fork_of_a_run_without_checkpoints_is_refused() -> None:
     assert run_names() == [parent.name]
 
 
+@pytest.mark.slow
 def test_a_plan_a_name_and_a_place_are_no_part_of_the_identity() -> None:
     """The same job under another name or plan continues the run; another seed or another initial weight does not."""
     stopped = stopped_run(blobs_job(name="one"))

@@ -57,6 +57,7 @@ def test_a_fork_of_a_finished_run_begins_where_that_ended(place: Path, monkeypat
     assert f"--fork {parent.name} --keep URL" in str(caught.value.remedy)
 
 
+@pytest.mark.slow
 def test_another_layout_goes_on_from_the_mirror() -> None:
     """Two processes on the first machine, killed without warning; one on the second, equal to rounding."""
     path, keep = job_file(LONG), f"file://{Path.cwd()}/bucket"

@@ -59,6 +59,7 @@ def two_on_this_cpu() -> Place:
     return dataclasses.replace(place, device=dataclasses.replace(place.device, fast_dtypes=("fp32",)))
 
 
+@pytest.mark.slow
 def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> None:
     """All that two can do, the best first; prices and energy are those of both; links are told."""
     found = stoker.plan(gpt_job(), on="2xt4")  # which computes in fp32 alone: few traces
@@ -81,6 +82,7 @@ def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> N
     assert all("x the time" in one.reason for one in found.rejected[: len(layouts) - 1])
 
 
+@pytest.mark.slow
 def test_the_plan_for_processes_here_can_be_run() -> None:
     """Each on its share of the cores, on the CPU; the coupling is found once."""
     place = two_on_this_cpu()
@@ -136,6 +138,7 @@ def test_a_job_that_no_layout_takes_is_refused_once() -> None:
         stoker.plan(job, on="2xh100")
 
 
+@pytest.mark.slow
 def test_beside_one_device_several_that_cannot_share_a_job_are_left_out() -> None:
     """The one is planned for, and a line says why the others are not."""
     found = stoker.plan(gpt_job(optimizer=lbfgs), on="t4,2xt4")

@@ -108,6 +108,7 @@ def test_a_stall_is_not_a_death() -> None:
 SITES = f"{LONG}\nsettings['sync'] = stoker.DiLoCo(every=stoker.updates(10), outer=stoker.SGD(lr=0.7))"
 
 
+@pytest.mark.slow
 def test_a_lost_site_does_not_send_the_others_back() -> None:
     """SIGKILL of the first of three sites: the others go on from what they hold, and it joins them again."""
     path, plan = job_file(SITES), plan_over(Layout(replicas=3))
@@ -127,6 +128,7 @@ def test_a_lost_site_does_not_send_the_others_back() -> None:
     assert stoker.load("run").record.samples >= progress[-1]
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     """One interrupt: all processes save and leave; then one process alone may go on from the checkpoint of two."""
     path, plan = job_file(LONG), plan_over(TWO)
@@ -235,6 +237,7 @@ class Cramped(torch.nn.Linear):
 """A layer for which more than four samples at once are too many, in one of two processes."""
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_one_process_makes_all_take_smaller_parts() -> None:
     """The processes agree on a smaller micro-batch, say so once, and end where one process does."""
     path = job_file("settings['model'] = lambda: nn.Sequential(Cramped(6, width), nn.ReLU(), nn.Linear(width, 2))",
@@ -277,6 +280,7 @@ def listening_on(pid: int) -> list[str]:
     return own + [address for child in workers_of(pid) for address in listening_on(child)]
 
 
+@pytest.mark.slow
 def test_processes_of_one_machine_listen_on_loopback_alone() -> None:
     """Neither the store where they meet nor the sockets of gloo can be reached from another machine."""
     settings = ("--set", "epochs=1e5", "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "run")

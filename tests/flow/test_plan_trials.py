@@ -135,6 +135,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_under_its_schedule(stops
     assert_equal_tensors(run.weights(), given_schedule(job(), run, "reference").weights())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [FailsInChannelsLast, CountsAndFails])
 def test_a_candidate_that_raises_is_left_out_and_its_update_made_again(model: type[nn.Module]) -> None:
     """Said once for each plan, its pass not counted; it ends as one given the schedule, also where it was resumed."""
@@ -167,6 +168,7 @@ class Ends(FailsInChannelsLast):
         return super().forward(x_B1HW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("endings", "reason"), [(1, "it raised RuntimeError"), (2, "two processes ended")], ids=["once", "twice"]
 )
@@ -287,6 +289,7 @@ class LargeInBf16(Net):
         return super().forward(x_B1HW)
 
 
+@pytest.mark.slow
 def test_a_candidate_that_takes_more_than_the_run_may_is_left_out() -> None:
     """By the peak of its own updates; what was settled on is kept for starts under the same limits."""
     limits: dict[str, Any] = {"memory": resident_bytes() + 150_000_000, "threads": 1}
@@ -305,6 +308,7 @@ def test_a_candidate_that_takes_more_than_the_run_may_is_left_out() -> None:
     assert heard.of("settled")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_where_there_is_more_memory_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine had on which it began is no limit of its user's; nor is the plan kept as if it were."""
     started = safe_start.safe_start
@@ -355,6 +359,7 @@ def job() -> stoker.Job:
 """
 
 
+@pytest.mark.slow
 def test_a_candidate_that_hangs_ends_the_process_and_the_same_command_leaves_it_out() -> None:
     """The watchdog writes which one it was; the run ends as one that was given its schedule."""
     Path("hangs.py").write_text(HANGS, encoding="utf-8")
@@ -387,6 +392,7 @@ def _stop_at_one(update: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_the_safe_plan_may_be_asked_for() -> None:
     """Nothing is tried, whatever is kept; a run that began by trying plans does not go on under it."""
     stopped = trained(job(), "tried", stop_at=9)
@@ -404,6 +410,7 @@ def test_the_safe_plan_may_be_asked_for() -> None:
         stoker.train(job(), run_dir=stopped.directory.path, plan="safe", sink=Heard())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"optimizer": stoker.AdamW(lr=3e-3)}, {"until": stoker.updates(2 * UPDATES)}])
 def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(changes: dict[str, Any]) -> None:
     """As in a notebook: the second call tries nothing."""
@@ -421,6 +428,7 @@ def test_another_rate_or_length_goes_on_under_the_plan_that_was_settled_on(chang
     assert not heard.of("settled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"checkpoint_every": stoker.seconds(7)}, {"device_mtbf_h": 0.1}])
 def test_how_often_a_run_was_to_save_is_not_kept_with_its_plan(asked: dict[str, Any]) -> None:
     """The next start tries nothing, and saves as often as without the setting."""

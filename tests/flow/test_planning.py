@@ -136,6 +136,7 @@ def test_a_deadline_that_nothing_keeps_names_the_nearest() -> None:
     assert "Raise that limit" in str(error.value.remedy)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_run")
 def test_what_breaks_a_limit_is_rejected_with_its_numbers() -> None:
     """A budget that only one of two devices keeps."""
@@ -204,6 +205,7 @@ def test_a_model_that_names_the_cpu_is_refused_on_a_gpu() -> None:
         stoker.plan(**job_of("names_its_device"), on="h100")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_batch_that_fits_nowhere_is_told_with_the_groups_that_would() -> None:
     """The command ends with 3: what is needed, what is there, the largest GPU, and a change of the job that holds."""
     command = ("plan", JOBS / "huge_batch.py", "--on", "h100", "--set", "batch=1000000", "--set", "width=65536")
@@ -295,6 +297,7 @@ def test_a_plan_for_fewer_devices_is_told_their_name_elsewhere(nothing_is_run: N
     assert caught.value.remedy == "Use --on 2xl4, or another plan."
 
 
+@pytest.mark.slow
 def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:
     """Of many devices only the largest is told."""
     ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "all")

@@ -322,6 +322,7 @@ def test_a_full_disk_ends_it_and_room_continues_it(tmp_path: Path) -> None:
     assert _predicted(tmp_path / "out") == _predicted(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", ["nothing", "data and names"])
 def test_a_power_cut_at_any_operation_loses_and_doubles_nothing(tmp_path: Path, loses: Any) -> None:
     """Stopped before each single operation on the disk, the same command ends with the same bytes."""
@@ -369,6 +370,7 @@ def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> i
     return process.returncode
 
 
+@pytest.mark.slow
 def test_killed_and_continued_the_rows_are_the_same_bit_for_bit(tmp_path: Path) -> None:
     """Ctrl-C, then SIGKILL; the same command ends with the bytes of a job that nobody stopped."""
     model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(3000))
@@ -397,6 +399,7 @@ def _documented_events() -> dict[str, set[str]]:
     return {kind: set(re.findall(r"\w+", fields)) for kind, fields in rows}
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
     """Words for people on standard error, one JSON object a line on standard output, exit codes that mean something."""
     model, path, out = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(40)), tmp_path / "out"

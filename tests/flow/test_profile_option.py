@@ -40,8 +40,12 @@ def _as_many_updates_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(PLAN, {}, marks=pytest.mark.slow),
         (dataclasses.replace(PLAN, micro_batch=8), {"clip_norm": 0.5}),
-        (dataclasses.replace(PLAN, captured=True), {}),
-        (PLAN, {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)}),
+        pytest.param(dataclasses.replace(PLAN, captured=True), {}, marks=pytest.mark.slow),
+        pytest.param(
+            PLAN,
+            {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["whole batches", "accumulated", "captured", "closure"],
 )
@@ -55,6 +59,7 @@ def test_a_profiled_run_learns_the_same_bit_for_bit(plan: Plan, changes: dict[st
     assert not plain.directory.profile_path.exists()
 
 
+@pytest.mark.slow
 def test_a_profile_leaves_a_trace_a_table_and_a_timeline() -> None:
     """The trace opens as JSON under a name that TensorBoard looks for; updates 6 to 10 of 15 are in it, by part."""
     heard = Heard()

@@ -91,6 +91,7 @@ def test_a_job_is_profiled_under_its_likeliest_plan(on: str) -> None:
     assert "trace" not in repr(found)
 
 
+@pytest.mark.slow
 def test_flops_of_an_update_do_not_depend_on_its_micro_batches() -> None:
     """Only two of them are in a trace; the second counts for all but the first. Memory goes down, time up."""
     whole, parts = (stoker.profile(blobs_job(batch=64, model=_wide), on="h100", micro_batch=n) for n in (64, 8))
@@ -148,6 +149,7 @@ def test_one_device_at_a_time() -> None:
     assert "on='h100'" in str(error.value.remedy)
 
 
+@pytest.mark.slow
 def test_nothing_large_is_run_here_to_profile_it_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """How samples of a model above 64 MiB are coupled is told by the types of its layers, as when it is planned."""
 

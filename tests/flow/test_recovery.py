@@ -148,6 +148,7 @@ def test_memory_that_runs_out_changes_the_plan_and_not_what_is_learned() -> None
     assert_close_weights(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [0, 80])
 def test_memory_that_runs_out_amid_the_optimisers_step_rolls_the_run_back(samples: int) -> None:
     """To its beginning or its last checkpoint, in the same process: half-moved weights are nowhere in the result."""
@@ -239,6 +240,7 @@ def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -
     assert json.loads(path.read_text())["first"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_were_deleted_keeps_the_rest() -> None:
     """A command that fails before it saved removes what it began itself, and nothing of an earlier one."""
 
@@ -297,6 +299,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> stoker.Run:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are tested where they are forked")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
@@ -319,6 +322,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_else_changes(
     assert_equal_weights(run, undisturbed)
 
 
+@pytest.mark.slow
 def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:
     """Of the same model and batch, though for a longer run; another model is not concerned."""
     stoker.train(double_job(Cramped), plan=PLAN, sink=Doing(0, set_most(8)))

@@ -7,6 +7,8 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 import stoker
 from stoker.records import Plan, dumps
 from tests.flow.builders import assert_equal_weights
@@ -151,6 +153,7 @@ PASSES = 0
 """
 
 
+@pytest.mark.slow
 def test_a_count_in_the_model_survives_a_kill() -> None:
     """Plain numbers that every pass moves, in the model and around it: after a kill the same bits as without."""
     arguments: list[str | Path] = [

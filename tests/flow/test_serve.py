@@ -106,6 +106,7 @@ def _waiting_or_none(started: dict[str, Any], asked: Asked) -> Asked:
     return []
 
 
+@pytest.mark.slow
 def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_accepted(tmp_path: Path) -> None:
     """SIGTERM while requests wait: they are answered, the exit code is 0, and nothing is on standard error."""
     tiny_artifact(tmp_path, name="digits")
@@ -290,6 +291,7 @@ def test_it_ends_though_a_disk_stalls_or_a_library_hangs(tmp_path: Path, body: s
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path: Path) -> None:
     """Standard error is a full pipe, for the access log and for news of models; the server ends all the same."""
     tiny_artifact(tmp_path, name="digits")

@@ -91,6 +91,7 @@ def test_without_validation_a_last_evaluation_that_fits_in_is_made(monkeypatch: 
     assert "test/accuracy" in run.metrics
 
 
+@pytest.mark.slow
 def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
     """By the time of the process; the last one ends with 0."""
     path, name = job_file(), "timed"
@@ -108,6 +109,7 @@ def test_the_command_ends_a_slice_with_75_and_goes_on() -> None:
     assert_equal_weights(stoker.load(name), stoker.load("whole"))
 
 
+@pytest.mark.slow
 def test_several_processes_end_their_slice_together() -> None:
     """They leave after the same update, with 75, and the same command goes on to the bits of a run that was not cut."""
     path, plan = job_file(LONG), plan_over(TWO)
@@ -124,6 +126,7 @@ def test_several_processes_end_their_slice_together() -> None:
     assert_equal_weights(stoker.load("two"), stoker.load("whole"))
 
 
+@pytest.mark.slow
 def test_a_plan_says_how_many_slices_it_takes() -> None:
     """`stoker plan --slice`; a word that is no time is refused."""
     shown = stoker_here("plan", job_file(), "--slice", "50min", "--json")

@@ -45,6 +45,7 @@ def test_a_tracker_that_follows_has_everything_when_the_run_ends(run: stoker.Run
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_can_be_sent_exported_and_drawn(run: stoker.Run, tmp_path: Path) -> None:
     """The commands say what they did; sending again sends nothing."""
     folder = tmp_path / "there"

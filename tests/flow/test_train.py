@@ -204,6 +204,7 @@ def test_without_valid_the_last_weights_are_kept() -> None:
     assert_equal_tensors(run.weights(), kept_weights(*found))
 
 
+@pytest.mark.slow
 def test_a_job_with_an_average_keeps_the_average() -> None:
     """It is what was evaluated, and what the run's model has."""
     run = stoker.train(blobs_job(average=0.9, evaluation=stoker.Evaluation(select="last")), plan=PLAN)
@@ -268,6 +269,7 @@ def of_the_right_class(model: nn.Module, batch: dict[str, torch.Tensor]) -> stok
     return stoker.Loss(F.cross_entropy(output, batch["label"], reduction="sum"), len(output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", of_the_right_class])
 def test_dict_samples_with_a_collate_function_of_ones_own(loss: Any) -> None:
     """The model gets the input by name, the loss the target, or both get the batch; both ways learn the same."""
@@ -280,6 +282,7 @@ def test_dict_samples_with_a_collate_function_of_ones_own(loss: Any) -> None:
     assert run.metrics["test/accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_both_forms_of_a_loss_learn_the_same() -> None:
     """By name and as (model, batch): bit-equal weights under one plan."""
     plan = Plan(device="cpu", micro_batch=16, loader="inline")
@@ -353,6 +356,7 @@ class Noisy(nn.Linear):
         return super().forward(inputs)
 
 
+@pytest.mark.slow
 def test_evaluating_does_not_influence_what_a_model_draws() -> None:
     """Though the items of `valid` draw at random too: Python's, NumPy's and PyTorch's generators are given back."""
     plan = dataclasses.replace(PLAN, loader="inline")
@@ -433,6 +437,7 @@ def test_of_sites_too_the_best_weights_are_kept_and_measured() -> None:
     assert float(found) == pytest.approx(losses[0])
 
 
+@pytest.mark.slow
 def test_sites_that_come_together_too_seldom_are_said_to() -> None:
     """15 updates with an exchange after every 5: the outer optimiser is chosen for that, told, and part of the run."""
     heard = Heard()

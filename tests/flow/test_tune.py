@@ -60,6 +60,7 @@ def test_trials_are_real_runs_in_the_study() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_call_finds_a_study_that_is_done_and_more_trials_go_on() -> None:
     """Nothing is trained again."""
     first = tuned(trials=2)
@@ -72,6 +73,7 @@ def test_the_same_call_finds_a_study_that_is_done_and_more_trials_go_on() -> Non
     assert all(by_number[one.number] == one for one in first.trials)
 
 
+@pytest.mark.slow
 def test_time_runs_from_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at the job took longer than there is: no trial begins, and the same call without a limit trains them."""
     clock = iter([0.0, 61.0])
@@ -83,6 +85,7 @@ def test_time_runs_from_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tuned().trials) == 3
 
 
+@pytest.mark.slow
 def test_two_studies_of_one_seed_are_equal() -> None:
     """Settings, values and curves."""
     one, other = tuned(study="one", trials=3), tuned(study="other", trials=3)
@@ -100,6 +103,7 @@ OTHER_RULES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_study_is_not_continued_under_another_rule() -> None:
     """What differs is listed: space, sampler, seed, settings of all, objective."""
     tuned(study="mine", trials=1)
@@ -109,6 +113,7 @@ def test_a_study_is_not_continued_under_another_rule() -> None:
         assert said in error.value.message
 
 
+@pytest.mark.slow
 def test_a_study_is_not_continued_when_its_job_has_changed() -> None:
     """Its trials would not compare."""
     tuned(job_file(), trials=1)
@@ -161,6 +166,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(options: dict[str, Any
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_study_is_not_continued_when_its_data_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor would its trials then; one that did not keep what they were goes on."""
     tuned(study="mine", trials=1)
@@ -174,6 +180,7 @@ def test_a_study_is_not_continued_when_its_data_have_changed(monkeypatch: pytest
     assert len(tuned(study="mine", trials=2).trials) == 2
 
 
+@pytest.mark.slow
 def test_a_study_whose_first_configuration_cannot_be_made_goes_on_all_the_same() -> None:
     """It could begin, for others can: the largest width is refused by the job."""
 
@@ -219,6 +226,7 @@ def counted(lr: float, width: int) -> stoker.Job:
     return blobs_job(optimizer=stoker.SGD(lr=lr), metrics=[Hits()])
 
 
+@pytest.mark.slow
 def test_a_metric_that_says_itself_which_way_is_better_is_searched_by() -> None:
     """Without an objective a study goes by what chooses a run's best checkpoint; asked for by name it is the same."""
     study = tuned(counted, trials=1)
@@ -333,6 +341,7 @@ def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
     assert len(document["trials"]) == 2
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
     """SIGKILL while a trial trains: the same command takes it up from its checkpoint, and the others stand."""
     slow = job_file("import time\nsettings['penalty'] = lambda model: time.sleep(0.01) or sum(p.sum() for p in "
@@ -418,6 +427,7 @@ def test_a_second_process_in_the_same_study_is_refused() -> None:
     assert "--storage" in str(error.value.remedy)
 
 
+@pytest.mark.slow
 def test_two_machines_share_a_study_in_one_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own runs; the trials are one study's; another space under that name is refused."""
     url = f"sqlite:///{Path('shared.db').absolute()}"
@@ -433,6 +443,7 @@ def test_two_machines_share_a_study_in_one_database(monkeypatch: pytest.MonkeyPa
         tuned(study="both", storage=url, space="lr=log(1e-3,3) width=choice(4,8,16)")
 
 
+@pytest.mark.slow
 def test_interrupted_in_this_process_a_study_goes_on_later() -> None:
     """Ctrl-C: the run is saved, the study ends, and the same call takes the trial up."""
 
@@ -448,6 +459,7 @@ def test_interrupted_in_this_process_a_study_goes_on_later() -> None:
     assert len(study.trials) == 3
 
 
+@pytest.mark.slow
 def test_a_study_that_is_not_there_is_told_with_the_near_ones() -> None:
     """By name, by the start of a name, by path."""
     study = tuned(study="mine", trials=1)

@@ -88,6 +88,7 @@ def test_a_lineage_is_trained_again_by_hand_from_its_records(herd: api.Study) ->
     assert_equal_weights(herd.run(child.number), second)
 
 
+@pytest.mark.slow
 def test_a_population_that_is_cut_off_goes_on_as_if_it_were_not(
     herd: api.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_the_source_is_not_touched(tmp_path: Path) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found does not depend on how many processes decode."""
     plant_images(tmp_path / "set", per_class=50, copies=1)

@@ -77,6 +77,7 @@ def manifest_of(files: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]
     return manifest, config
 
 
+@pytest.mark.slow
 def test_an_image_is_a_valid_layout_with_all_that_the_job_needs(job: tuple[Path, Entry], place: Path) -> None:
     """Digests, sizes and media types hold; Python, its libraries, packages, Stoker and the job are there; no times."""
     made = build_image(*job, place / "image.tar")
@@ -109,6 +110,7 @@ def test_an_image_is_a_valid_layout_with_all_that_the_job_needs(job: tuple[Path,
     assert all(name in files for name in (for_docker["Config"], *for_docker["Layers"]))
 
 
+@pytest.mark.slow
 def test_the_same_files_make_the_same_bytes(job: tuple[Path, Entry], place: Path) -> None:
     """Whatever the times and the name of the archive; another job changes its own layer alone."""
     base = ImageOptions(base=base_image(place / "base"))
@@ -196,6 +198,7 @@ def as_archive(layout: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_base_image_is_built_upon(job: tuple[Path, Entry], place: Path, as_file: bool) -> None:
     """Its layers stay as they are, its Python runs, what it lacks is added, and what differs is said."""
@@ -296,6 +299,7 @@ def test_a_damaged_library_asks_for_nothing(place: Path) -> None:
     assert read_dynamic(place / "cut").needed == ()
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_in_it_and_how_to_run_it(job: tuple[Path, Entry], place: Path) -> None:
     """For people as a table, for programs as a record."""
     base = base_image(place / "base")

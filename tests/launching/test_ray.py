@@ -78,6 +78,7 @@ class TestLive(LiveLauncherConformance):
         raise AssertionError(f"none of {phases}: {state}")
 
 
+@pytest.mark.slow
 def test_a_run_finishes_and_is_not_sent_again(tmp_path: Path) -> None:
     """Its exit code, its log and its weights come home; a second run of the same files sends nothing."""
     with FakeRay(tmp_path) as head:
@@ -332,6 +333,7 @@ def test_several_nodes_are_refused_in_words() -> None:
         LAUNCHER.parse("head:8265/2x4xa100")
 
 
+@pytest.mark.slow
 def test_the_limit_is_kept_at_the_cluster_when_nobody_follows(tmp_path: Path) -> None:
     """The run saves and leaves before it, is stopped with the reason, and what was sent is not sent again for it."""
     with FakeRay(tmp_path) as head:

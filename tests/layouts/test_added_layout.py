@@ -199,6 +199,7 @@ def test_an_added_layout_is_forecast_by_its_own_costs(monkeypatch: pytest.Monkey
     assert ours.state(ON_CPU) == replicas.state(ON_CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("added")
 def test_an_added_layout_is_planned_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From end to end, without running anything."""

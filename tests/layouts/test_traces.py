@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from stoker.layouts import shards, tensor
 from stoker.layouts.replicas import with_buckets
 from stoker.layouts.stages import boundary_bytes, of_blocks
@@ -81,6 +83,7 @@ def test_a_tensor_group_sums_outputs_forward_and_inputs_gradients_backward() -> 
     assert tensor_sums(trace(), PARTS) == ((128, 128), (128, 128))
 
 
+@pytest.mark.slow
 def test_a_checkpointed_block_sums_again_what_it_computes_again() -> None:
     """Of both sums of a block, attention's outputs come twice: recomputation ends before the last product."""
     model = GPT(3, 32, 4, TOKENS, VOCAB)

@@ -197,6 +197,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_amid_batches_ends(tmp_path: Path) -> None:
     """Workers that heed no SIGTERM do not keep it, though nobody closed the batches; nothing temporary is left."""
     done = subprocess.run(

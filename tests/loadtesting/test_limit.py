@@ -27,6 +27,7 @@ def serving(settings: ServiceSettings) -> Iterator[LoadTarget]:
         yield LoadTarget(address, [PAYLOAD], connections=64, objective=OBJECTIVE, patience_s=1.0)
 
 
+@pytest.mark.slow
 def test_a_search_finds_no_more_than_the_service_can_do() -> None:
     """In a few seconds it has a rate below the capacity, tried others, and told of each as it ended."""
     told: list[SettingsTrial] = []
@@ -40,6 +41,7 @@ def test_a_search_finds_no_more_than_the_service_can_do() -> None:
     assert found.levels
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_start_are_passed_over() -> None:
     """Their trial says why, and the default ones are chosen."""
 

@@ -216,6 +216,7 @@ def test_a_model_without_a_loss_says_so() -> None:
         ours(classified(model=bare, data=texts()), updates=1)
 
 
+@pytest.mark.slow
 def test_a_whole_run_plans_trains_and_exports(tmp_path: Path) -> None:
     """From a job to an artifact, by one name: inputs are the dict's, and so are the outputs' names."""
     job = classified(until=stoker.epochs(2), valid=stoker.holdout(0.25), metrics=("accuracy",))

@@ -44,6 +44,7 @@ def job_of(**changed: Any) -> stoker.Job:
     return stoker.Job(**{**given, **changed})
 
 
+@pytest.mark.slow
 def test_adapters_learn_as_in_a_plain_loop_and_the_base_stays() -> None:
     """To 1e-5 over 50 updates; what is frozen has neither gradient nor state, and does not move by a bit."""
     job = job_of()
@@ -76,6 +77,7 @@ def test_adapters_are_written_alone_and_merged(tmp_path: Path) -> None:
         assert torch.allclose(model.merge_and_unload()(**data).logits, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_export_has_the_adapters_merged(tmp_path: Path) -> None:
     """The graph is the base's, with no product more; its answers are those of the adapted model."""
     run = stoker.train(

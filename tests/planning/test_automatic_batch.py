@@ -68,6 +68,7 @@ def choice_for(*scales: NoiseScale, num_train: int = 10_000, most: int | None = 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_batch_and_the_rate_become_numbers_of_the_spec() -> None:
     """The spec is that of the job written with the chosen numbers: a power of two times the base, the rate scaled."""
     prepared = resolve_job(noisy_job())
@@ -111,6 +112,7 @@ def test_a_second_start_measures_nothing_and_is_the_same_job(monkeypatch: pytest
     assert second.batch_choice == first.batch_choice
 
 
+@pytest.mark.slow
 def test_without_the_cache_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measured anew from the same seeds, everything but the time it took is equal."""
     first = resolve_job(noisy_job()).batch_choice
@@ -121,6 +123,7 @@ def test_without_the_cache_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatc
     assert dataclasses.replace(second, took_s=first.took_s) == first
 
 
+@pytest.mark.slow
 def test_a_damaged_answer_is_measured_again(place: Path) -> None:
     """What cannot be read counts as absent."""
     first = resolve_job(noisy_job())
@@ -129,6 +132,7 @@ def test_a_damaged_answer_is_measured_again(place: Path) -> None:
     assert resolve_job(noisy_job()).spec == first.spec
 
 
+@pytest.mark.slow
 def test_another_seed_or_base_is_asked_anew(place: Path) -> None:
     """An answer belongs to one job and one question."""
     for job in (noisy_job(), noisy_job(seed=1), noisy_job(batch=stoker.auto(base=16)),
@@ -137,6 +141,7 @@ def test_another_seed_or_base_is_asked_anew(place: Path) -> None:
     assert len(list((place / "cache" / "batches").glob("*.json"))) == 4
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_continued() -> None:
     """The same command finds its run again, under the batch and the rate it began with."""
     job = blobs_job(batch=stoker.auto(base=16))
@@ -146,6 +151,7 @@ def test_a_stopped_run_is_continued() -> None:
     assert second.directory.read_spec().settings["batch"] == 16
 
 
+@pytest.mark.slow
 def test_measuring_leaves_the_generators_and_the_users_model_alone() -> None:
     """What a program draws afterwards, and the module it handed over, are as if nothing had been measured."""
     model = Line(nn.Dropout(0.1))
@@ -162,6 +168,7 @@ def test_measuring_leaves_the_generators_and_the_users_model_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_batch_norm_goes_on_normalising_over_the_base() -> None:
     """The noise is measured in groups of the base, and they become the job's coupling group."""
     prepared = resolve_job(noisy_job(model=lambda: Line(nn.BatchNorm1d(DIM))))

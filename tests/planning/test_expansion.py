@@ -74,8 +74,20 @@ GROUPS = {"*norm*": {"weight_decay": 0.0}}
         pytest.param(gpt, {}, {}, id="gpt: an optimiser that goes from parameter to parameter"),
         pytest.param(gpt, {}, {"precision": "bf16", "checkpointed_blocks": 6, "parts": 2}, id="gpt: accumulated bf16"),
         pytest.param(gpt, {"average": 0.9}, {"optimizer_implementation": "fused"}, id="gpt: fused, averaged"),
-        pytest.param(gpt, {"optimizer": stoker.AdamW(lr=1e-3, groups=GROUPS)}, CUDA, id="gpt: lists in two groups"),
-        pytest.param(gpt, {"optimizer": stoker.SGD(lr=1e-3, momentum=0.9)}, CUDA, id="gpt: lists, SGD"),
+        pytest.param(
+            gpt,
+            {"optimizer": stoker.AdamW(lr=1e-3, groups=GROUPS)},
+            CUDA,
+            id="gpt: lists in two groups",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            gpt,
+            {"optimizer": stoker.SGD(lr=1e-3, momentum=0.9)},
+            CUDA,
+            id="gpt: lists, SGD",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             llama,
             {},
@@ -97,6 +109,7 @@ def test_an_expanded_trace_equals_the_one_of_the_whole_model(model, job, setting
     assert expanded(short).flops == whole.flops
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_whole_model_stays_as_it_is():
     """Where nothing was left out there is nothing to put in."""
     whole, short = traces(job_with(lambda: gpt(layers=5)))
@@ -104,6 +117,7 @@ def test_a_trace_of_a_whole_model_stays_as_it_is():
     assert expanded(whole) is whole
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_are_not_expanded():
     """A trace whose second and third block do not do the same is refused, not guessed at."""
     _, short = traces(job_with(gpt))
@@ -187,6 +201,7 @@ def test_the_first_block_may_do_more_before_what_the_second_frees():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("model", [gpt, llama])

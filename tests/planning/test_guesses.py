@@ -134,6 +134,7 @@ def test_a_plan_that_was_given_is_the_only_one() -> None:
     assert [one.plan for one in untraced_candidates(profile(), CPU, name="cpu", plans=(plan,))] == [plan]
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(1, 4096), st.integers(0, 12))
 def test_no_guess_is_faster_than_what_is_fast_as_a_rule(batch: int, blocks: int) -> None:

@@ -36,6 +36,7 @@ def pretend_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_device, "why_not_cuda", lambda: "this PyTorch has no hooks")
 
 
+@pytest.mark.slow
 def test_a_trace_where_a_cpu_stood_in_says_so_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, derived or under another name; where the target can be pretended again, it is traced again."""
     with monkeypatch.context() as patched:
@@ -46,6 +47,7 @@ def test_a_trace_where_a_cpu_stood_in_says_so_and_is_not_kept(monkeypatch: pytes
     assert [traces(on_gpu(size)).is_fallback for size in (2, 10)] == [False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["h100", "2xh100"])
 def test_a_forecast_says_that_a_cpu_stood_in_and_why(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one device and on several; where the target was traced there is nothing to say."""

@@ -35,6 +35,7 @@ def test_what_has_no_room_for_its_state_is_left_out_with_the_numbers() -> None:
     assert "NVIDIA H100" in reason
 
 
+@pytest.mark.slow
 def test_planning_leaves_nothing_in_memory() -> None:
     """What was planned over several devices is freed with its last user: a notebook may plan for days."""
     planned = candidates("4xh100")
@@ -67,6 +68,7 @@ def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
     assert set(precisions(devices[0])) == searched
 
 
+@pytest.mark.slow
 def test_several_gpus_that_the_catalogue_lacks_are_planned_by_the_most_similar_one() -> None:
     """Nothing is tried on several, so that their layouts need figures; the plan says whose they are."""
     gpus = [

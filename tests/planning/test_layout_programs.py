@@ -37,6 +37,7 @@ class Mixes(nn.Module):
         return self.last(self.first(inputs) @ self.turn)
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_dtypes_is_sharded_in_another_precision() -> None:
     """Replicas may keep bf16 by autocast; that shards do not is said with the line."""
     found = candidates(model=Mixes)
@@ -47,6 +48,7 @@ def test_a_model_that_mixes_dtypes_is_sharded_in_another_precision() -> None:
     assert "self.first(inputs) @ self.turn" in reason
 
 
+@pytest.mark.slow
 def test_a_model_in_one_dtype_is_sharded_in_bf16() -> None:
     """Images or features in fp32 are cast on their way in."""
     found = candidates()

@@ -80,6 +80,7 @@ def test_what_divides_is_legal() -> None:
     assert rules(coupling=WHOLE).problem_with(Layout()) is None
 
 
+@pytest.mark.slow
 def test_the_job_may_object() -> None:
     """Optimisers with a closure need one process; sites, and optimisers of whole matrices, need whole models."""
     closure = rules({"optimizer": torch.optim.LBFGS})

@@ -190,6 +190,7 @@ def test_a_closed_folder_is_no_place_to_hide(tmp_path):
     assert said == [str(1 << 62), "False"]
 
 
+@pytest.mark.slow
 def test_folders_that_move_all_the_time_end_the_job(job, monkeypatch):
     """A job that renames what the look is about to open does not go uncounted for long."""
     kind = usable(Bubblewrap())

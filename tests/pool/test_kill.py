@@ -196,6 +196,7 @@ def events_of(folder: Path) -> list[on.Event]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """Four times, in the midst of events; each receipt that was given is in the log, and the money is right."""
     storm(tmp_path, kills=4, seed=1)

@@ -206,6 +206,7 @@ def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
         market.require_right()
 
 
+@pytest.mark.slow
 def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_path):
     """The cheapest agent is lost, the next one cheats: the run goes on from what is right, and the right one pays."""
     with nothing_said(market.lenders):
@@ -234,6 +235,7 @@ def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_p
         market.require_right()
 
 
+@pytest.mark.slow
 def test_an_owner_takes_the_machine_back_and_the_job_moves(market):
     """Notice, a last commitment, and the next agent goes on where the first one saved."""
     with nothing_said(market.lenders):
@@ -249,6 +251,7 @@ def test_an_owner_takes_the_machine_back_and_the_job_moves(market):
         market.require_right()
 
 
+@pytest.mark.slow
 def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tmp_path):
     """Nothing runs on after a stop; the next start resumes."""
     with nothing_said(market.lenders):
@@ -266,6 +269,7 @@ def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tm
         assert market.leases()[1]["commitments"][0]["update"] > market.leases()[0]["commitments"][-1]["update"]
 
 
+@pytest.mark.slow
 def test_a_control_plane_that_is_killed_again_and_again_stops_no_job(monkeypatch):
     """SIGKILL at any moment: agents go on and reconcile, the job finishes, every credit is where it should be."""
     with open_folder() as folder, ExitStack() as stack:

@@ -27,6 +27,7 @@ def served(folder: Path, *options: str) -> Iterator[PoolAddress]:
             process.terminate()
 
 
+@pytest.mark.slow
 def test_tls_is_of_the_pools_own_key(tmp_path: Path) -> None:
     """The certificate that the server shows has the key in its address; a client that wants another key stops."""
     with served(tmp_path, "--tls", "--name", "ours") as address:

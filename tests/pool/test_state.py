@@ -275,6 +275,7 @@ def test_roots_are_of_all_events_since_the_last() -> None:
     assert book.state.first_unanchored == last + 2
 
 
+@pytest.mark.slow
 def test_money_over_thousands_of_random_operations() -> None:
     """Whatever happens, in whatever order, no credit is made or lost, none is owed, and refusals change nothing."""
     draw = random.Random(7)

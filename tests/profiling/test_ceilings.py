@@ -132,6 +132,7 @@ def test_sizes_grow_with_the_speed_of_the_device(gflops, sizes):
     assert [int(probe.quantity) for probe in kept] == sizes
 
 
+@pytest.mark.slow
 def test_dtypes_that_are_measured():
     """fp32 and bf16 always, fp16 where it is native: elsewhere one product of 2048 takes most of a minute."""
     slow = Stopwatch(itertools.count().__next__)
@@ -173,6 +174,7 @@ def test_the_copied_buffer_exceeds_caches_and_not_the_memory(cores, memory, buff
     assert copy_buffer_bytes(device) == buffer
 
 
+@pytest.mark.slow
 def test_measuring_this_cpu_leaves_no_trace():
     """Rates are positive and dated; threads, precision and random state of PyTorch are as before."""
     threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision

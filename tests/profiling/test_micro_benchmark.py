@@ -41,6 +41,7 @@ def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.profiling.micro_benchmark.POOL_BYTES", 2**16)
 
 
+@pytest.mark.slow
 def test_each_call_becomes_an_operation_with_its_time() -> None:
     """Shapes and FLOPs are those of the call; the record survives its way to disk."""
     measured = measure_operations(CPU, threads=1, budget_s=1e6, calls=small_calls())
@@ -64,6 +65,7 @@ def test_operands_of_a_call_do_not_overlap() -> None:
         assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(places))
 
 
+@pytest.mark.slow
 def test_settings_and_generators_are_as_before() -> None:
     """Threads, the mode of gradients and what PyTorch draws next do not depend on having measured."""
     threads = torch.get_num_threads()
@@ -77,6 +79,7 @@ def test_settings_and_generators_are_as_before() -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_the_budget_holds_on_a_machine_that_is_too_slow() -> None:
     """With a clock that runs a second a reading, one call is timed and the rest left out."""
     readings = itertools.count()
@@ -139,6 +142,7 @@ def test_a_large_call_that_was_not_passed_by_is_left_out() -> None:
     assert _Timed(None, LARGE, [4.0]).is_usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threads", "turns_and_passes"),
     [
@@ -187,6 +191,7 @@ def test_every_family_that_is_forecast_is_timed(device_kind: str) -> None:
     assert ("zeros" in names) == (device_kind == "cpu")
 
 
+@pytest.mark.slow
 def test_calls_of_the_benchmark_stand_where_traces_look_for_them() -> None:
     """Each kind of call runs on this CPU, and its operation has a family and a place of finite sizes."""
     calls = {call.function: call for call in benchmark_calls("cpu", 2.0**24)}

@@ -102,6 +102,7 @@ def test_only_the_scripts_of_the_page_may_run(whole: str) -> None:
     assert "\r" not in "".join(programs), "a browser would compute the digest of other line ends"
 
 
+@pytest.mark.slow
 def test_a_report_is_small(whole: str) -> None:
     """Well below a megabyte, also of a run of very many events and logged values; pictures come on top."""
     assert len(whole.encode()) < 400_000

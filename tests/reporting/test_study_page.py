@@ -90,6 +90,7 @@ def test_every_figure_is_drawn_and_is_json() -> None:
         assert chart.words
 
 
+@pytest.mark.slow
 def test_of_many_trials_the_best_are_drawn_and_it_is_said() -> None:
     """The best of 600 is the last one: its curve is there; the table says what it leaves out."""
     many = tuple(trial(number, number / 1000) for number in range(600))

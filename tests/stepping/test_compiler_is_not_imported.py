@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _SCRIPT = """
 import sys, torch
 from torch import nn
@@ -49,6 +51,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_an_update_and_its_trace_do_without_the_compiler() -> None:
     """Making, saving and loading an optimiser, seeing every operation, initial weights without memory, a step, a trace.
 

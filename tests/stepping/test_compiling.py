@@ -64,6 +64,7 @@ def steps_of(model: Any, **plan: Any) -> tuple[Step, Step]:
     return plain, compiled
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
@@ -244,6 +245,7 @@ def problem_of(objective: TrainingObjective) -> str | None:
     return None if compiled is None else compiled._compilation.problem
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_of_a_compiled_loss_no_logits_in_full_precision_are_kept() -> None:

@@ -70,6 +70,7 @@ def test_all_legal_micro_batches_go_group_by_group(name: str, batch: int, group:
     assert largest_difference(step, expected(name, batch, group)) < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.data())
 def test_any_groups_go_one_by_one(data: st.DataObject) -> None:

@@ -197,6 +197,7 @@ def learned(world: World, layout: Layout, overflowing_rank: int | None) -> tuple
     return losses, scales
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(replicas=2), Layout(shards=2)], ids=["replicated", "sharded"])
 def test_all_processes_halve_the_scale_if_one_overflows(layout: Layout) -> None:
     """And make the same update again: losses are those of one process without an overflow."""

@@ -58,6 +58,7 @@ def test_every_micro_batch_learns_what_the_whole_batch_does(name: str, micro_bat
     assert largest_difference(after_three_epochs(name, micro_batch), after_three_epochs(name, 70)) < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(3, 24), st.data())
 def test_any_cut_is_the_whole(count: int, data: st.DataObject) -> None:

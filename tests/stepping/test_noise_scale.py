@@ -39,6 +39,7 @@ def measured(signal: float, noise: float, *, num_groups: int = 64, seed: int = 0
     return meter.read(0)
 
 
+@pytest.mark.slow
 def test_the_estimates_are_unbiased() -> None:
     """Over 200 measurements the means of both estimates agree with the closed form within three standard errors."""
     signal, noise, repeats = 0.5, 2.0, 200
@@ -52,6 +53,7 @@ def test_the_estimates_are_unbiased() -> None:
         assert error < 0.15 * truth
 
 
+@pytest.mark.slow
 def test_the_spread_is_as_stated() -> None:
     """The variance of the |G|² estimate is that of the formula in the method card."""
     signal, noise, k, repeats = 1.0, 1.0, 16, 300
@@ -61,6 +63,7 @@ def test_the_spread_is_as_stated() -> None:
     assert np.var(values) == pytest.approx(stated, rel=0.25)  # of 300 draws, 8 % is one standard error
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     """The closed form lies in the 80 % interval in 72 to 88 of 100 measurements."""
     signal, noise = 1.5, 1.0

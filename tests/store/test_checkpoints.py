@@ -385,6 +385,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
     """SIGKILL, eight times, each going on from what the one before left: what was reported written is never lost."""
     newest = 0

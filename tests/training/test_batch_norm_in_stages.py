@@ -21,6 +21,7 @@ def plan_of(layout: Layout) -> Plan:
     return Plan(device="cpu", micro_batch=16, layout=layout)
 
 
+@pytest.mark.slow
 def test_a_run_with_batch_norm_goes_on_in_stages_and_out_of_them(tmp_path: Path) -> None:
     """One process, two stages, two stages again, one process: losses, weights and running statistics are one run's."""
     losses: list[float] = []

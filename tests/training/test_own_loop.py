@@ -156,6 +156,7 @@ def test_a_plan_comes_from_a_file(tmp_path: Path) -> None:
     assert prepare(model, optimizer, str(path)).plan.micro_batch == 4
 
 
+@pytest.mark.slow
 def test_a_measured_plan_leaves_model_and_optimiser_untouched_until_it_is_applied() -> None:
     """Trials train copies: weights, statistics and the state of the optimiser are those handed over."""
     model = _images()

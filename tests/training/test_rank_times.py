@@ -105,6 +105,7 @@ def test_passes_that_are_not_seen_end_where_losses_are_summed() -> None:
     assert (found["compute"], found["blocked"], found["optimiser"]) == (3.0, 0.5, 0.0)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_sampled_alike_everywhere_and_stays_small() -> None:
     """All processes keep the same updates, the first ones among them, and a file stays below 1 MB."""
     one, other = Driven(), Driven()
@@ -179,6 +180,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_slow_one_of_two_processes_is_named(layout: str) -> None:
     """The delay of one process is the other's waiting, and not its compute."""

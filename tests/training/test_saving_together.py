@@ -59,6 +59,7 @@ def save_once(world: World, folder: Path) -> None:
     save(made(world, "momentum", PLAN), folder, at(3))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     """What the others wrote is never taken for a checkpoint, and is cleared when the next one is written."""
     with pytest.raises(RankFailed):

@@ -20,6 +20,7 @@ def trials_of(conductor: Conductor) -> tuple[StudyTrial, ...]:
     return read_trials(conductor._study)
 
 
+@pytest.mark.slow
 def test_every_trial_is_kept_with_what_it_took(tmp_path: Path) -> None:
     """Settings, value, curve, samples, time and place of each."""
     found = trials_of(conducted(tmp_path, settings(), trials=3))
@@ -122,6 +123,7 @@ def dying_at(samples: int, numbers: set[int]) -> object:
     return run
 
 
+@pytest.mark.slow
 def test_a_killed_study_takes_up_what_was_in_flight(tmp_path: Path) -> None:
     """The trial keeps its number, its settings and its place; it goes on before a new one begins."""
     with pytest.raises(Dies):
@@ -159,6 +161,7 @@ def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path,
     assert (request.parameters == wanted.parameters) == (not storage)
 
 
+@pytest.mark.slow
 def test_what_was_given_up_when_the_study_died_is_not_run_again(tmp_path: Path) -> None:
     """Pruned, but not yet told so: its end is noted, and the study goes on."""
 

@@ -153,6 +153,7 @@ def test_members_train_side_by_side_and_better_than_any_that_is_left_alone() -> 
     assert any(one.parent is not None and one.parent % 6 != one.member for one in trials)
 
 
+@pytest.mark.slow
 def test_a_population_that_is_cut_off_goes_on_as_if_it_were_not(tmp_path: Path) -> None:
     """In the middle of an interval, by another process: the same settings, parents and values."""
     whole = read_trials(conducted(None, STUDY, Members())._study)
@@ -230,6 +231,7 @@ def test_the_next_interval_waits_for_all_members() -> None:
     assert (following.number, following.parent) == (4, Path("nowhere/trials/0000"))
 
 
+@pytest.mark.slow
 def test_members_run_in_processes_of_their_own(tmp_path: Path) -> None:
     """Two at once; whoever is done waits for the last of its interval, and each is told whose state it begins with."""
     study = settings("x=float(0,1)", sampler="pbt", members=4, intervals=2, objective="valid/score",

@@ -90,6 +90,7 @@ def test_a_run_planned_for_fewer_updates_is_refused(recorded, tmp_path):
         replay(job(), directory, 6)
 
 
+@pytest.mark.slow
 def test_a_job_of_seconds_cannot_be_replayed(recorded, tmp_path):
     """How many updates a second has is known to one machine alone."""
     run = tmp_path / "run"

@@ -18,6 +18,7 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # theirs
 @pytest.mark.parametrize(("name", "epochs"), [("own_loop", 3), ("lightning", 3), ("hugging_face", 2)])
 def test_losses_are_the_same_before_and_after(name, epochs, tmp_path):

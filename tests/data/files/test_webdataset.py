@@ -40,6 +40,7 @@ def test_samples_are_groups_of_members_in_order(tmp_path: Path) -> None:
 name = st.from_regex(r"[a-z0-9]{1,3}(/[a-z0-9_]{1,120})?\.[a-z]{1,4}", fullmatch=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=st.lists(st.tuples(name, st.binary(max_size=1200)), max_size=8),
        tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]))  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ crowds = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(crowds)
 def test_every_pair_that_is_close_is_found_once(hashes: np.ndarray) -> None:
     """Pairs within the sure distance are all found; none is found twice, or is further apart than allowed."""

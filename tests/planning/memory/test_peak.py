@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def lives(draw: st.DrawFn) -> list[Storage]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(lives())
 def test_shares_add_up_to_what_lives(storages: list[Storage]) -> None:

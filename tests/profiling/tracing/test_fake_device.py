@@ -145,6 +145,7 @@ class _PlainCuda(fake_device.FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs or {}) if answer is None else answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "changed"), [
     ("cpu", {}), ("cuda", {"precision": "bf16", "parts": 2}), ("cuda", {"memory_format": "channels_last"}),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """FLOPs against closed forms, on models whose counts are published."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -38,6 +39,7 @@ def _resnet50():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
+@pytest.mark.slow
 def test_resnet50_is_4_09_billion_multiply_adds_an_image():
     """He et al. 2015, table 1, in the variant that strides in the 3 × 3 convolution: 4.09e9 for 224 × 224 pixels."""
     data = torch.zeros(4, 3, 224, 224), torch.zeros(4, dtype=torch.int64)

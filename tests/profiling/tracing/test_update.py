@@ -135,6 +135,7 @@ def test_backward_operations_belong_to_the_module_and_line_of_their_forward_oper
     }
 
 
+@pytest.mark.slow
 def test_recomputation_is_backward_and_runs_the_same_kernel():
     """A checkpointed block's second forward pass is part of the backward pass, with the same attention kernel.
 
@@ -309,6 +310,7 @@ def test_batch_statistics_of_groups_are_traced_group_by_group():
     assert counts[1] == 2 * counts[0] > 0
 
 
+@pytest.mark.slow
 def test_micro_batches_are_counted_right_under_a_loss_in_chunks():
     """A chunk's own backward pass does not begin the next micro-batch: n of them take n times the FLOPs of one."""
     tokens = torch.zeros(16, 32, dtype=torch.int64)

@@ -83,6 +83,7 @@ def measured(world: World, layout: Layout) -> list[dict[str, float]]:
     return [evaluate(step, samples, 8) for samples in sets]
 
 
+@pytest.mark.slow
 def test_metrics_with_a_state_are_those_of_one_process() -> None:
     """In both of two processes, also where the last batch leaves one of them without a sample that counts."""
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")

@@ -236,6 +236,7 @@ def _others(world: World, layout: Layout) -> dict[str, Learned]:
             for name, (make, coupling, plan) in OTHERS.items()}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_other_models_and_plans_learn_what_one_process_does() -> None:
     """Weights and running statistics after six updates are one process's, whatever the plan."""
     expected = _others(ALONE, Layout())

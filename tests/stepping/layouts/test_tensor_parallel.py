@@ -165,6 +165,7 @@ def _others(world: World, layout: Layout) -> dict[str, Learned]:
             for name, make in OTHERS.items() if not (layout.sequence and name == "own plan")}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [TENSOR, SEQUENCE], ids=Layout.in_words)
 def test_other_models_and_plans_learn_what_one_process_does(layout: Layout) -> None:
     """Shared keys and values, a model's own plan, tied weights, an odd vocabulary, frequencies: weights are equal."""
@@ -197,6 +198,7 @@ def _by_each_optimizer(world: World, layout: Layout) -> dict[str, Learned]:
     return results
 
 
+@pytest.mark.slow
 def test_optimizers_over_lists_learn_in_a_tensor_group_what_they_learn_alone() -> None:
     """Although no list may mix divided matrices with whole norms: losses of six updates are one process's."""
     expected = _by_each_optimizer(ALONE, Layout())
@@ -344,6 +346,7 @@ def _in_other_ways(world: World, layout: Layout) -> list[Learned]:
     ]
 
 
+@pytest.mark.slow
 def test_autocast_and_checkpointed_blocks_go_along() -> None:
     """Under bf16 losses are within 1e-3 of one process's under bf16; recomputation changes nothing."""
     expected = _in_other_ways(ALONE, Layout())

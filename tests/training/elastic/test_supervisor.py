@@ -324,6 +324,7 @@ HELD_UP = """
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_holds_the_interpreter_is_given_time(tmp_path: Path) -> None:
     """No sign of life can come from it: it is killed when the patience with it is over, and not before."""
     with supervised(tmp_path, 700_000, script=script(tmp_path, HELD_UP), workers=1, silence_s=1.6) as told:
