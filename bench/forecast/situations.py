@@ -46,6 +46,7 @@ class Situation:
     length: int
     accepts: Callable[[Plan], Iterator[str]]
     vocab: int = 0
+    numerics: tuple[str, ...] = ()
     published: str = ""
 
 
@@ -112,7 +113,8 @@ SITUATIONS: dict[int, Situation] = {
         vocab=50_304, accepts=expert(micro_batch=(16, 128), checkpointed=False, is_compiled=True),
     ),
     7: Situation(
-        on="v100-16", model=lambda: stoker.zoo.ResNet(50), batch=256, length=224, published="NVIDIA: 213 ms",
+        on="v100-16", model=lambda: stoker.zoo.ResNet(50), batch=256, length=224, numerics=("fp16",),
+        published="NVIDIA: 213 ms",
         accepts=expert(precision="fp16", checkpointed=False, has_images=True),
     ),
     8: Situation(
@@ -139,7 +141,12 @@ def _samples(situation: Situation) -> tuple[torch.Tensor, torch.Tensor]:
     batch, length = situation.batch, situation.length
     if not situation.vocab:
         return torch.zeros(1, 3, length, length).expand(batch, -1, -1, -1), torch.arange(batch) % 1000
-    tokens = torch.arange(length + 1) % min(situation.vocab, 50_000)
+    return tokens_of(batch, length, situation.vocab)
+
+
+def tokens_of(batch: int, length: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of `batch` equal samples of `length` tokens, of no memory."""
+    tokens = torch.arange(length + 1) % min(vocab, 50_000)
     return tokens[:-1].expand(batch, -1), tokens[1:].expand(batch, -1)
 
 
@@ -151,7 +158,7 @@ def job(number: int = 2) -> stoker.Job:
         model=situation.model, data=_samples(situation), loss="token_cross_entropy" if is_text else "cross_entropy",
         optimizer=stoker.AdamW(lr=3e-4, weight_decay=0.1) if is_text else stoker.SGD(lr=0.1, momentum=0.9),
         clip_norm=1.0 if is_text else None, batch=situation.batch, until=stoker.updates(10_000), seed=0,
-        name=f"situation-{number}",
+        numerics=situation.numerics, name=f"situation-{number}",
     )  # fmt: skip
 
 

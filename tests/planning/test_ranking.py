@@ -228,6 +228,45 @@ def test_the_time_of_compiling_counts_in_the_order() -> None:
     assert len({c.plan.compile for c in found}) == 2
 
 
+class Fused(Known):
+    """As known; compiled plans hold `held` of each sample's memory, and are so much faster."""
+
+    held, ratio = 0.5, 0.9
+
+    def needed_bytes(self, plan: Plan) -> float:
+        needed = super().needed_bytes(plan) - self.fixed
+        return self.fixed + needed * (self.held if plan.compile else 1.0)
+
+    def forecast(self, plan: Plan) -> Forecast:
+        found = super().forecast(plan)
+        pace_s = (self.ratio if plan.compile else 1.0) / found.samples_per_s.value
+        return forecast_of(plan, pace_s=pace_s, total_s=270_000 * pace_s, compile_s=20.0 if plan.compile else None)
+
+
+@pytest.mark.parametrize(
+    ("held", "per_sample", "expected"),
+    [
+        (1.0, 3e8, {(32, 12)}),  # the same memory: the same plan
+        (0.7, 2e8, {(32, 6), (64, 9)}),  # less is saved, or as much for twice the samples
+        (0.25, 3e8, {(32, 0), (64, 0)}),  # nothing is saved
+    ],
+)
+def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
+    held: float, per_sample: float, expected: set[tuple[int, int]]
+) -> None:
+    """Elsewhere the fastest plan is compiled, then one with less saving, and one of a larger micro-batch."""
+    facts = profile(num_blocks=12)
+    known = Fused(GPU, facts, fixed=1e9, per_sample=per_sample)
+    known.held = held
+    found = rank(facts, GPU, known, name="it", is_here=False, can_compile=True)
+    plain = next(c.plan for c in found if not c.plan.compile)
+    others = {(c.plan.micro_batch, c.plan.checkpointed_blocks) for c in found if c.plan.compile}
+    assert others - {(plain.micro_batch, plain.checkpointed_blocks)} == expected - {
+        (plain.micro_batch, plain.checkpointed_blocks)
+    }
+    assert all(known.needed_bytes(c.plan) <= GPU.memory_bytes for c in found)
+
+
 class _Captured(Known):
     """As known, with so much of each update saved where the pass is captured, which takes a second once."""
 
