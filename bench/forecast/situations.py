@@ -58,8 +58,13 @@ def expert(
     checkpointed: bool | None = None,
     is_compiled: bool = False,
     has_images: bool = False,
+    most_kept: int = 0,
 ) -> Callable[[Plan], Iterator[str]]:
-    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last."""
+    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last.
+
+    Where blocks should be checkpointed, a plan may do without if its micro-batch has at most `most_kept` samples: so
+    many others published to have kept on such a device.
+    """
 
     def unlike(plan: Plan) -> Iterator[str]:
         if plan.precision != precision:
@@ -70,7 +75,8 @@ def expert(
             yield f"{plan.layout.in_words()}, not {shards[0]} to {shards[1]} shards"
         if shards is not None and plan.layout.stages > 1:
             yield f"{plan.layout.stages} stages"
-        if checkpointed is not None and bool(plan.checkpointed_blocks) != checkpointed:
+        is_known = checkpointed is True and plan.micro_batch <= most_kept
+        if checkpointed is not None and bool(plan.checkpointed_blocks) != checkpointed and not is_known:
             yield f"{plan.checkpointed_blocks} blocks checkpointed"
         if is_compiled and not plan.compile:
             yield "not compiled"
@@ -93,7 +99,8 @@ SITUATIONS: dict[int, Situation] = {
     2: Situation(
         on="8xh100", model=_llama(8192), batch=16, length=8192, vocab=128_256,
         published="torchtitan: 2.46 s, eager 2.84 s",
-        accepts=expert(shards=(8, 8), checkpointed=True, is_compiled=True),
+        # fms-fsdp keeps 8,192 tokens of Llama-2-7B in 8 shards on 80 GB, not compiled: 3,700 tokens/s on an A100.
+        accepts=expert(shards=(8, 8), checkpointed=True, is_compiled=True, most_kept=1),
     ),
     3: Situation(
         on="8x8xh100", model=_llama(8192), batch=128, length=8192, vocab=128_256,

@@ -225,7 +225,11 @@ class TracedForecasts:
         peaks = (c for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0 and c.measured > 0)
         ratios = tuple(c.measured / c.forecast for c in peaks)
         self._calibrations = calibrations
-        self._residuals = MemoryResiduals(kind=self._hardware.device.kind, ratios=ratios)
+        kind = self._hardware.device.kind
+        self._residuals = {
+            is_compiled: MemoryResiduals(kind=kind, ratios=ratios, is_compiled=is_compiled)
+            for is_compiled in (False, True)
+        }
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
@@ -236,7 +240,7 @@ class TracedForecasts:
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
-        return self._probability(self.needed_bytes(plan))
+        return self._probability(self.needed_bytes(plan), plan)
 
     def fits(self, plan: Plan, probability: float) -> bool:
         """Whether `probability_it_fits` is at least so large; for plans far from the limit much quicker than that."""
@@ -245,7 +249,7 @@ class TracedForecasts:
         context = context_bytes().value
 
         def is_likely(num_bytes: float) -> bool:
-            return self._probability(num_bytes + context) >= probability
+            return self._probability(num_bytes + context, plan) >= probability
 
         settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
         if num_blocks and not (plan.checkpointed_blocks or plan.compile):
@@ -267,9 +271,9 @@ class TracedForecasts:
 
         return all(does(needs, more) for needs, more in processes)
 
-    def _probability(self, needed_bytes: float) -> float:
-        memory_bytes = self._hardware.device.memory_bytes
-        return fit_probability(needed_bytes, memory_bytes, self._residuals) if memory_bytes else 1.0
+    def _probability(self, needed_bytes: float, plan: Plan) -> float:
+        memory_bytes, residuals = self._hardware.device.memory_bytes, self._residuals[plan.compile]
+        return fit_probability(needed_bytes, memory_bytes, residuals) if memory_bytes else 1.0
 
     def _is_near(self, plan: Plan) -> bool:
         """Whether a GPU's allocator gives back what it caches before it is out of memory."""
@@ -316,8 +320,8 @@ class TracedForecasts:
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
             checkpoint_s=saved.one,
             total_s=total_s,
-            peak_bytes=needed(allocated, self._residuals),
-            reserved_bytes=needed(reserved, self._residuals) if cuda else None,
+            peak_bytes=needed(allocated, self._residuals[plan.compile]),
+            reserved_bytes=needed(reserved, self._residuals[plan.compile]) if cuda else None,
             probability_it_fits=self.probability_it_fits(plan),
             total_samples=extents.total_samples,
             total_updates=extents.total_updates,
