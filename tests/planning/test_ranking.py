@@ -244,26 +244,23 @@ class Fused(Known):
 
 
 @pytest.mark.parametrize(
-    ("held", "per_sample", "expected"),
+    ("held", "in_groups", "expected"),
     [
-        (1.0, 3e8, {(32, 12)}),  # the same memory: the same plan
-        (0.7, 2e8, {(32, 6), (64, 9)}),  # less is saved, or as much for twice the samples
-        (0.25, 3e8, {(32, 0), (64, 0)}),  # nothing is saved
+        (1.0, False, {(256, 0)}),  # the same memory: the same plan
+        (0.25, False, {(256, 0), (512, 0)}),  # twice the samples, which needs no more saving
+        (1.0, True, {(512, 3)}),
+        (0.7, True, {(512, 3), (512, 0)}),  # the same samples, of which nothing is computed twice
     ],
 )
 def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
-    held: float, per_sample: float, expected: set[tuple[int, int]]
+    held: float, in_groups: bool, expected: set[tuple[int, int]]
 ) -> None:
-    """Elsewhere the fastest plan is compiled, then one with less saving, and one of a larger micro-batch."""
-    facts = profile(num_blocks=12)
-    known = Fused(GPU, facts, fixed=1e9, per_sample=per_sample)
+    """Elsewhere the fastest plan is compiled, then one with less saving, or of a larger micro-batch."""
+    facts = profile(num_blocks=12, **({"coupling": dataclasses.replace(NORMS, group=512)} if in_groups else {}))
+    known = Fused(GPU, facts, fixed=1e9, per_sample=3e8)
     known.held = held
     found = rank(facts, GPU, known, name="it", is_here=False, can_compile=True)
-    plain = next(c.plan for c in found if not c.plan.compile)
-    others = {(c.plan.micro_batch, c.plan.checkpointed_blocks) for c in found if c.plan.compile}
-    assert others - {(plain.micro_batch, plain.checkpointed_blocks)} == expected - {
-        (plain.micro_batch, plain.checkpointed_blocks)
-    }
+    assert {(c.plan.micro_batch, c.plan.checkpointed_blocks) for c in found if c.plan.compile} == expected
     assert all(known.needed_bytes(c.plan) <= GPU.memory_bytes for c in found)
 
 
