@@ -181,8 +181,10 @@ def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tu
     return peak, peak_event
 
 
-def kept_by_blocks(trace: Trace) -> int:
+def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
     """Memory that the blocks of a micro-batch keep for the backward pass where none is checkpointed [bytes], or less.
+
+    Compiled ones keep the results of products at least: others may be computed again within a kernel.
 
     Told from a trace on a GPU in which all are checkpointed: before its backward pass a block makes again what it would
     have kept. That are the storages of its part of the backward pass that are made in the order of its forward pass,
@@ -207,8 +209,23 @@ def kept_by_blocks(trace: Trace) -> int:
         same = sum(1 for _ in pairs)
         if 0 < same < len(again):
             storages, end = [trace.storages[index] for index in again[: same - 1]], trace.storages[again[same]].born
-            kept += sum(rounded(one.num_bytes) for one in storages if one.died is None or one.died >= end)
+            kept += sum(
+                rounded(one.num_bytes) for one in storages
+                if (one.died is None or one.died >= end)
+                and not (is_compiled and trace.operations[trace.occurrences[one.born].operation].flops == 0)
+            )  # fmt: skip
     return kept
+
+
+def gradients_between(trace: Trace) -> int:
+    """Gradients of the first micro-batch that live until the second's backward pass [bytes]; 0 of one micro-batch."""
+    parts = trace.occurrences
+    begin = next((i for i, one in enumerate(parts) if one.part == 1 and one.phase == "backward"), -1)
+    return sum(
+        rounded(one.num_bytes) for one in trace.storages
+        if one.category == "gradient" and 0 <= one.born < begin and parts[one.born].part == 0
+        and (one.died is None or one.died >= begin)
+    )  # fmt: skip
 
 
 def _alive_after(alive: Iterable[int], events: Iterable[int]) -> set[int]:

@@ -19,6 +19,7 @@ from stoker.planning.model.memory import (
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
+    gradients_between,
     kept_by_blocks,
     least_capacities,
     live_peak,
@@ -93,7 +94,7 @@ class Needs:
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
         self._lives: dict[_Update, int] = {}
-        self._uncheckpointed: dict[_Update, int] = {}
+        self._uncheckpointed: dict[tuple[_Update, bool], int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._inputs: dict[TraceSettings, int] = {}
@@ -117,21 +118,24 @@ class Needs:
             self._lives[key] = live_peak(self._timeline(key), rounded)[0]
         return self._lives[key]
 
-    def least_live_bytes(self, settings: TraceSettings, micro_batches: int, num_blocks: int) -> int:
+    def least_live_bytes(
+        self, settings: TraceSettings, micro_batches: int, num_blocks: int, *, is_compiled: bool = False
+    ) -> int:
         """What live tensors of a GPU need at least where no block is checkpointed [bytes], without a trace of that.
 
         By the trace in which all are, if it is known; else 0.
         """
-        for known, passes, is_compiled in list(self._lives):
+        for key in list(self._lives):
+            known, passes, was_compiled = key
             same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
-            is_like = known.checkpointed_blocks == num_blocks and passes == micro_batches and not is_compiled
+            is_like = known.checkpointed_blocks == num_blocks and passes == micro_batches and not was_compiled
             if is_like and same == settings:
-                key = known, passes, is_compiled
-                if key not in self._uncheckpointed:
-                    timeline = self._timeline(key)
+                if (key, is_compiled) not in self._uncheckpointed:
+                    timeline, trace = self._timeline(key), self.trace(known)
                     before = sum(rounded(timeline.sizes[index]) for index in timeline.persisting)
-                    self._uncheckpointed[key] = before + kept_by_blocks(self.trace(known))
-                return self._uncheckpointed[key]
+                    kept = gradients_between(trace) + kept_by_blocks(trace, is_compiled=is_compiled)
+                    self._uncheckpointed[key, is_compiled] = before + kept
+                return self._uncheckpointed[key, is_compiled]
         return 0
 
     def least_reserved(
@@ -252,9 +256,11 @@ class TracedForecasts:
             return self._probability(num_bytes + context, plan) >= probability
 
         settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
-        if num_blocks and not (plan.checkpointed_blocks or plan.compile):
-            least = max(needs.least_live_bytes(settings, passes, num_blocks) for needs in self._kinds)
-            if not is_likely(least):
+        if num_blocks and not plan.checkpointed_blocks:
+            least = (
+                needs.least_live_bytes(settings, passes, num_blocks, is_compiled=plan.compile) for needs in self._kinds
+            )
+            if not is_likely(max(least)):
                 return False
         processes = self._processes(plan)
         live = (needs.live_bytes(settings, passes, is_compiled=plan.compile) + more for needs, more in processes)
