@@ -244,12 +244,12 @@ class LayoutCandidates:
             sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
             favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
             promising = self._promising(products, found)
-            # First those with room for the favourite: others have to save memory, which takes time, and to be traced.
-            others = [] if favourite else promising
-            for layout in promising if favourite else ():
-                if len(found.candidates) < most and not self._add_like(favourite, layout, found):
-                    others.append(layout)
-            for layout in others:
+            if favourite is not None:  # first those with room for it: others save memory, which takes time and traces
+                promising = [
+                    layout for layout in promising
+                    if len(found.candidates) >= most or not self._add_like(favourite, layout, found)
+                ]  # fmt: skip
+            for layout in promising:
                 if len(found.candidates) < most:
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
