@@ -54,6 +54,18 @@ def test_a_ring_over_machines_uses_the_cards_of_all_its_members_in_one() -> None
     assert flat.cost("all-to-all").beta_s_per_byte == pytest.approx(56 / 64 / card)
 
 
+def test_a_ring_of_many_machines_waits_for_each_of_them() -> None:
+    """Gathers over 1,024 devices begin with a step for each, which takes longer than a block's bytes."""
+    (h100,) = KNOWN.find("h100")
+    starts_s = {size: catalogue_links(h100, size).cost("all-gather").alpha_s for size in (8, 64, 128, 1024)}
+    assert starts_s[1024] == pytest.approx(8 * starts_s[128], rel=0.02)
+    assert starts_s[1024] > 100 * starts_s[8]
+    # A block of a model of 8 billion parameters, 436 MB in bf16, moves in less time than that.
+    moving_s = 436e6 * catalogue_links(h100, 1024).cost("all-gather").beta_s_per_byte
+    assert moving_s < starts_s[1024]
+    assert starts_s[64] < moving_s
+
+
 def test_a_faster_network_than_the_links_within_leaves_these_the_bound() -> None:
     """Eight cards of 800 Gbit/s beat an A100's NVLink, which a ring passes too."""
     (a100,) = KNOWN.find("a100-80")

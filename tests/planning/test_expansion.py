@@ -11,7 +11,8 @@ import stoker
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.datasets import Datasets
 from stoker.planning.model.caching_allocator import rounded
-from stoker.planning.model.memory import kept_by_blocks
+from stoker.planning.model.memory import gradients_between, kept_by_blocks
+from stoker.planning.model.run_forecast import Needs
 from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.profiling.tracing.update import trace_update
@@ -221,3 +222,12 @@ def test_what_blocks_keep_is_told_from_a_trace_that_checkpoints_them(model, prec
     )  # fmt: skip
     assert 0.5 * kept < kept_by_blocks(saving) <= kept
     assert kept_by_blocks(plain) == 0
+    gradients = sum(rounded(one.num_bytes) for one in plain.storages if one.category == "parameter")
+    assert gradients_between(saving) == (gradients if parts == 2 else 0)
+    needs = Needs(lambda settings: saving if settings.checkpointed_blocks else plain)
+    needs.live_bytes(saving.settings, parts)
+    for is_compiled in (False, True):
+        least = needs.least_live_bytes(plain.settings, parts, 6, is_compiled=is_compiled)
+        live = needs.live_bytes(plain.settings, parts, is_compiled=is_compiled)
+        assert 0.5 * live < least <= live
+    assert 0 < kept_by_blocks(saving, is_compiled=True) < kept_by_blocks(saving)

@@ -90,3 +90,28 @@ def test_a_slow_network_puts_groups_within_a_machine_first() -> None:
     estimates = {shards: slow._estimate_s(Layout(replicas=16 // shards, shards=shards)) for shards in (8, 2)}
     over_machines = slow._estimate_s(Layout(shards=16))
     assert estimates[8] < over_machines
+
+
+def test_products_with_room_for_the_best_plan_come_before_those_that_have_to_save_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is kept gathered sends less, and comes first by estimate: not where its place costs recomputation."""
+    over = candidates("16xh100")
+    add_like, planned_in_full = over._add_like, list[Layout]()
+
+    def has_room(favourite: Plan, layout: Layout, found: object) -> bool:
+        return layout.reshard and add_like(favourite, layout, found)  # type: ignore[arg-type]
+
+    consider = over._consider
+
+    def planned(layout: Layout, found: object) -> None:
+        planned_in_full.append(layout)
+        consider(layout, found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(over, "_add_like", has_room)
+    monkeypatch.setattr(over, "_consider", planned)
+    ranked, _ = over.ranked()
+    products = [one.plan.layout for one in ranked if len(one.plan.layout.divided) > 1]
+    assert len(products) == 3
+    assert all(one.reshard for one in products)
+    assert all(len(one.divided) == 1 for one in planned_in_full)

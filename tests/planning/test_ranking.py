@@ -228,6 +228,42 @@ def test_the_time_of_compiling_counts_in_the_order() -> None:
     assert len({c.plan.compile for c in found}) == 2
 
 
+class Fused(Known):
+    """As known; compiled plans hold `held` of each sample's memory, and are so much faster."""
+
+    held, ratio = 0.5, 0.9
+
+    def needed_bytes(self, plan: Plan) -> float:
+        needed = super().needed_bytes(plan) - self.fixed
+        return self.fixed + needed * (self.held if plan.compile else 1.0)
+
+    def forecast(self, plan: Plan) -> Forecast:
+        found = super().forecast(plan)
+        pace_s = (self.ratio if plan.compile else 1.0) / found.samples_per_s.value
+        return forecast_of(plan, pace_s=pace_s, total_s=270_000 * pace_s, compile_s=20.0 if plan.compile else None)
+
+
+@pytest.mark.parametrize(
+    ("held", "in_groups", "expected"),
+    [
+        (1.0, False, {(256, 0)}),  # the same memory: the same plan
+        (0.25, False, {(256, 0), (512, 0)}),  # twice the samples, which needs no more saving
+        (1.0, True, {(512, 12)}),  # selectively
+        (0.7, True, {(512, 12), (512, 0)}),  # the same samples, of which nothing is computed twice
+    ],
+)
+def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
+    held: float, in_groups: bool, expected: set[tuple[int, int]]
+) -> None:
+    """Elsewhere the fastest plan is compiled, then one with less saving, or of a larger micro-batch."""
+    facts = profile(num_blocks=12, **({"coupling": dataclasses.replace(NORMS, group=512)} if in_groups else {}))
+    known = Fused(GPU, facts, fixed=1e9, per_sample=3e8)
+    known.held = held
+    found = rank(facts, GPU, known, name="it", is_here=False, can_compile=True)
+    assert {(c.plan.micro_batch, c.plan.checkpointed_blocks) for c in found if c.plan.compile} == expected
+    assert all(known.needed_bytes(c.plan) <= GPU.memory_bytes for c in found)
+
+
 class _Captured(Known):
     """As known, with so much of each update saved where the pass is captured, which takes a second once."""
 

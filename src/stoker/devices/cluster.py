@@ -10,7 +10,7 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Commun
 International Journal of High Performance Computing Applications 19(1), 2005, sections 4.1 to 4.5; NVIDIA's nccl-tests,
 doc/PERFORMANCE.md; P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 scan", Parallel Computing 35(12), 2009, which NCCL's trees follow. In-network reductions (NVLink SHARP) are faster; the
-interval covers them. The share of the datasheet's rate that links reach, and hops, are estimates, not measured.
+interval covers them. The share of the datasheet's rate that links reach is an estimate; hops are NCCL's own.
 
 A machine's shape comes from the catalogue's row (`node_devices`, `domain_devices`, `network_cards`, `network_gbit`:
 what the vendor's own machine has; clouds sell less), or from the user: `--on 4x4xa100` are four machines of four, and
@@ -36,13 +36,17 @@ NODE_DEVICES = 8
 
 _REACHED = 0.8
 """Share of a link's printed rate, one way, that rings of NCCL reach."""
-_START_S = 1e-5
-"""Time until a collective's kernel runs on all devices of a machine [s]."""
+_START_S = 8.4e-6
+"""Time until a collective's kernel runs on all devices [s], as of `_HOP_S`."""
 _OVERLAP = 0.8
 """Share of a collective that overlaps with arithmetic [0 to 1]: its copies take multiprocessors and bandwidth, so that
 both are slower meanwhile. Source: X. Miao et al., "Galvatron", VLDB 2023, section 3.3: up to 1.3 times."""
-_HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 1e-6, 3e-6, 5e-6
-"""Time of a step to the next device within a machine, and to the next machine [s]."""
+_HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 3.4e-6, 5.7e-6, 14e-6
+"""Time of a step to the next device by NVLink and by PCI Express, and to the next machine [s]. Source: NCCL 2.30,
+src/graph/tuning.cc, `baseLatencies` and `hwLatencies` of rings under the protocol of large messages (Simple). With them
+Llama-2-7B in shards over 2,048 H100 is forecast to reach 35 % fewer tokens a second and device than over 128; J.
+Fernandez et al., "Hardware Scaling Trends and Diminishing Returns in Large-Scale Distributed Training" (2024,
+arXiv:2411.13055), measured 37 %."""
 _USUAL_PCIE = 15.75
 """Default rate of PCI Express, one way [GB/s]: 3.0 x16."""
 _USUAL_GBIT = 100.0

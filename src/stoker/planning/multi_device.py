@@ -41,7 +41,7 @@ from stoker.planning.model.search_space import (
     saving_memory,
     trace_settings,
 )
-from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, rank
+from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, compiled, rank
 from stoker.planning.planner import Planner, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
@@ -243,10 +243,14 @@ class LayoutCandidates:
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
             sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
             favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
-            for layout in self._promising(products, found):
-                if len(found.candidates) >= most:
-                    break
-                if favourite is None or not self._add_like(favourite, layout, found):
+            promising = self._promising(products, found)
+            if favourite is not None:  # first those with room for it: others save memory, which takes time and traces
+                promising = [
+                    layout for layout in promising
+                    if len(found.candidates) >= most or not self._add_like(favourite, layout, found)
+                ]  # fmt: skip
+            for layout in promising:
+                if len(found.candidates) < most:
                     self._consider(layout, found)
         candidates, rejected, unfit = found.candidates, found.rejected, found.unfit
         if (problem := vars(self).get("_not_in_bf16")) is not None:
@@ -450,10 +454,7 @@ class LayoutCandidates:
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         if self._may_compile(layout):
-            plan = dataclasses.replace(best.plan, compile=True)
-            compiled = dataclasses.replace(best, plan=plan, forecast=forecasts.forecast(plan))
-            if compiled.forecast.total_s.value < best.forecast.total_s.value:
-                best = compiled
+            best = min((best, *compiled(best, local, forecasts)), key=lambda one: one.forecast.total_s.value)
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(

@@ -116,12 +116,46 @@ def rank(
     if not uncompiled:  # only with fused intermediates does it fit, at whatever price
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
     fastest = min(uncompiled, key=_seconds_per_sample)
-    if can_compile and not is_here:  # without trials, one forecast decides whether compiling pays
-        compiled = dataclasses.replace(fastest.plan, compile=True)
-        candidates.append(dataclasses.replace(fastest, plan=compiled, forecast=forecasts.forecast(compiled)))
+    if can_compile and not is_here:  # without trials, forecasts decide whether compiling pays
+        candidates += compiled(fastest, profile, forecasts)
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
+
+
+def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
+    """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch, which fit.
+
+    Kernels keep no intermediates: memory that had to be saved may be there. A larger micro-batch is looked at where it
+    needs no more saving, and only the next one: of what is kept, a half is of products, which stay.
+    """
+    plan = dataclasses.replace(fastest.plan, compile=True)
+    plans, saving = [plan], saving_of(plan)
+    sizes = [size for size in _sizes(profile) if size > plan.micro_batch]
+    for size in (plan.micro_batch, *sizes[-1:]):
+        least = dataclasses.replace(plan.without_checkpointing(), micro_batch=size, loss_chunks=1)
+        for way in saving_memory(least, profile):
+            if way == plan or forecasts.fits(way, SURE_ENOUGH):
+                saving = saving_of(way)
+                plans += [way] if way != plan else []
+                break
+            if saving_of(way) == saving:
+                break
+    for one in plans:
+        yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))
+
+
+def _sizes(profile: Profile) -> Sequence[int]:
+    """Legal micro-batches elsewhere, the largest first [samples].
+
+    Of a large model with many samples not the whole batch: products of half of it are as fast, and are traced anyway.
+    """
+    sizes = profile.coupling.legal_micro_batches(profile.batch)
+    return sizes[-max(1, len(sizes) - 1) :] if _is_large(profile) else sizes
+
+
+def _is_large(profile: Profile) -> bool:
+    return profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
 
 
 def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> Candidate | None:
@@ -185,10 +219,8 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return fits([plan for plan in ways(size) if not plan.checkpointed_blocks][-1])
 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
-    is_large = profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
-    if most == MOST_SIZES_ELSEWHERE and is_large:
-        # Products of half the batch are as fast, and are traced anyway; smaller ones add nothing.
-        sizes, most = sizes[-max(1, len(sizes) - 1) :], 1
+    if most == MOST_SIZES_ELSEWHERE:
+        sizes, most = _sizes(profile), 1 if _is_large(profile) else most  # smaller ones add nothing
     if most == MOST_SIZES and sizes and fits(ways(sizes[0])[0]):  # then so does all that needs less: no more traces
         yield from (ways(size)[0] for size in sizes[:most])
         return

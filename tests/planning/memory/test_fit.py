@@ -31,6 +31,16 @@ def test_a_device_never_measured_gets_a_wider_interval() -> None:
     assert unseen.value == seen.value == 1e9
 
 
+def test_what_a_compiled_plan_needs_of_a_gpu_is_less_certain() -> None:
+    """An eighth more room than forecast is enough for a plan, not for a compiled one; on a CPU both need as much."""
+    sure = {
+        (kind, is_compiled): fit_probability(1e9, 1.125e9, MemoryResiduals(kind=kind, is_compiled=is_compiled))
+        for kind in ("cuda", "cpu") for is_compiled in (False, True)
+    }  # fmt: skip
+    assert sure["cuda", False] >= 0.9 > sure["cuda", True] > 0.5
+    assert sure["cpu", False] == sure["cpu", True]
+
+
 def test_the_first_measurement_narrows_the_prior() -> None:
     """One run that needed just what was forecast: the device is known by then."""
     unseen, seen = (needed(1e9, MemoryResiduals(kind="cpu", ratios=ratios)) for ratios in ((), (1.0,)))

@@ -19,6 +19,7 @@ from stoker.planning.model.memory import (
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
+    gradients_between,
     kept_by_blocks,
     least_capacities,
     live_peak,
@@ -93,7 +94,7 @@ class Needs:
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
         self._lives: dict[_Update, int] = {}
-        self._uncheckpointed: dict[_Update, int] = {}
+        self._uncheckpointed: dict[tuple[_Update, bool], int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._inputs: dict[TraceSettings, int] = {}
@@ -117,22 +118,25 @@ class Needs:
             self._lives[key] = live_peak(self._timeline(key), rounded)[0]
         return self._lives[key]
 
-    def least_live_bytes(self, settings: TraceSettings, micro_batches: int, num_blocks: int) -> int:
+    def least_live_bytes(
+        self, settings: TraceSettings, micro_batches: int, num_blocks: int, *, is_compiled: bool = False
+    ) -> int:
         """What live tensors of a GPU need at least where no block is checkpointed [bytes], without a trace of that.
 
         By the trace in which all are, if it is known; else 0.
         """
-        for known, passes, is_compiled in list(self._lives):
+        for key in list(self._lives):
+            known, passes, was_compiled = key
             same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
             is_full = known.checkpointed_blocks == num_blocks and known.checkpointing == "full"
-            is_like = is_full and passes == micro_batches and not is_compiled
+            is_like = is_full and passes == micro_batches and not was_compiled
             if is_like and same == settings:
-                key = known, passes, is_compiled
-                if key not in self._uncheckpointed:
-                    timeline = self._timeline(key)
+                if (key, is_compiled) not in self._uncheckpointed:
+                    timeline, trace = self._timeline(key), self.trace(known)
                     before = sum(rounded(timeline.sizes[index]) for index in timeline.persisting)
-                    self._uncheckpointed[key] = before + kept_by_blocks(self.trace(known))
-                return self._uncheckpointed[key]
+                    kept = gradients_between(trace) + kept_by_blocks(trace, is_compiled=is_compiled)
+                    self._uncheckpointed[key, is_compiled] = before + kept
+                return self._uncheckpointed[key, is_compiled]
         return 0
 
     def least_reserved(
@@ -226,7 +230,11 @@ class TracedForecasts:
         peaks = (c for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0 and c.measured > 0)
         ratios = tuple(c.measured / c.forecast for c in peaks)
         self._calibrations = calibrations
-        self._residuals = MemoryResiduals(kind=self._hardware.device.kind, ratios=ratios)
+        kind = self._hardware.device.kind
+        self._residuals = {
+            is_compiled: MemoryResiduals(kind=kind, ratios=ratios, is_compiled=is_compiled)
+            for is_compiled in (False, True)
+        }
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
@@ -237,7 +245,7 @@ class TracedForecasts:
 
     def probability_it_fits(self, plan: Plan) -> float:
         """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
-        return self._probability(self.needed_bytes(plan))
+        return self._probability(self.needed_bytes(plan), plan)
 
     def fits(self, plan: Plan, probability: float) -> bool:
         """Whether `probability_it_fits` is at least so large; for plans far from the limit much quicker than that."""
@@ -246,12 +254,14 @@ class TracedForecasts:
         context = context_bytes().value
 
         def is_likely(num_bytes: float) -> bool:
-            return self._probability(num_bytes + context) >= probability
+            return self._probability(num_bytes + context, plan) >= probability
 
         settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
-        if num_blocks and not (plan.checkpointed_blocks or plan.compile):
-            least = max(needs.least_live_bytes(settings, passes, num_blocks) for needs in self._kinds)
-            if not is_likely(least):
+        if num_blocks and not plan.checkpointed_blocks:
+            least = (
+                needs.least_live_bytes(settings, passes, num_blocks, is_compiled=plan.compile) for needs in self._kinds
+            )
+            if not is_likely(max(least)):
                 return False
         processes = self._processes(plan)
         live = (needs.live_bytes(settings, passes, is_compiled=plan.compile) + more for needs, more in processes)
@@ -268,9 +278,9 @@ class TracedForecasts:
 
         return all(does(needs, more) for needs, more in processes)
 
-    def _probability(self, needed_bytes: float) -> float:
-        memory_bytes = self._hardware.device.memory_bytes
-        return fit_probability(needed_bytes, memory_bytes, self._residuals) if memory_bytes else 1.0
+    def _probability(self, needed_bytes: float, plan: Plan) -> float:
+        memory_bytes, residuals = self._hardware.device.memory_bytes, self._residuals[plan.compile]
+        return fit_probability(needed_bytes, memory_bytes, residuals) if memory_bytes else 1.0
 
     def _is_near(self, plan: Plan) -> bool:
         """Whether a GPU's allocator gives back what it caches before it is out of memory."""
@@ -317,8 +327,8 @@ class TracedForecasts:
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
             checkpoint_s=saved.one,
             total_s=total_s,
-            peak_bytes=needed(allocated, self._residuals),
-            reserved_bytes=needed(reserved, self._residuals) if cuda else None,
+            peak_bytes=needed(allocated, self._residuals[plan.compile]),
+            reserved_bytes=needed(reserved, self._residuals[plan.compile]) if cuda else None,
             probability_it_fits=self.probability_it_fits(plan),
             total_samples=extents.total_samples,
             total_updates=extents.total_updates,
