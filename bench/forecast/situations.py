@@ -6,7 +6,7 @@
 Each situation is a job of a published shape and a place, with the settings that a plan there needs: a layout, a
 precision, compiled passes, activation checkpointing, the micro-batch. They were named before any forecast was mended,
 by what published runs use; a plan outside of them needs a published source. Nothing runs: data are one sample, repeated
-by strides. Two situations are not here: a model of one GPU that needs states of few bits, and a mixture of experts.
+by strides. One situation is not here: a mixture of experts.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Situation:
     accepts: Callable[[Plan], Iterator[str]]
     vocab: int = 0
     published: str = ""
+    numerics: tuple[str, ...] = ()
 
 
 def expert(
@@ -57,8 +58,11 @@ def expert(
     checkpointed: bool | None = None,
     is_compiled: bool = False,
     has_images: bool = False,
+    saves_states: bool = False,
 ) -> Callable[[Plan], Iterator[str]]:
-    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last."""
+    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last, and
+    what saves optimiser states wants the loss in chunks, too.
+    """
 
     def unlike(plan: Plan) -> Iterator[str]:
         if plan.precision != precision:
@@ -75,6 +79,10 @@ def expert(
             yield "not compiled"
         if has_images and plan.memory_format != "channels_last":
             yield "contiguous"
+        if saves_states and plan.optimizer_states == "full":
+            yield "full optimiser states"
+        if saves_states and plan.loss_chunks == 1:
+            yield "the loss in one piece"
 
     return unlike
 
@@ -89,6 +97,10 @@ def _gpt(**sizes: int) -> Callable[[], nn.Module]:
 
 _70B = {"layers": 80, "width": 8192, "heads": 64, "hidden": 28_672}
 SITUATIONS: dict[int, Situation] = {
+    1: Situation(
+        on="h200", model=_llama(8192), batch=8, length=8192, vocab=128_256, numerics=("bf16-states", "8bit-states"),
+        accepts=expert(checkpointed=True, is_compiled=True, micro_batch=(1, 4), saves_states=True),
+    ),
     2: Situation(
         on="8xh100", model=_llama(8192), batch=16, length=8192, vocab=128_256,
         published="torchtitan: 2.46 s, eager 2.84 s",
@@ -151,7 +163,7 @@ def job(number: int = 2) -> stoker.Job:
         model=situation.model, data=_samples(situation), loss="token_cross_entropy" if is_text else "cross_entropy",
         optimizer=stoker.AdamW(lr=3e-4, weight_decay=0.1) if is_text else stoker.SGD(lr=0.1, momentum=0.9),
         clip_norm=1.0 if is_text else None, batch=situation.batch, until=stoker.updates(10_000), seed=0,
-        name=f"situation-{number}",
+        numerics=situation.numerics, name=f"situation-{number}",
     )  # fmt: skip
 
 
@@ -163,7 +175,7 @@ def planned(number: int) -> dict[str, Any]:
     plan, step_s = chosen.plan, chosen.forecast.step_s
     return {
         "number": number, "on": situation.on, "plan": plan.in_words(), "layout": dataclasses.asdict(plan.layout),
-        "step_s": [step_s.value, step_s.low, step_s.high], "published": situation.published,
+        "step_s": [step_s.value, step_s.low, step_s.high], "fits": chosen.forecast.probability_it_fits, "published": situation.published,
         "unlike": list(situation.accepts(plan)), "cpu_s": round(time.process_time() - began, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }  # fmt: skip

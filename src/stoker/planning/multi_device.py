@@ -33,6 +33,7 @@ from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
+from stoker.planning.model.optimizer_states import full_states, stored_share
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.search_space import (
     execution_settings,
@@ -360,7 +361,9 @@ class LayoutCandidates:
         return self._least_on(dataclasses.replace(self.place.device, fast_dtypes=self._fast_dtypes(self._all_shards)))
 
     def _least_on(self, device: Device) -> Plan:
-        plan = next(execution_settings(self.profile, device))
+        fastest = next(execution_settings(self.profile, device))
+        fewest = [one for one in execution_settings(self.profile, device) if one.precision == fastest.precision]
+        plan = min(fewest, key=lambda one: stored_share(one.optimizer_states))
         *_, saving = saving_memory(plan, self.profile)
         return saving
 
@@ -393,11 +396,12 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _least_trace(self) -> Trace:
-        """The trace of the whole model under that plan, which all layouts are judged by."""
+        """The trace of the whole model under that plan, with full optimiser states; all layouts are judged by it."""
         layout, capability = self._all_shards, self.place.hardware.compute_capability or ""
         local = local_profile(self.profile, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
-            return self.planner.needs.trace(trace_settings(self._least_of(local), local, capability, layout))
+            settings = trace_settings(self._least_of(local), local, capability, layout)
+            return self.planner.needs.trace(full_states(settings))
 
     def _least_of(self, local: Profile) -> Plan:
         """That plan with the smallest micro-batch that is legal for one process's part of the job."""
@@ -405,7 +409,8 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
-        return OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+        full = OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+        return dataclasses.replace(full, like=full.like * stored_share(self._least_plan.optimizer_states))
 
     @functools.cached_property
     def _least_activations(self) -> float:
@@ -434,7 +439,8 @@ class LayoutCandidates:
             kept = {*itertools.takewhile(lambda one: one != favourite.precision, known), favourite.precision, "fp32"}
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in kept)
             device = dataclasses.replace(device, fast_dtypes=dtypes)
-            local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
+            if favourite.optimizer_states == "full":  # of others there is one implementation
+                local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
         least = self._least_of(local)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Precision, Price
 from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.profile import Coupling
@@ -31,6 +33,19 @@ Malloc = Literal["retained", "default", "mapped"]
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
 training process, or by workers."""
+
+OptimizerStates = Literal["full", "bf16", "8bit"]
+"""What an optimiser's moments are kept in: the dtype of the weights, or fewer bits, which the job has to allow."""
+
+STATES_BLOCK, LEAST_STATES = 256, 4096
+"""Values that share a scale in 8-bit moments; and those of a parameter from which its moments are kept in fewer bits.
+
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861; its code has blocks of
+256, and leaves smaller tensors in fp32.
+"""
+
+VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
+"""Values of a parameter whose moments of fewer bits are updated at once, so that what lies between stays small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +77,8 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass. `loss_chunks` is in how many parts a micro-batch's tokens go through output layer and
-    loss. `malloc` is how the host's memory is had: `retained` keeps what the system gave once, `mapped` asks for each
+    loss. `optimizer_states` is what the optimiser's moments are kept in; fewer bits have one implementation, `default`.
+    `malloc` is how the host's memory is had: `retained` keeps what the system gave once, `mapped` asks for each
     large tensor and gives it back at once. `captured` repeats the operations of a pass as they were noted once, without
     autograd. `checkpoint_every_s` is the time between checkpoints [s]; where `device_mtbf_h` is given, the mean time of
     one device between two failures [h], it is a forecast, and follows from that and what saving takes once that is
@@ -75,6 +91,7 @@ class Plan:
     precision: Precision = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
+    optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
     checkpointed_blocks: int = 0
     loss_chunks: int = 1
     compile: bool = False
@@ -99,16 +116,25 @@ class Plan:
             raise ValueError(f"checkpointed_blocks must not be negative, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
-        if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
-            raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
-        if self.captured and self.precision == "fp16":
-            raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
-        if self.captured and self.layout.world_size > 1:
-            raise ValueError("a captured pass is one process's")
+        if self.captured:
+            self._require_capturable()
+        if self.optimizer_states != "full" and self.optimizer_implementation != "default":
+            raise ValueError(
+                f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
+                f"{self.optimizer_implementation} one"
+            )
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
             raise ValueError(f"device_mtbf_h must be positive, got {self.device_mtbf_h}")
+
+    def _require_capturable(self) -> None:
+        if self.compile or self.checkpointed_blocks or self.loss_chunks > 1:
+            raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
+        if self.precision == "fp16":
+            raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
+        if self.layout.world_size > 1:
+            raise ValueError("a captured pass is one process's")
 
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
@@ -118,7 +144,10 @@ class Plan:
         layout = self.memory_format.replace("_", "-")
         words = [self.layout.in_words()] if self.layout.world_size > 1 else []
         words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
-        words.append(f"{self.optimizer_implementation} optimiser")
+        if self.optimizer_states == "full":
+            words.append(f"{self.optimizer_implementation} optimiser")
+        else:
+            words.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
         if self.checkpointed_blocks:
             words.append(f"{self.checkpointed_blocks} checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}")
         if self.loss_chunks > 1:
@@ -130,6 +159,14 @@ class Plan:
         if self.malloc != "default":
             words.append(f"{self.malloc} memory")
         return " · ".join(words)
+
+
+def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
+    """Why a job of these `numerics` does not allow the plan's optimizer_states; None if it does."""
+    states = plan.optimizer_states
+    if states == "full" or f"{states}-states" in numerics:
+        return None
+    return f'{states} optimizer_states are for jobs that allow them: Job(numerics=["{states}-states"])'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +335,7 @@ class KeptDecision:
 
 _MALLOC_BY_BYTES: tuple[Malloc, ...] = ("mapped", "default", "retained")
 """In the order of the system memory that they hold, least first."""
+_STATES_BY_BYTES: tuple[OptimizerStates, ...] = ("8bit", "bf16", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +363,7 @@ class OutOfMemory:
             plan.checkpointed_blocks <= self.plan.checkpointed_blocks
             and plan.loss_chunks <= self.plan.loss_chunks
             and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
+            and _STATES_BY_BYTES.index(plan.optimizer_states) >= _STATES_BY_BYTES.index(self.plan.optimizer_states)
         )
         same_precision = plan.precision == self.plan.precision or plan.precision in ("fp32", "tf32")
         return plan.micro_batch >= self.plan.micro_batch and saves_no_more and same_precision

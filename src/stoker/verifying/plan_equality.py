@@ -147,6 +147,7 @@ def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
     reference = Plan(
         device=small.plan.device,
         micro_batch=reference_micro_batch(small.coupling, batch),
+        optimizer_states=small.plan.optimizer_states,  # which the job allows, and no plan changes
         threads=small.plan.threads,
         loader=small.plain_loader,
     )
@@ -348,6 +349,36 @@ def check_own_step(subject: Subject) -> Verdict:
         "declared: step=…, which is never cut; that a run resumes to the same bits is examined above",
         "same law",
     )
+
+
+_COMPARED = 8
+_LARGEST_CHANGE = 0.25
+"""Difference of what the first updates change, by moments of fewer bits, beyond which they are not close [fraction]."""
+
+
+def check_states(subject: Subject) -> Verdict | None:
+    """The verdict on what the first updates change with moments of fewer bits; None for a plan of full ones."""
+    states, subject = subject.plan.optimizer_states, subject.without_workers()
+    if states == "full":
+        return None
+    words = states.replace("8bit", "8-bit")
+    plans = [replace(subject.plan, optimizer_states=one, captured=False) for one in ("full", states)]
+    steps = [Step(subject.job, plan, subject.coupling) for plan in plans]
+    begun = [parameter.detach().clone() for parameter in steps[0].model.parameters()]
+    for step in steps:
+        with closing(subject.source(step).batches(subject.extent.position(0), _COMPARED)) as batches:
+            for update, batch in enumerate(batches):
+                step.update(batch, update, (update + 0.5) / _COMPARED)
+    full, few = (
+        torch.cat([(p.detach() - q).double().flatten() for p, q in zip(step.model.parameters(), begun, strict=True)])
+        for step in steps
+    )
+    error = float((few - full).norm() / full.norm().clamp_min(1e-300))
+    passed = error <= _LARGEST_CHANGE
+    answer = f"{'Yes' if passed else 'No'}: the first {_COMPARED} updates differ by {error:.2%} of what they change."
+    evidence = f"norm of the difference over the norm, from equal weights; limit {_LARGEST_CHANGE:.0%}"
+    question = f"Are {words} optimiser states close enough to full ones?"
+    return verdict(question, answer, evidence, "same law" if passed else None)
 
 
 def check_precision(subject: Subject, gradient_error: float | None) -> Verdict | None:
