@@ -60,8 +60,9 @@ def expert(
     has_images: bool = False,
     saves_states: bool = False,
 ) -> Callable[[Plan], Iterator[str]]:
-    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last, and
-    what saves optimiser states wants the loss in chunks, too.
+    """What of a plan is not as asked: ranges are inclusive, None asks for nothing.
+
+    Images want channels-last; what saves optimiser states wants the loss in chunks, too.
     """
 
     def unlike(plan: Plan) -> Iterator[str]:
@@ -175,7 +176,8 @@ def planned(number: int) -> dict[str, Any]:
     plan, step_s = chosen.plan, chosen.forecast.step_s
     return {
         "number": number, "on": situation.on, "plan": plan.in_words(), "layout": dataclasses.asdict(plan.layout),
-        "step_s": [step_s.value, step_s.low, step_s.high], "fits": chosen.forecast.probability_it_fits, "published": situation.published,
+        "step_s": [step_s.value, step_s.low, step_s.high], "fits": chosen.forecast.probability_it_fits,
+        "published": situation.published,
         "unlike": list(situation.accepts(plan)), "cpu_s": round(time.process_time() - began, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }  # fmt: skip
