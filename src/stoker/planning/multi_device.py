@@ -33,7 +33,7 @@ from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
-from stoker.planning.model.optimizer_states import full_states, stored_share
+from stoker.planning.model.optimizer_states import block_problem, full_states, stored_share
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.search_space import (
     execution_settings,
@@ -443,6 +443,8 @@ class LayoutCandidates:
                 local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
+        if block_problem(self.parts(layout), layout) is not None:
+            local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
@@ -495,7 +497,10 @@ class LayoutCandidates:
             words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
             raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
                          remedy=f"Use --on {name if count == 1 else f'{count}x{name}'}, or another plan.")  # fmt: skip
-        if (problem := self.rules.problem_with(layout)) is not None:
+        problem = self.rules.problem_with(layout)
+        if problem is None and plan.optimizer_states == "8bit":
+            problem = block_problem(self.parts(layout), layout)
+        if problem is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(without_layout(plan))
         return Candidate(device=place.name, plan=plan, forecast=forecast, memory_bytes=place.memory_bytes_each,

@@ -96,7 +96,7 @@ class LowBitAdam(torch.optim.Optimizer):
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros((), dtype=torch.float32)
             for name in _MOMENTS:
                 state |= _zeros(parameter, name, self.states)
         state["step"] += 1
@@ -196,7 +196,7 @@ def _parts(parameter: torch.Tensor, state: dict[str, Any], key: int) -> Iterator
 def _zeros(parameter: torch.Tensor, name: str, states: OptimizerStates) -> dict[str, torch.Tensor]:
     """A moment before the first update."""
     if not has_low_bits(tuple(parameter.shape)):
-        return {name: torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+        return {name: torch.zeros_like(parameter)}
     if states == "bf16":
         return {name: torch.zeros_like(parameter, dtype=torch.bfloat16)}
     own, blocks = local(parameter), _held_blocks(parameter)
@@ -325,9 +325,9 @@ class _Places:
         # Products of int32 are modulo 2^32. Shifts keep the sign, which a bijection may.
         hashed = self.rows[span, None] * _int32(self.width) + self.columns
         hashed.mul_(_int32(0x9E3779B1)).add_(_int32(key))
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
             hashed.bitwise_xor_(hashed >> shift).mul_(_int32(factor))
-        return hashed
+        return hashed.bitwise_xor_(hashed >> 16)
 
 
 def _int32(number: int) -> int:

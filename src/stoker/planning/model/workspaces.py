@@ -36,8 +36,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.records import Estimate
 from stoker.planning.model.optimizer_states import STEP, between_bytes
+from stoker.records import Estimate
 from stoker.records.trace import Operation, TensorShape
 
 _BLOCK = 16
