@@ -41,14 +41,14 @@ def state_bytes(trace: Trace) -> int:
 
 @pytest.mark.parametrize("states", STATES)
 def test_the_forecast_state_is_what_the_optimiser_keeps(states: Any) -> None:
-    """To a percent: rows of 640 values are filled up to three blocks. Full ones stay as they are traced."""
+    """To 2 %: many rows here are shorter than a block. Full ones stay as they are traced."""
     job = few_bits_job(128)
     step = Step(job, plan_of(16, optimizer_states=states), SEPARABLE)
     train(job, step, 1)
     tensors = [value for values in step.optimizer.state.values() for value in values.values()]
     kept = sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor) and one.nbytes > 8)
     trace = traced()
-    assert state_bytes(with_states(trace, states)) == pytest.approx(kept, rel=0.01)
+    assert state_bytes(with_states(trace, states)) == pytest.approx(kept, rel=0.02)
     assert state_bytes(with_states(trace, "full")) == state_bytes(trace) > 1.9 * kept
 
 

@@ -27,6 +27,7 @@ from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.loading.fields import Content, map_tensors
 from stoker.planning.decision import decide
+from stoker.planning.model.search_space import allowed_states
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.planning.safe_start import safe_start
 from stoker.profiling.ceilings import computing_threads
@@ -169,8 +170,9 @@ def overall_level(subject: Subject, verdicts: Sequence[Verdict], *, is_random: b
         reasons.append("the model's random draws, such as dropout, differ with the micro-batch")
     if subject.plan.precision not in FULL_PRECISIONS:
         reasons.append(f"{subject.plan.precision} rounds more than fp32")
-    if subject.plan.optimizer_states != "full":
-        reasons.append(f"{subject.plan.optimizer_states} optimiser states round more than full ones")
+    if allowed := allowed_states(subject.job.numerics):
+        words = allowed[-1].replace("8bit", "8-bit")
+        reasons.append(f"{words} optimiser states, which the job allows, round more than full ones")
     if not reasons and any(each.level == "same law" for each in verdicts):
         reasons.append("the model could not be compared in float64")
     # Updates that came out equal on a GPU do not guarantee that the next ones will.

@@ -17,6 +17,7 @@ from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch, with_rates_scaled
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.loading.order import seed_generators
+from stoker.planning.model.search_space import allowed_states
 from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Plan, Verdict
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.random_draws import RandomDraws
@@ -357,12 +358,17 @@ _LARGEST_CHANGE = 0.25
 
 
 def check_states(subject: Subject) -> Verdict | None:
-    """The verdict on what the first updates change with moments of fewer bits; None for a plan of full ones."""
-    states, subject = subject.plan.optimizer_states, subject.without_workers()
-    if states == "full":
+    """The verdict on what the first updates change with moments of fewer bits; None for a job that allows none.
+
+    They are the plan's, or else the fewest that the job allows.
+    """
+    allowed, subject = allowed_states(subject.job.numerics), subject.without_workers()
+    if not allowed:
         return None
+    states = allowed[-1] if subject.plan.optimizer_states == "full" else subject.plan.optimizer_states
     words = states.replace("8bit", "8-bit")
-    plans = [replace(subject.plan, optimizer_states=one, captured=False) for one in ("full", states)]
+    plain = replace(subject.plan, captured=False, optimizer_implementation="default")
+    plans = (replace(plain, optimizer_states="full"), replace(plain, optimizer_states=states))
     steps = [Step(subject.job, plan, subject.coupling) for plan in plans]
     begun = [parameter.detach().clone() for parameter in steps[0].model.parameters()]
     for step in steps:
