@@ -335,7 +335,7 @@ def _own_step(job: Job) -> Iterator[_Check]:
 
 def _low_bit_states(job: Job) -> Iterator[_Check]:
     """Moments of fewer bits are those of Adam and AdamW."""
-    allowed = [one for one in job.numerics if one.endswith("-states")]
+    allowed = [one for one in job.numerics if str(one).endswith("-states")] if _is_list(job.numerics) else []
     if not allowed or job.optimizer is None:
         return
     is_adam = isinstance(job.optimizer, Adam | AdamW)
