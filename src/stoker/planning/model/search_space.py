@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from stoker.devices.hardware import mtbf_h
 from stoker.layouts import all_axes
@@ -62,7 +62,7 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
     arithmetic: tuple[Precision, ...] = ("fp64",) if profile.is_double else precisions(device, profile.numerics)
-    optimizers: list[tuple[str, OptimizerStates]] = [(one, "full") for one in profile.optimizer_implementations]
+    optimizers: list[tuple[Any, OptimizerStates]] = [(one, "full") for one in profile.optimizer_implementations]
     if device.kind != "cpu":  # the first is fused, if it can be: it starts the fewest kernels and moves the least
         optimizers = optimizers[:1]
     optimizers += [("default", states) for states in allowed_states(profile.numerics)]
@@ -71,7 +71,7 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
     ):
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
-            optimizer_implementation=implementation, optimizer_states=states,  # type: ignore[arg-type]  # one of a plan's
+            optimizer_implementation=implementation, optimizer_states=states,
             compile=is_compiled, threads=count, loader=loader,
             num_workers=workers, device_mtbf_h=mtbf_h(device.kind, profile.device_mtbf_h),
         )  # fmt: skip
