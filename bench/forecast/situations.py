@@ -6,7 +6,7 @@
 Each situation is a job of a published shape and a place, with the settings that a plan there needs: a layout, a
 precision, compiled passes, activation checkpointing, the micro-batch. They were named before any forecast was mended,
 by what published runs use; a plan outside of them needs a published source. Nothing runs: data are one sample, repeated
-by strides. Two situations are not here: a model of one GPU that needs states of few bits, and a mixture of experts.
+by strides. One situation is not here: a mixture of experts.
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ def expert(
     is_compiled: bool = False,
     has_images: bool = False,
     most_kept: int = 0,
+    saves_states: bool = False,
 ) -> Callable[[Plan], Iterator[str]]:
-    """What of a plan is not as asked: ranges are inclusive, None asks for nothing; images want channels-last.
+    """What of a plan is not as asked: ranges are inclusive, None asks for nothing.
 
-    Where blocks should be checkpointed, a plan may do without if its micro-batch has at most `most_kept` samples: so
-    many others published to have kept on such a device.
+    Images want channels-last; what saves optimiser states wants the loss in chunks, too. Where blocks should be
+    checkpointed, a plan may do without if its micro-batch has at most `most_kept` samples: so many others published to
+    have kept on such a device.
     """
 
     def unlike(plan: Plan) -> Iterator[str]:
@@ -82,6 +84,10 @@ def expert(
             yield "not compiled"
         if has_images and plan.memory_format != "channels_last":
             yield "contiguous"
+        if saves_states and plan.optimizer_states == "full":
+            yield "full optimiser states"
+        if saves_states and plan.loss_chunks == 1:
+            yield "the loss in one piece"
 
     return unlike
 
@@ -96,6 +102,10 @@ def _gpt(**sizes: int) -> Callable[[], nn.Module]:
 
 _70B = {"layers": 80, "width": 8192, "heads": 64, "hidden": 28_672}
 SITUATIONS: dict[int, Situation] = {
+    1: Situation(
+        on="h200", model=_llama(8192), batch=8, length=8192, vocab=128_256, numerics=("bf16-states", "8bit-states"),
+        accepts=expert(checkpointed=True, is_compiled=True, micro_batch=(1, 4), saves_states=True),
+    ),
     2: Situation(
         on="8xh100", model=_llama(8192), batch=16, length=8192, vocab=128_256,
         published="torchtitan: 2.46 s, eager 2.84 s",
@@ -177,7 +187,8 @@ def planned(number: int) -> dict[str, Any]:
     plan, step_s = chosen.plan, chosen.forecast.step_s
     return {
         "number": number, "on": situation.on, "plan": plan.in_words(), "layout": dataclasses.asdict(plan.layout),
-        "step_s": [step_s.value, step_s.low, step_s.high], "published": situation.published,
+        "step_s": [step_s.value, step_s.low, step_s.high], "fits": chosen.forecast.probability_it_fits,
+        "published": situation.published,
         "unlike": list(situation.accepts(plan)), "cpu_s": round(time.process_time() - began, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }  # fmt: skip

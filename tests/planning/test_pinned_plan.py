@@ -54,6 +54,7 @@ def test_weights_in_fp64_stay_so() -> None:
         ("compile=maybe", "compile is true or false"),
         ("shards=0", "shards must be from 1"),
         ("loader=workers", "does not go with num_workers=0"),
+        ("optimizer_states=4bit", "optimizer_states is one of full, bf16, 8bit, not '4bit'"),
     ],
 )
 def test_words_that_cannot_be_say_what_could(words: str, why: str) -> None:
@@ -83,3 +84,14 @@ def test_a_precision_that_a_device_lacks_is_named_with_those_it_has() -> None:
     plan = plan_of({"precision": "bf16"}, old, PROFILE)
     assert problem_with(plan, PROFILE, old.device, PROFILE) == "v100-16 has no bf16; precision may be fp32"
     assert problem_with(plan_of({}, old, PROFILE), PROFILE, old.device, PROFILE) is None
+
+
+def test_states_of_fewer_bits_are_for_jobs_that_allow_them() -> None:
+    """With the implementation that they have, and what allows them."""
+    plan = plan_of({"optimizer_states": "8bit"}, PLACE, PROFILE)
+    assert plan.optimizer_implementation == "default"
+    assert problem_with(plan, PROFILE, PLACE.device, PROFILE) == (
+        '8bit optimizer_states are for jobs that allow them: Job(numerics=["8bit-states"])'
+    )
+    allowed = dataclasses.replace(PROFILE, numerics=("8bit-states",))
+    assert problem_with(plan, allowed, PLACE.device, allowed) is None

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
+from stoker.planning.model.optimizer_states import stored_share
 from stoker.planning.plan_ranking import MOST_SIZES, SURE_ENOUGH, least_demanding, rank
 from stoker.records import Device, Forecast, Plan, Profile
 from tests.planning.trials import CPU, GPU, NORMS, forecast_of, profile
@@ -310,3 +311,37 @@ def test_with_memory_in_plenty_no_plan_that_saves_memory_is_asked_about() -> Non
     rank(facts, GPU, known, name="large")
     assert known.asked
     assert all(plan.checkpointed_blocks == 0 and plan.micro_batch == 512 for plan in known.asked)
+
+
+class WithStates(Known):
+    """As Known, with optimiser states of 8 GB in full, which take a little longer in fewer bits."""
+
+    def needed_bytes(self, plan: Plan) -> float:
+        return super().needed_bytes(plan) + 8e9 * stored_share(plan.optimizer_states)
+
+    def forecast(self, plan: Plan) -> Forecast:
+        slower = dataclasses.replace(plan, optimizer_states="full", optimizer_implementation="fused")
+        found = super().forecast(slower)
+        if plan.optimizer_states == "full":
+            return found
+        return forecast_of(plan, pace_s=1.03 / found.samples_per_s.value, peak_bytes=self.needed_bytes(plan))
+
+
+def best_with_states(memory_bytes: float, *numerics: str) -> Plan:
+    """The best plan of a job that allows these on a GPU of so much memory."""
+    facts = profile(num_blocks=24, has_convolutions=False, numerics=numerics)
+    device = dataclasses.replace(GPU, memory_bytes=memory_bytes)
+    return rank(facts, device, WithStates(device, facts), name="it")[0].plan
+
+
+def test_states_of_fewer_bits_are_taken_where_they_help_and_the_job_allows_them() -> None:
+    """Not where full ones fit without recomputation; the more bits, the better; none that is not allowed."""
+    both = ("bf16-states", "8bit-states")
+    assert best_with_states(64e9, *both).optimizer_states == "full"
+    assert best_with_states(7e9, *both).optimizer_states == "8bit"
+    assert best_with_states(7e9, "bf16-states").optimizer_states == "bf16"
+    with pytest.raises(DoesNotFit):
+        best_with_states(7e9)
+    with pytest.raises(DoesNotFit):
+        best_with_states(4.5e9, "bf16-states")
+    assert best_with_states(4.5e9, *both).optimizer_states == "8bit"

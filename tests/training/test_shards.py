@@ -16,8 +16,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from stoker.errors import RunFailed
 from stoker.records import Layout
+from stoker.stepping.distributed_tensors import _runs
 from stoker.stepping.world import World
-from stoker.training.sharded_tensors import _holders, _runs, shard_of, shards_to_write
+from stoker.training.sharded_tensors import _holders, shard_of, shards_to_write
 
 
 class Mesh:

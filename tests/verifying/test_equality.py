@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import chain, repeat
 from typing import Any
@@ -15,6 +16,7 @@ from stoker.stepping.step import Step
 from stoker.verifying.plan_equality import (
     affordable_batch,
     check_equality,
+    check_states,
     is_random,
     reference_micro_batch,
     relative_difference,
@@ -22,6 +24,7 @@ from stoker.verifying.plan_equality import (
 )
 from tests.stepping import models
 from tests.stepping.driving import SEPARABLE, grouped
+from tests.stepping.layouts.conformance import few_bits_job
 from tests.stepping.models import cnn, images, make_job, mlp, samples_of, texts, token_mean, vectors
 from tests.verifying.examining import ample_time, no_time, subject_of
 
@@ -214,3 +217,14 @@ def test_batches_shrink_to_what_time_allows() -> None:
     """Halving stops at eight samples, and small batches stay whole."""
     assert [affordable_batch(512, allowed) for allowed in (1e9, 300, 1, 0)] == [512, 256, 8, 8]
     assert affordable_batch(12, 0) == 12
+
+
+def test_states_of_few_bits_are_the_same_mathematics_under_other_plans() -> None:
+    """The reference has such states too; how far they are from full ones is a verdict of its own."""
+    subject = subject_of(few_bits_job(), 8, optimizer_states="8bit")
+    verdict = check_equality(subject, ample_time())
+    assert (verdict.passed, verdict.level) == (True, "same mathematics"), verdict.answer
+    states = check_states(subject)
+    assert states is not None
+    assert (states.passed, states.level) == (True, "same law"), states.answer
+    assert check_states(subject_of(dataclasses.replace(few_bits_job(), numerics=()), 8)) is None

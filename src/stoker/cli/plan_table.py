@@ -120,6 +120,8 @@ def plan_in_brief(plan: Plan) -> str:
         words.append("captured")
     if plan.optimizer_implementation != "default":
         words.append(f"{plan.optimizer_implementation} optimiser")
+    if plan.optimizer_states != "full":
+        words.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
     if plan.device == "cpu":
         words.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
     if plan.num_workers:

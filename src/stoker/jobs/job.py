@@ -20,7 +20,7 @@ from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import direction_of, listed, metric_name
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 from stoker.jobs.objective import Objective, objective_checks
-from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
+from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
 from stoker.jobs.sampling import InOrder, Sampling
 from stoker.jobs.schedules import OPEN_SCHEDULE, Constant, Plateau, Schedule, Warmup, bound
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
-NUMERICS = ("fp16",)
+NUMERICS = ("fp16", "bf16-states", "8bit-states")
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 _NUMBERS = ("batch", "clip_norm", "average", "coupling_group", "seed")
@@ -132,8 +132,9 @@ class Job:
             `stoker.Evaluation(every=stoker.epochs(2), select="last")` (default: every epoch, the best).
         on_non_finite: reaction to a loss or gradient that is not finite: "stop"; "roll_back" to the last checkpoint
             and continue in fp32; or "skip", which leaves the update out and so changes what is learned.
-        numerics: what plans may round more than the contract allows: `["fp16"]`, passes in fp16 with a dynamic loss
-            scale on devices without bf16. See docs/contract.md.
+        numerics: what plans may round more than the contract allows: `"fp16"`, passes in fp16 with a dynamic loss
+            scale on devices without bf16; `"bf16-states"` and `"8bit-states"`, moments of Adam and AdamW kept in fewer
+            bits where memory is short. See docs/contract.md.
         recipe: "fast" sets whatever is left open here of the optimiser, schedule, augmentation and label smoothing, for
             image classifiers that should be good after few epochs; see `stoker.recipes`.
         seed: fixes the initial weights, the order, the augmentation and the model's own random draws.
@@ -217,8 +218,9 @@ class Job:
         if isinstance(self.until, Duration):
             self._convert("schedule", lambda schedule: bound(schedule, self.until))
         checks = (*length_checks(self), *_parts(self), *_amounts(self), *_choices(self), *_own_step(self),
-                  *_sync(self), *_thawing(self), *_validation(self), *_selection(self), *_training_control(self),
-                  *token_checks(self), *mix_checks(self), *objective_checks(self))  # fmt: skip
+                  *_low_bit_states(self), *_sync(self), *_thawing(self), *_validation(self), *_selection(self),
+                  *_training_control(self), *token_checks(self), *mix_checks(self),
+                  *objective_checks(self))  # fmt: skip
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
@@ -312,7 +314,8 @@ def _own_step(job: Job) -> Iterator[_Check]:
     """A step of the job's own is atomic, and does everything between loss and update itself."""
     if job.step is None:
         return
-    yield "numerics", "fp16" not in job.numerics, "a step of the job's own takes no loss scale"
+    rounds = "a step of the job's own takes no loss scale, and keeps the states of its optimisers itself"
+    yield "numerics", not job.numerics, rounds
     yield "step", callable(job.step), f"wanted a function of (model, optimizers, batch), got {_kind(job.step)}"
     skips = job.on_non_finite == "skip"
     yield "on_non_finite", not skips, "a step of the job's own has moved the weights before its loss is looked at"
@@ -328,6 +331,18 @@ def _own_step(job: Job) -> Iterator[_Check]:
     )
     for name in ("valid", "test"):
         yield name, getattr(job, name) is None or can_choose, needed
+
+
+def _low_bit_states(job: Job) -> Iterator[_Check]:
+    """Moments of fewer bits are those of Adam and AdamW."""
+    allowed = [one for one in job.numerics if str(one).endswith("-states")] if _is_list(job.numerics) else []
+    if not allowed or job.optimizer is None:
+        return
+    is_adam = isinstance(job.optimizer, Adam | AdamW)
+    has = f"{allowed[0]!r} is for stoker.AdamW and Adam"
+    yield "numerics", is_adam, f"{has}, whose moments can be kept in fewer bits, not for {_kind(job.optimizer)}"
+    is_plain = not (isinstance(job.optimizer, Adam | AdamW) and job.optimizer.amsgrad)
+    yield "numerics", is_plain, f"{has} without amsgrad, whose largest second moment is kept whole"
 
 
 def _sync(job: Job) -> Iterator[_Check]:

@@ -21,9 +21,9 @@ SCALAR_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerFootprint:
-    """An optimiser's state: `like` tensors of each trained parameter's shape, and `scalar_bytes` for each parameter."""
+    """An optimiser's state: `like` tensors of each trained parameter's size, and `scalar_bytes` for each parameter."""
 
-    like: int
+    like: float
     scalar_bytes: int
 
     @classmethod
@@ -61,7 +61,7 @@ def rank_state(parts: ModelParts, layout: Layout, rank: int, moments: OptimizerF
     return RankState(
         parameters=sum(local_bytes(one, layout) for one in held),
         gradients=gradients,
-        optimizer=moments.like * gradients + moments.scalar_bytes * len(trained),
+        optimizer=round(moments.like * gradients) + moments.scalar_bytes * len(trained),
     )
 
 

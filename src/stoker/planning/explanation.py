@@ -181,6 +181,7 @@ def _setting_text(setting: str, value: object) -> str:
         "micro_batch": f"micro-batch {value}",
         "num_workers": f"{value} loader worker{'' if value == 1 else 's'}",
         "optimizer_implementation": f"{value} optimiser",
+        "optimizer_states": f"{value} optimiser states",
         "loader": f"{value} loader",
     }
     return texts.get(setting, str(value).replace("_", "-"))

@@ -33,6 +33,7 @@ from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
+from stoker.planning.model.optimizer_states import block_problem, full_states, stored_share
 from stoker.planning.model.run_forecast import complete_breakdown
 from stoker.planning.model.search_space import (
     execution_settings,
@@ -364,7 +365,9 @@ class LayoutCandidates:
         return self._least_on(dataclasses.replace(self.place.device, fast_dtypes=self._fast_dtypes(self._all_shards)))
 
     def _least_on(self, device: Device) -> Plan:
-        plan = next(execution_settings(self.profile, device))
+        fastest = next(execution_settings(self.profile, device))
+        fewest = [one for one in execution_settings(self.profile, device) if one.precision == fastest.precision]
+        plan = min(fewest, key=lambda one: stored_share(one.optimizer_states))
         *_, saving = saving_memory(plan, self.profile)
         return saving
 
@@ -397,11 +400,12 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _least_trace(self) -> Trace:
-        """The trace of the whole model under that plan, which all layouts are judged by."""
+        """The trace of the whole model under that plan, with full optimiser states; all layouts are judged by it."""
         layout, capability = self._all_shards, self.place.hardware.compute_capability or ""
         local = local_profile(self.profile, layout)
         with users_code("the model or the loss", self.planner.prepared.entry):
-            return self.planner.needs.trace(trace_settings(self._least_of(local), local, capability, layout))
+            settings = trace_settings(self._least_of(local), local, capability, layout)
+            return self.planner.needs.trace(full_states(settings))
 
     def _least_of(self, local: Profile) -> Plan:
         """That plan with the smallest micro-batch that is legal for one process's part of the job."""
@@ -409,7 +413,8 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
-        return OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+        full = OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+        return dataclasses.replace(full, like=full.like * stored_share(self._least_plan.optimizer_states))
 
     @functools.cached_property
     def _least_activations(self) -> float:
@@ -438,9 +443,12 @@ class LayoutCandidates:
             kept = {*itertools.takewhile(lambda one: one != favourite.precision, known), favourite.precision, "fp32"}
             dtypes = tuple(dtype for dtype in device.fast_dtypes if dtype in kept)
             device = dataclasses.replace(device, fast_dtypes=dtypes)
-            local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
+            if favourite.optimizer_states == "full":  # of others there is one implementation
+                local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
+        if block_problem(self.parts(layout), layout) is not None:
+            local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
@@ -490,7 +498,10 @@ class LayoutCandidates:
             words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
             raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
                          remedy=f"Use --on {name if count == 1 else f'{count}x{name}'}, or another plan.")  # fmt: skip
-        if (problem := self.rules.problem_with(layout)) is not None:
+        problem = self.rules.problem_with(layout)
+        if problem is None and plan.optimizer_states == "8bit":
+            problem = block_problem(self.parts(layout), layout)
+        if problem is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(without_layout(plan))
         return Candidate(device=place.name, plan=plan, forecast=forecast, memory_bytes=place.memory_bytes_each,

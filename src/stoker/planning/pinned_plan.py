@@ -15,6 +15,7 @@ from typing import Any
 from stoker.devices import Place
 from stoker.errors import BadJob, nearest
 from stoker.records import Device, Layout, Plan, Profile
+from stoker.records.plan import states_problem
 
 _PLAN = [one.name for one in dataclasses.fields(Plan) if one.name not in ("device", "layout", "device_mtbf_h")]
 _LAYOUT = [one.name for one in dataclasses.fields(Layout) if one.name != "added"]
@@ -55,6 +56,8 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
     }  # fmt: skip
     if device.kind == "cuda":
         usual |= {"optimizer_implementation": (*profile.optimizer_implementations, "default")[0], "threads": 1}
+        if given.get("optimizer_states", "full") != "full":
+            usual["optimizer_implementation"] = "default"
         usual["loader"] = "device" if profile.is_in_memory else "inline"
     try:
         made = Layout(**{key: _valued(key, value, Layout) for key, value in layout.items()})
@@ -108,6 +111,8 @@ def problem_with(plan: Plan, profile: Profile, device: Device, local: Profile) -
         allowed = ("tf32", "bf16", *(one for one in profile.numerics if one == "fp16"))
         have = ", ".join(("fp32", *(dtype for dtype in allowed if dtype in device.fast_dtypes)))
         return f"{device.name} has no {plan.precision}; precision may be {have}"
+    if (states := states_problem(plan, profile.numerics)) is not None:
+        return states
     if plan.precision == "fp16" and "fp16" not in profile.numerics:
         return 'precision fp16 is for jobs that allow it: Job(numerics=["fp16"])'
     if (plan.precision == "fp64") != profile.is_double:

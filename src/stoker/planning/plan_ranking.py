@@ -99,6 +99,8 @@ def rank(
             has_fitted = any(c.plan.precision != settings.precision for c in candidates)
             if is_dominated or (settings.precision in ("tf32", "fp32") and has_fitted and is_large):
                 continue
+        if settings.optimizer_states != "full" and _need_not_save(settings, candidates):
+            continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             candidates.append(
                 Candidate(
@@ -156,6 +158,15 @@ def _sizes(profile: Profile) -> Sequence[int]:
 
 def _is_large(profile: Profile) -> bool:
     return profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
+
+
+def _need_not_save(settings: Plan, candidates: Sequence[Candidate]) -> bool:
+    """Whether these settings fit with full optimiser states and no block checkpointed: fewer bits gain nothing then."""
+    return any(
+        one.plan.optimizer_states == "full" and one.plan.precision == settings.precision
+        and not one.plan.checkpointed_blocks
+        for one in candidates
+    )  # fmt: skip
 
 
 def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> Candidate | None:
@@ -303,10 +314,10 @@ def untraced_candidates(
         after: candidates that have a forecast; their plans are left out.
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
-    known = {c.plan for c in after}
+    known, states = {c.plan for c in after}, {"full", *(c.plan.optimizer_states for c in after)}
     candidates = []
     for plan in plans or _legal(profile, device):
-        if plan not in known:
+        if plan not in known and (plans or plan.optimizer_states in states):
             forecast = _guess(plan, profile, _guessed_seconds_per_sample(plan, bases, profile, device))
             candidates.append(Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=device.memory_bytes))
     return tuple(candidates)

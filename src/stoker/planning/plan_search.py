@@ -355,8 +355,9 @@ def expected_gain(mean: float, spread: float) -> float:
     return max(0.0, below - math.exp(mean + spread**2 / 2) * raised)
 
 
-_SETTINGS = ("precision", "memory_format", "optimizer_implementation", "threads", "checkpointed_blocks",
-             "checkpointing", "compile", "captured", "loss_chunks", "malloc", "micro_batch")  # fmt: skip
+_SETTINGS = ("precision", "memory_format", "optimizer_implementation", "optimizer_states", "threads",
+             "checkpointed_blocks", "checkpointing", "compile", "captured", "loss_chunks", "malloc",
+             "micro_batch")  # fmt: skip
 
 
 def settings_of(plans: Iterable[Plan]) -> frozenset[Setting]:

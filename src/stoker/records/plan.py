@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -36,6 +37,19 @@ Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
 training process, or by workers."""
 
+OptimizerStates = Literal["full", "bf16", "8bit"]
+"""What an optimiser's moments are kept in: the dtype of the weights, or fewer bits, which the job has to allow."""
+
+STATES_BLOCK, LEAST_STATES = 256, 4096
+"""Values that share a scale in 8-bit moments; and those of a parameter from which its moments are kept in fewer bits.
+
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861; its code has blocks of
+256, and leaves smaller tensors in fp32.
+"""
+
+VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
+"""Values of a parameter whose moments of fewer bits are updated at once, so that what lies between stays small."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -67,9 +81,10 @@ class Plan:
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
     gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a micro-batch's
-    tokens go through output layer and loss. `malloc` is how the host's memory is had: `retained` keeps what the system
-    gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the operations of a
-    pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints [s]; where
+    tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept in; fewer bits
+    have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what the system gave
+    once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the operations of a pass as
+    they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints [s]; where
     `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and follows from
     that and what saving takes once that is measured.
     """
@@ -80,6 +95,7 @@ class Plan:
     precision: Precision = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
+    optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
     checkpointed_blocks: int = 0
     checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
     loss_chunks: int = 1
@@ -106,16 +122,25 @@ class Plan:
             raise ValueError(f"checkpointed_blocks must be at least {least}{where}, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
-        if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
-            raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
-        if self.captured and self.precision == "fp16":
-            raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
-        if self.captured and self.layout.world_size > 1:
-            raise ValueError("a captured pass is one process's")
+        if self.captured:
+            self._require_capturable()
+        if self.optimizer_states != "full" and self.optimizer_implementation != "default":
+            raise ValueError(
+                f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
+                f"{self.optimizer_implementation} one"
+            )
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
             raise ValueError(f"device_mtbf_h must be positive, got {self.device_mtbf_h}")
+
+    def _require_capturable(self) -> None:
+        if self.compile or self.checkpointed_blocks or self.loss_chunks > 1:
+            raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
+        if self.precision == "fp16":
+            raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
+        if self.layout.world_size > 1:
+            raise ValueError("a captured pass is one process's")
 
     def without_checkpointing(self) -> Plan:
         """The same plan, in which nothing is computed twice."""
@@ -134,7 +159,10 @@ class Plan:
         layout = self.memory_format.replace("_", "-")
         words = [self.layout.in_words()] if self.layout.world_size > 1 else []
         words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
-        words.append(f"{self.optimizer_implementation} optimiser")
+        if self.optimizer_states == "full":
+            words.append(f"{self.optimizer_implementation} optimiser")
+        else:
+            words.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
         if self.checkpointed_blocks:
             words.append(self.checkpointing_in_words())
         if self.loss_chunks > 1:
@@ -146,6 +174,14 @@ class Plan:
         if self.malloc != "default":
             words.append(f"{self.malloc} memory")
         return " · ".join(words)
+
+
+def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
+    """Why a job of these `numerics` does not allow the plan's optimizer_states; None if it does."""
+    states = plan.optimizer_states
+    if states == "full" or f"{states}-states" in numerics:
+        return None
+    return f'{states} optimizer_states are for jobs that allow them: Job(numerics=["{states}-states"])'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +350,7 @@ class KeptDecision:
 
 _MALLOC_BY_BYTES: tuple[Malloc, ...] = ("mapped", "default", "retained")
 """In the order of the system memory that they hold, least first."""
+_STATES_BY_BYTES: tuple[OptimizerStates, ...] = ("8bit", "bf16", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,6 +379,7 @@ class OutOfMemory:
             and (plan.checkpointing == "selective" or self.plan.checkpointing == "full" or not plan.checkpointed_blocks)
             and plan.loss_chunks <= self.plan.loss_chunks
             and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
+            and _STATES_BY_BYTES.index(plan.optimizer_states) >= _STATES_BY_BYTES.index(self.plan.optimizer_states)
         )
         same_precision = plan.precision == self.plan.precision or plan.precision in ("fp32", "tf32")
         return plan.micro_batch >= self.plan.micro_batch and saves_no_more and same_precision

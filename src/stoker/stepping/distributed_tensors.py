@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+
+Runs = tuple[tuple[int, int], ...]
+"""Start and stop of each run of indices held of a dimension."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,3 +91,57 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             dist.all_reduce(square, group=group)
         total += square
     return total.sqrt().to(first.dtype)
+
+
+def runs_of(tensor: torch.Tensor) -> tuple[Runs, ...]:
+    """The indices that this process holds of each dimension of a tensor, all of them of one that is no DTensor."""
+    if not is_spread(tensor):
+        return tuple(((0, size),) for size in tensor.shape)
+    spread: Any = tensor
+    mesh = spread.device_mesh
+    return _runs(mesh, tuple(mesh.get_coordinate()), tuple(spread.placements), tuple(tensor.shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def _runs(
+    mesh: Any, coordinate: tuple[int, ...], placements: tuple[Any, ...], shape: tuple[int, ...]
+) -> tuple[Runs, ...]:
+    """The indices of each dimension that the process at `coordinate` of the mesh holds.
+
+    Placements cut one after the other. An FSDP2 shard of a layer that tensor parallel has divided cuts last: its
+    `_StridedShard` has the number of tensor processes as its factor.
+    """
+
+    def cuts_last(dim: int) -> bool:
+        factor = getattr(placements[dim], "split_factor", 1)
+        if factor == 1:
+            return False
+        inner = [mesh.size(other) for other in range(dim + 1, len(placements))
+                 if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
+        return bool(factor == math.prod(inner))
+
+    held: dict[int, torch.Tensor] = {}
+    later = [dim for dim in range(len(placements)) if cuts_last(dim)]
+    for dim in [*(dim for dim in range(len(placements)) if dim not in later), *later]:
+        placement = placements[dim]
+        if placement.is_replicate():
+            continue
+        axis, count, number = placement.dim, mesh.size(dim), coordinate[dim]
+        indices = held.get(axis, torch.arange(shape[axis]))
+        factor = 1 if dim in later else getattr(placement, "split_factor", 1)
+        held[axis] = torch.cat([_chunks(whole, count)[number] for whole in _chunks(indices, factor)])
+    return tuple(_runs_in(held[axis]) if axis in held else ((0, size),) for axis, size in enumerate(shape))
+
+
+def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """`count` parts as `torch.chunk` cuts: earlier ones are the larger, and the last ones may be empty."""
+    size = max(1, math.ceil(len(indices) / count))
+    return [indices[start * size : (start + 1) * size] for start in range(count)]
+
+
+def _runs_in(indices: torch.Tensor) -> Runs:
+    if not len(indices):
+        return ((0, 0),)
+    ends = (indices[1:] != indices[:-1] + 1).nonzero().flatten()
+    firsts, lasts = [0, *(ends + 1).tolist()], [*ends.tolist(), len(indices) - 1]
+    return tuple((int(indices[a]), int(indices[b]) + 1) for a, b in zip(firsts, lasts, strict=True))

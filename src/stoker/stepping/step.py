@@ -275,7 +275,7 @@ class Step:
             ValueError: it differs in what is built once.
         """
         coupling, old = coupling or self.coupling, self.plan
-        built = ("device", "checkpointed_blocks", "checkpointing", "loss_chunks", "layout")
+        built = ("device", "checkpointed_blocks", "checkpointing", "loss_chunks", "layout", "optimizer_states")
         if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
             raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
         require_legal(self.job, plan, coupling)

@@ -30,6 +30,7 @@ from stoker.records import Layout, Plan
 from stoker.stepping import muon, schedule_free
 from stoker.stepping.distributed_tensors import is_spread, local
 from stoker.stepping.fused_update import kernel_of
+from stoker.stepping.low_bit_states import LowBitAdam, fitted
 from stoker.stepping.own_step import own_optimizers
 from stoker.stepping.without_compiler import without_compiler
 
@@ -95,6 +96,14 @@ def _made(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
             _require_real(type(job.optimizer).__name__, trainable, remedy)
         elif plan.optimizer_implementation == "fused":
             _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')
+        if plan.optimizer_states != "full" and isinstance(job.optimizer, Adam | AdamW):
+            _require_real(f"{plan.optimizer_states} optimizer_states", trainable, "Use full ones.")
+            settings = job.optimizer.settings()
+            del settings["amsgrad"]
+            return LowBitAdam(
+                parameter_groups(job.optimizer, trainable), states=plan.optimizer_states, names=trainable,
+                seed=job.seed, is_decoupled=isinstance(job.optimizer, AdamW), **settings,
+            )  # fmt: skip
         chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
             matrices, others = muon.divided(model, job.optimizer)
@@ -250,8 +259,9 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Load a state, of which each tensor keeps its dtype: PyTorch rounds those but counts of steps to the parameter's.
 
     Tensors of a parameter's shape get its strides, since fused kernels go through memory. Those within lists or dicts
-    of a user's optimiser are as PyTorch loads them.
+    of a user's optimiser are as PyTorch loads them. Moments of fewer bits, or of more, become those of this optimiser.
     """
+    saved = fitted(optimizer, saved)
     optimizer.load_state_dict(saved)
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     for number, parameter in enumerate(parameters):

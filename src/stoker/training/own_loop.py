@@ -217,6 +217,9 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
     if plan.precision == "fp16":
         raise BadJob("the plan's precision is fp16, and a loop of your own has no loss scale",
                      remedy='Use precision "bf16", "tf32" or "fp32".')  # fmt: skip
+    if plan.optimizer_states != "full":
+        raise BadJob(f"the plan has {plan.optimizer_states} optimizer_states, and the optimiser is your loop's own",
+                     remedy="Use a plan of full optimizer_states.")  # fmt: skip
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadJob(f"the plan is for {device}, which this process does not have", remedy="Make a plan for `here`.")
     notes: list[str] = []

@@ -22,13 +22,11 @@ import torch
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import CheckpointManifest, Layout, StoredPiece, StoredTensor
-from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.distributed_tensors import Runs, is_spread, local, runs_of
 from stoker.stepping.world import World
 from stoker.training.named_state import Tensors, laid_out
 
 Sizes = tuple[int, ...]
-Runs = tuple[tuple[int, int], ...]
-"""Start and stop of each run of indices held of a dimension."""
 Index = tuple[slice, ...]
 
 
@@ -72,7 +70,7 @@ def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
     if any(placement.is_partial() for placement in placements):
         raise RunFailed(f"the state holds a tensor of shape {list(shape)} that is still to be added up over processes",
                         remedy="An optimiser's state is to be whole, or spread as its parameters.")  # fmt: skip
-    runs = _runs(mesh, tuple(mesh.get_coordinate()), placements, shape)
+    runs = runs_of(tensor)
     if tuple(sum(stop - start for start, stop in each) for each in runs) != tuple(here.shape):
         raise RunFailed(
             f"of a tensor of shape {list(shape)}, spread as {placements} over {mesh.size()} processes, a part of shape "
@@ -120,49 +118,6 @@ def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tens
 def region(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
     """The index of a block in its tensor."""
     return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-
-
-@functools.lru_cache(maxsize=1024)
-def _runs(mesh: Any, coordinate: Sizes, placements: tuple[Any, ...], shape: Sizes) -> tuple[Runs, ...]:
-    """The indices of each dimension that the process at `coordinate` of the mesh holds.
-
-    Placements cut one after the other. An FSDP2 shard of a layer that tensor parallel has divided cuts last: its
-    `_StridedShard` has the number of tensor processes as its factor.
-    """
-
-    def cuts_last(dim: int) -> bool:
-        factor = getattr(placements[dim], "split_factor", 1)
-        if factor == 1:
-            return False
-        inner = [mesh.size(other) for other in range(dim + 1, len(placements))
-                 if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
-        return bool(factor == math.prod(inner))
-
-    held: dict[int, torch.Tensor] = {}
-    later = [dim for dim in range(len(placements)) if cuts_last(dim)]
-    for dim in [*(dim for dim in range(len(placements)) if dim not in later), *later]:
-        placement = placements[dim]
-        if placement.is_replicate():
-            continue
-        axis, count, number = placement.dim, mesh.size(dim), coordinate[dim]
-        indices = held.get(axis, torch.arange(shape[axis]))
-        factor = 1 if dim in later else getattr(placement, "split_factor", 1)
-        held[axis] = torch.cat([_chunks(whole, count)[number] for whole in _chunks(indices, factor)])
-    return tuple(_runs_in(held[axis]) if axis in held else ((0, size),) for axis, size in enumerate(shape))
-
-
-def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """`count` parts as `torch.chunk` cuts: earlier ones are the larger, and the last ones may be empty."""
-    size = max(1, math.ceil(len(indices) / count))
-    return [indices[start * size : (start + 1) * size] for start in range(count)]
-
-
-def _runs_in(indices: torch.Tensor) -> Runs:
-    if not len(indices):
-        return ((0, 0),)
-    ends = (indices[1:] != indices[:-1] + 1).nonzero().flatten()
-    firsts, lasts = [0, *(ends + 1).tolist()], [*ends.tolist(), len(indices) - 1]
-    return tuple((int(indices[a]), int(indices[b]) + 1) for a, b in zip(firsts, lasts, strict=True))
 
 
 @functools.lru_cache(maxsize=64)

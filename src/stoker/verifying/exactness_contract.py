@@ -27,6 +27,7 @@ from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.loading.fields import Content, map_tensors
 from stoker.planning.decision import decide
+from stoker.planning.model.search_space import allowed_states
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.planning.safe_start import safe_start
 from stoker.profiling.ceilings import computing_threads
@@ -35,7 +36,7 @@ from stoker.stepping.coupling import find_coupling
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import Checkpointer, restore
-from stoker.verifying.plan_equality import check_equality, check_own_step, check_precision, is_random
+from stoker.verifying.plan_equality import check_equality, check_own_step, check_precision, check_states, is_random
 from stoker.verifying.resume import ThroughCheckpoint, check_resume
 from stoker.verifying.subject import Level, Subject, Timebox, same_bits, verdict
 
@@ -148,6 +149,8 @@ def check_contract(  # noqa: PLR0913 - what the questions are asked of
             verdicts.append(check())
     if (precision := check_precision(subject, gradient_error)) is not None:
         verdicts.append(precision)
+    if (states := check_states(subject)) is not None:
+        verdicts.append(states)
     return (*verdicts, overall_level(subject, verdicts, is_random=not has_own_step and is_random(subject)))
 
 
@@ -168,6 +171,9 @@ def overall_level(subject: Subject, verdicts: Sequence[Verdict], *, is_random: b
         reasons.append("the model's random draws, such as dropout, differ with the micro-batch")
     if subject.plan.precision not in FULL_PRECISIONS:
         reasons.append(f"{subject.plan.precision} rounds more than fp32")
+    if allowed := allowed_states(subject.job.numerics):
+        words = allowed[-1].replace("8bit", "8-bit")
+        reasons.append(f"{words} optimiser states, which the job allows, round more than full ones")
     if not reasons and any(each.level == "same law" for each in verdicts):
         reasons.append("the model could not be compared in float64")
     # Updates that came out equal on a GPU do not guarantee that the next ones will.

@@ -17,6 +17,7 @@ from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch, with_rates_scaled
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.loading.order import seed_generators
+from stoker.planning.model.search_space import allowed_states
 from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Coupling, Plan, Verdict
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.random_draws import RandomDraws
@@ -147,6 +148,7 @@ def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
     reference = Plan(
         device=small.plan.device,
         micro_batch=reference_micro_batch(small.coupling, batch),
+        optimizer_states=small.plan.optimizer_states,  # which the job allows, and no plan changes
         threads=small.plan.threads,
         loader=small.plain_loader,
     )
@@ -348,6 +350,41 @@ def check_own_step(subject: Subject) -> Verdict:
         "declared: step=…, which is never cut; that a run resumes to the same bits is examined above",
         "same law",
     )
+
+
+_COMPARED = 8
+_LARGEST_CHANGE = 0.25
+"""Difference of what the first updates change, by moments of fewer bits, beyond which they are not close [fraction]."""
+
+
+def check_states(subject: Subject) -> Verdict | None:
+    """The verdict on what the first updates change with moments of fewer bits; None for a job that allows none.
+
+    They are the plan's, or else the fewest that the job allows.
+    """
+    allowed, subject = allowed_states(subject.job.numerics), subject.without_workers()
+    if not allowed:
+        return None
+    states = allowed[-1] if subject.plan.optimizer_states == "full" else subject.plan.optimizer_states
+    words = states.replace("8bit", "8-bit")
+    plain = replace(subject.plan, captured=False, optimizer_implementation="default")
+    plans = (replace(plain, optimizer_states="full"), replace(plain, optimizer_states=states))
+    steps = [Step(subject.job, plan, subject.coupling) for plan in plans]
+    begun = [parameter.detach().clone() for parameter in steps[0].model.parameters()]
+    for step in steps:
+        with closing(subject.source(step).batches(subject.extent.position(0), _COMPARED)) as batches:
+            for update, batch in enumerate(batches):
+                step.update(batch, update, (update + 0.5) / _COMPARED)
+    full, few = (
+        torch.cat([(p.detach() - q).double().flatten() for p, q in zip(step.model.parameters(), begun, strict=True)])
+        for step in steps
+    )
+    error = float((few - full).norm() / full.norm().clamp_min(1e-300))
+    passed = error <= _LARGEST_CHANGE
+    answer = f"{'Yes' if passed else 'No'}: the first {_COMPARED} updates differ by {error:.2%} of what they change."
+    evidence = f"norm of the difference over the norm, from equal weights; limit {_LARGEST_CHANGE:.0%}"
+    question = f"Are {words} optimiser states close enough to full ones?"
+    return verdict(question, answer, evidence, "same law" if passed else None)
 
 
 def check_precision(subject: Subject, gradient_error: float | None) -> Verdict | None:

@@ -13,7 +13,7 @@ from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
 from stoker.stepping.step import Step
 from stoker.stepping.world import World
-from stoker.zoo import GPT
+from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.layouts.odd import odd_job
 from tests.stepping.models import cnn, images, make_job, texts
@@ -60,7 +60,17 @@ def momentum_job() -> Job:
     )  # fmt: skip
 
 
+def few_bits_job(width: int = 64) -> Job:
+    """As `gpt_job`, wide enough that matrices have moments of fewer bits, which it allows; rows of 320 values."""
+    return make_job(
+        lambda: Llama(layers=2, width=width, heads=4, kv_heads=2, hidden=5 * width, context=8, vocab=96),
+        data=texts(55, masked=0.3), loss="token_cross_entropy", optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
+        numerics=["bf16-states", "8bit-states"],
+    )  # fmt: skip
+
+
 JOBS = {
+    "few bits": (few_bits_job, SEPARABLE),
     "gpt": (gpt_job, SEPARABLE), "momentum": (momentum_job, SEPARABLE), "cnn": (cnn_job, grouped(16)),
     "cnn in groups": (cnn_groups_job, grouped(6)), "odd": (odd_job, SEPARABLE),
 }  # fmt: skip

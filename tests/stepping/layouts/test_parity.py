@@ -42,6 +42,9 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "cnn": ("cnn", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
     "cnn in fp32": ("cnn", torch.float32, {"micro_batch": 8, "memory_format": "channels_last"}),
     "cnn in groups": ("cnn in groups", torch.float64, {"micro_batch": 3}),
+    "8-bit states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "8bit"}),
+    "bf16 states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "bf16"}),
+    "8-bit states in fp32": ("few bits", torch.float32, {"micro_batch": 8, "optimizer_states": "8bit"}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
     "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
 }  # fmt: skip

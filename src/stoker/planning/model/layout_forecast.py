@@ -28,6 +28,7 @@ from stoker.planning.model.communication import (
     num_meetings,
     waited_for,
 )
+from stoker.planning.model.optimizer_states import full_states, stored_share
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.planning.model.shared_cpu import ContendedTimes, UncontendedTimes
 from stoker.planning.model.synced_batch_norm import WORK_PER_NORM, batch_norms_of, norm_traffic, synced_norm_work
@@ -134,7 +135,7 @@ class LayoutForecasts(TracedForecasts):
     ) -> None:
         self.layout, self.parts, self._is_apart = layout, parts, is_apart
         self._axes = () if is_apart else axes_of(layout)
-        self._whole, self._links_of = traces, links_of
+        self._whole, self._links_of = lambda settings: traces(full_states(settings)), links_of
         # Of processes that do the same work one trace is enough.
         self._ranks = {rank: Needs(functools.partial(self._rank_trace, rank=rank)) for rank in self._uneven_ranks()}
         super().__init__(
@@ -144,7 +145,7 @@ class LayoutForecasts(TracedForecasts):
         self._local = local_profile(profile, layout)
         self._spread: dict[Plan, tuple[LayoutUpdate, UpdateTime]] = {}
         self._whole_needs = Needs(traces)
-        self._saved: dict[str, float] = {}
+        self._saved: dict[tuple[str, str], float] = {}
         self._residents: dict[Plan, float] = {}
         self._states: dict[tuple[TraceSettings, int], RankState] = {}
         self._untraced: dict[Plan, Sequence[tuple[Needs, int]]] = {}
@@ -178,9 +179,13 @@ class LayoutForecasts(TracedForecasts):
         """What a process keeps from update to update."""
         settings = self._settings(plan)
         if (settings, rank) not in self._states:
-            moments = OptimizerFootprint.of(self._whole(settings), self.parts)
+            moments = self._moments(settings)
             self._states[settings, rank] = rank_state(self.parts, self.layout, rank, moments)
         return self._states[settings, rank]
+
+    def _moments(self, settings: TraceSettings) -> OptimizerFootprint:
+        full = OptimizerFootprint.of(self._whole(settings), self.parts)
+        return dataclasses.replace(full, like=full.like * stored_share(settings.optimizer_states))
 
     def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
         """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.
@@ -219,20 +224,20 @@ class LayoutForecasts(TracedForecasts):
 
         A site that makes updates of its own writes all of its state, with the shared weights and their momentum.
         """
-        implementation = plan.optimizer_implementation  # the only setting of a plan that changes the state
-        if implementation in self._saved:
-            return self._saved[implementation]
+        kind = plan.optimizer_implementation, plan.optimizer_states  # the settings of a plan that change the state
+        if kind in self._saved:
+            return self._saved[kind]
         layout, settings = self.layout, self._settings(plan)
         whole = self._whole_needs.kept(settings)
         if self._is_apart:
             saved: float = whole + 3 * self.parts.trained_bytes
         else:
-            moments = OptimizerFootprint.of(self._whole(settings), self.parts)
+            moments = self._moments(settings)
             states = [rank_state(self.parts, layout, rank, moments) for rank in self._ranks]
             total = sum(one.num_bytes for one in self.parts.parameters) + moments.like * self.parts.trained_bytes
             share = max(state.parameters + state.optimizer for state in states) / max(1, total)
             saved = whole * min(1.0, share) / layout.num_copies
-        self._saved[implementation] = saved
+        self._saved[kind] = saved
         return saved
 
     def breakdown(self, plan: Plan) -> Breakdown:

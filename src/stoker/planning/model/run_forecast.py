@@ -30,6 +30,7 @@ from stoker.planning.model.memory import (
     timeline_of,
 )
 from stoker.planning.model.objectives import energy_kwh
+from stoker.planning.model.optimizer_states import full_states, with_states
 from stoker.planning.model.search_space import num_micro_batches, trace_settings
 from stoker.planning.model.update_time import (
     OperationTimes,
@@ -88,8 +89,12 @@ class Needs:
     """
 
     def __init__(self, traces: Traces) -> None:
+
+        def traced(settings: TraceSettings) -> Trace:
+            return with_states(traces(full_states(settings)), settings.optimizer_states)
+
         # Those of a layout are made anew when they are asked for again: large models have too many to keep all.
-        self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traces)
+        self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traced)
         self._timeline = functools.lru_cache(maxsize=_MOST_KEPT)(self._made_timeline)
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}

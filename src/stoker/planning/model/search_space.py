@@ -13,12 +13,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from stoker.devices.hardware import mtbf_h
 from stoker.layouts import all_axes
 from stoker.layouts.base import LayoutAxis
-from stoker.records import Device, Layout, Loader, Malloc, Plan, Precision, Profile
+from stoker.records import Device, Layout, Loader, Malloc, OptimizerStates, Plan, Precision, Profile
 from stoker.records.layout import ONE_PROCESS
 from stoker.records.plan import Checkpointing
 from stoker.records.trace import TraceSettings
@@ -49,6 +49,12 @@ def precisions(device: Device, numerics: Collection[str] = ()) -> tuple[Precisio
     return (*(precision for precision in reduced if precision in device.fast_dtypes), "fp32")
 
 
+def allowed_states(numerics: Collection[str]) -> tuple[OptimizerStates, ...]:
+    """The optimizer_states of fewer bits that a job allows, those of most bits first."""
+    every: tuple[OptimizerStates, ...] = ("bf16", "8bit")
+    return tuple(states for states in every if f"{states}-states" in numerics)
+
+
 def execution_settings(profile: Profile, device: Device, compiling: Sequence[bool] = (False,)) -> Iterator[Plan]:
     """Every way to execute the job, except its micro-batch (1 in these plans) and settings that save memory.
 
@@ -57,15 +63,16 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
     arithmetic: tuple[Precision, ...] = ("fp64",) if profile.is_double else precisions(device, profile.numerics)
-    implementations = profile.optimizer_implementations
+    optimizers: list[tuple[Any, OptimizerStates]] = [(one, "full") for one in profile.optimizer_implementations]
     if device.kind != "cpu":  # the first is fused, if it can be: it starts the fewest kernels and moves the least
-        implementations = implementations[:1]
-    for is_compiled, precision, memory_format, implementation, count, (loader, workers) in itertools.product(
-        compiling, arithmetic, formats, implementations, dict.fromkeys(threads), loaders(profile, device)
+        optimizers = optimizers[:1]
+    optimizers += [("default", states) for states in allowed_states(profile.numerics)]
+    for is_compiled, precision, memory_format, (implementation, states), count, (loader, workers) in itertools.product(
+        compiling, arithmetic, formats, optimizers, dict.fromkeys(threads), loaders(profile, device)
     ):
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
-            optimizer_implementation=implementation,
+            optimizer_implementation=implementation, optimizer_states=states,
             compile=is_compiled, threads=count, loader=loader,
             num_workers=workers, device_mtbf_h=mtbf_h(device.kind, profile.device_mtbf_h),
         )  # fmt: skip
@@ -133,12 +140,19 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         parts=1 if plan.micro_batch >= profile.batch else 2,
         precision=plan.precision if plan.precision in ("bf16", "fp16") else "fp32",  # the others differ in dtypes only
         memory_format=plan.memory_format,
-        optimizer_implementation=plan.optimizer_implementation,
+        optimizer_implementation=_traced_optimizer(plan, profile),
+        optimizer_states=plan.optimizer_states,
         checkpointed_blocks=plan.checkpointed_blocks,
         checkpointing=plan.checkpointing,
         loss_chunks=plan.loss_chunks,
         gathered_in=layout.gathered_in(plan.precision),
     )
+
+
+def _traced_optimizer(plan: Plan, profile: Profile) -> Literal["default", "foreach", "fused"]:
+    """The implementation in a plan's trace; states of fewer bits are forecast from the trace of a fused step."""
+    is_fused = plan.optimizer_states != "full" and "fused" in profile.optimizer_implementations
+    return "fused" if is_fused else plan.optimizer_implementation
 
 
 def kernel_generation(capability: str) -> str:

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.planning.model.optimizer_states import STEP, between_bytes
 from stoker.records import Estimate
 from stoker.records.trace import Operation, TensorShape
 
@@ -231,6 +232,8 @@ def hidden_blocks(operation: Operation, *, target: Literal["cpu", "cuda"], capab
     On CUDA those of a sum go by compute capability, such as `8.9`.
     """
     law = _LAWS[target].get(operation.name)
+    if operation.name == STEP:
+        return (between_bytes(operation, target),)
     if target == "cuda" and operation.name == "convolution_backward":
         blocks = _cuda_convolution_backward(operation)
     elif target == "cuda" and operation.name == "sum":
