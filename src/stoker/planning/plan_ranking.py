@@ -147,7 +147,7 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
         yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))
 
 
-def _sizes(profile: Profile) -> Sequence[int]:
+def _sizes(profile: Profile) -> tuple[int, ...]:
     """Legal micro-batches elsewhere, the largest first [samples].
 
     Of a large model with many samples not the whole batch: products of half of it are as fast, and are traced anyway.

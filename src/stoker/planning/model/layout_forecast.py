@@ -29,7 +29,7 @@ from stoker.planning.model.communication import (
     waited_for,
 )
 from stoker.planning.model.optimizer_states import full_states, stored_share
-from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
+from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts, Traces
 from stoker.planning.model.shared_cpu import ContendedTimes, UncontendedTimes
 from stoker.planning.model.synced_batch_norm import WORK_PER_NORM, batch_norms_of, norm_traffic, synced_norm_work
 from stoker.planning.model.update_time import OperationTimes, UpdateTime
@@ -135,7 +135,8 @@ class LayoutForecasts(TracedForecasts):
     ) -> None:
         self.layout, self.parts, self._is_apart = layout, parts, is_apart
         self._axes = () if is_apart else axes_of(layout)
-        self._whole, self._links_of = lambda settings: traces(full_states(settings)), links_of
+        self._whole: Traces = lambda settings: traces(full_states(settings))
+        self._links_of = links_of
         # Of processes that do the same work one trace is enough.
         self._ranks = {rank: Needs(functools.partial(self._rank_trace, rank=rank)) for rank in self._uneven_ranks()}
         super().__init__(
