@@ -132,7 +132,9 @@ class Overview:
                 leases[document["lease_id"]] = document
         self._log.read_on(int(pool["seq"]), str(pool["head"]))
         now_s = float(pool["now_s"])
-        shown = sorted((_offer(one, account) for one in offers), key=lambda one: (one["status"] != "free", one["price"]))
+        shown = sorted(
+            (_offer(one, account) for one in offers), key=lambda one: (one["status"] != "free", one["price"])
+        )
         document = {
             "at": time.time(),
             "address": client.address.url,
@@ -287,7 +289,9 @@ def main() -> None:
             if overview is None:
                 path = keys_folder() / f"{options.key}.key"
                 account = read_key(path).public if path.is_file() else ""
-                client = PoolClient(PoolAddress.parse(options.pool), timeout_s=_TIMEOUT_S, most_answer_bytes=_MOST_ANSWER_BYTES)
+                client = PoolClient(
+                    PoolAddress.parse(options.pool), timeout_s=_TIMEOUT_S, most_answer_bytes=_MOST_ANSWER_BYTES
+                )
                 overview = Overview(client, account)
             before = overview.look()
             document = {**before, "problem": "", "remedy": ""}
@@ -299,7 +303,8 @@ def main() -> None:
                 "problem": f"it answers what no pool of this version does: {problem}",
                 "remedy": "Is the address a pool's, and this Stoker as new as the pool's?",
             }
-        print(json.dumps(bounded(document)), flush=True)
+        sys.stdout.write(json.dumps(bounded(document)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 _LEAST_TOKEN = 16
 
 
-def serve_ui(
+def serve_ui(  # noqa: PLR0913 - what the command takes
     folders: Sequence[Path] = (),
     *,
     port: int = 8420,

@@ -16,7 +16,7 @@ export const open = async (main) => {
     const found = await get("places");
     const runs = (ids) => ids.map((id) => known.rows.get(id)).filter(Boolean);
     const rows = (ids) => table(["run", "state", "why", "done", "waits", "started again", "cost", "limit"], runs(ids).map((row) => [link(href("run", row.id), row.name), pill(row), h("span", { class: "note", title: row.launch?.evidence ?? "" }, row.launch?.why ?? ""), progress(row),
-      row.launch?.starts_in_s ? format.seconds(row.launch.starts_in_s) : "", row.launch?.restarts || "", format.money(row.cost_usd), format.money(row.launch?.max_cost)]));
+      row.launch?.starts_in_s ? format.seconds(row.launch.starts_in_s) : "", row.launch?.restarts || "", format.money(row.cost_usd), format.money(row.launch?.max_cost)]), "stacks");
     replace(places, h("h1", {}, "Places"),
       section(`This machine, ${found.host}`, h("p", { class: "choices" }, found.devices.map((one) => h("span", {}, `${one.model}: ${one.cores} cores, ${format.bytes(one.memory_bytes)}`))), found.here.length ? rows(found.here) : h("p", { class: "note" }, "No run trains here now.")),
       found.places.map((place) => section(`${place.place} (${place.kind})`, h("p", { class: "note" }, `${format.plural(place.runs.length, "run")}, ${format.money(place.cost_usd) || "$0.00"} so far${place.max_cost ? ` of at most ${format.money(place.max_cost)}` : ""}`), rows(place.runs),

@@ -15,7 +15,7 @@ export const open = async (main, id) => {
     replace(main, h("h1", {}, "Studies"), names.length ? table(["study", "trials", "running", "cost so far"], names.map((name) => {
       const rows = [...known.rows.values()].filter((row) => row.id.startsWith(`${name}/trials/`));
       return [link(href("study", name), name), rows.length, rows.filter((row) => row.state === "running").length, format.money(rows.reduce((sum, row) => sum + (row.cost_usd ?? 0), 0))];
-    })) : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --set 'lr=log(0.01, 1)' --trials 20")));
+    }), "list") : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --set 'lr=log(0.01, 1)' --trials 20")));
     follow({});
     return {};
   }
@@ -68,5 +68,6 @@ const coordinates = (study, ranked) => {
     return svg("svg", { class: "coordinates", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${ranked.length} trials over ${axes.length - 1} settings; the best has ${study.objective} ${format.number(ranked[0].value)}` },
       lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, end(axis.ends[1])), text(x(index), height - 8, end(axis.ends[0]))]));
   };
-  return fitted("Parallel coordinates", 90 * axes.length, drawn);
+  const names = Math.max(...axes.slice(1).map((axis, index) => (axis.name.length + axes[index].name.length) / 2));  // of two neighbours, not to touch
+  return fitted("Parallel coordinates", 120 + Math.max(80, 7 * names + 12) * (axes.length - 1), drawn);
 };
