@@ -176,8 +176,8 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     report = story.report(story.killed_and_resumed())
     page = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme)
     titles = ["Loss", "Accuracy", "Throughput", "Memory", "Waiting for data", "Learning rate"]
-    assert page.locator("#charts figcaption b").all_text_contents() == titles
-    accuracy = page.locator("#charts figure", has_text="Accuracy")
+    assert page.locator("#run figcaption b").all_text_contents() == titles
+    accuracy = page.locator("#run figure", has_text="Accuracy")
     assert "best 93.26 % at 270,000 samples" in accuracy.locator(".plot").get_attribute("aria-label")
     accuracy.locator("canvas").wait_for()
     assert page.get_by_text("most often dog taken for cat, 1 times").count() == 1
@@ -194,7 +194,7 @@ def test_of_a_gpu_its_own_memory_is_beside_the_forecast(browser: Any, tmp_path: 
     events = [one for one in story.on_gpu(story.whole_run()) if one.kind in ("planned", "started", "progress")][:60]
     page = report_of(browser, tmp_path / "report.html", story.report(events))
     titles = ["Loss", "Throughput", "Memory of the device", "Waiting for data", "Learning rate"]
-    assert page.locator("#charts figcaption b").all_text_contents() == titles
+    assert page.locator("#run figcaption b").all_text_contents() == titles
     assert page.problems == []
     path = write_run(tmp_path / "runs", "run", as_log(events[:20]), status="unfinished")
     sign(path, os.getpid())
