@@ -392,6 +392,13 @@ def test_tags_are_kept_where_changes_are_allowed(browser: Any, shown: Server) ->
     page.get_by_role("button", name="Keep").click()
     page.locator(".body .tag", has_text="final").first.wait_for()
     assert '"final"' in (shown.root / "fashion-resnet-seed3" / "annotations.json").read_text()
+    page = opened(browser, shown, "/run/fashion-resnet-seed3")
+    page.get_by_role("button", name="Tags, note").click()
+    page.get_by_label("Note").fill("the one of the paper")
+    page.get_by_role("button", name="Keep").click()
+    page.locator(".run-head", has_text="the one of the paper").wait_for()
+    assert page.locator(".run-head .tag").all_text_contents() == ["good", "final"]
+    assert page.problems == []
 
 
 def test_a_thousand_runs_are_as_few_elements_as_thirty(browser: Any, tmp_path: Path) -> None:

@@ -42,6 +42,25 @@ const COLUMNS = [
   { key: "created", title: "started", width: "104px", of: (row) => row.created_at, cell: (row) => h("span", { class: "note", title: row.created_at }, format.ago(Date.parse(row.created_at) / 1000)) },
 ];
 
+/* Rows have so many characters of a note at most: a longer one would be cut by keeping it. */
+const MOST_NOTE = 1999;
+/* Tags of some runs; of one its note as well. */
+export const annotateRuns = (ids) => {
+  const row = known.rows.get(ids[0]), dialog = h("dialog", { "aria-label": "Tags" });
+  const words = h("input", { type: "text", "aria-label": "Tags, separated by spaces", placeholder: "tags, separated by spaces" });
+  words.value = [...new Set(ids.flatMap((id) => known.rows.get(id).tags))].join(" ");
+  const note = ids.length === 1 && (row.note ?? "").length <= MOST_NOTE && h("textarea", { rows: 4, maxLength: MOST_NOTE, "aria-label": "Note", placeholder: "a note" });
+  if (note) note.value = row.note ?? "";
+  dialog.append(h("form", { method: "dialog", onsubmit: async (event) => {
+    event.preventDefault();
+    const tags = words.value.split(/[\s,]+/).filter(Boolean);
+    try { for (const id of ids) await post("do/annotate", { run: id }, { tags, ...(note ? { note: note.value.trim() } : {}) }); dialog.remove(); } catch (error) { notify(error.message, "failed"); }
+  } }, h("h2", {}, ids.length === 1 ? `Tags and note of ${row.name}` : `Tags of ${format.plural(ids.length, "run")}`), words, note, h("div", { class: "actions" }, h("button", {}, "Keep"), h("button", { type: "button", class: "plain", onclick: () => dialog.remove() }, "Cancel"))));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+};
+
 const settings = { text: "", state: "", sort: "-created", group: "", archived: false, trials: false };
 
 export const open = async (main, _, query) => {
@@ -56,7 +75,7 @@ export const open = async (main, _, query) => {
     [["", "no groups"], ["job", "by job"], ["state", "by state"], ["tag", "by tag"], ["device", "by device"]].map(([value, text]) => h("option", { value, selected: value === settings.group }, text)));
   const box = (name, text) => h("label", { class: "check" }, h("input", { type: "checkbox", checked: settings[name], onchange: (event) => { settings[name] = event.target.checked; update(); } }), text);
   const compare = h("button", { disabled: true, onclick: () => go(`/compare?${[...picked].map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "Compare");
-  const annotate = known.info.control && h("button", { class: "plain", onclick: () => editTags([...picked]) , disabled: true }, "Tag");
+  const annotate = known.info.control && h("button", { class: "plain", onclick: () => annotateRuns([...picked]) , disabled: true }, "Tag");
   const archive = known.info.control && h("button", { class: "plain", disabled: true, onclick: () => archiveAll() }, "Archive");
   const body = h("div", { class: "body", role: "rowgroup" });
   const head = h("div", { class: "row head", role: "row" });
@@ -148,22 +167,8 @@ export const open = async (main, _, query) => {
     compare.textContent = picked.size > 1 ? `Compare ${picked.size}` : "Compare";
     for (const button of [annotate, archive]) if (button) button.disabled = !picked.size;
   };
-  const change = async (id, body_) => {
-    await post("do/annotate", { run: id }, body_);
-  };
-  const editTags = async (ids) => {
-    const dialog = h("dialog", { "aria-label": "Tags" });
-    const words = h("input", { type: "text", "aria-label": "Tags, separated by spaces" });
-    words.value = [...new Set(ids.flatMap((id) => known.rows.get(id).tags))].join(" ");
-    dialog.append(h("form", { method: "dialog", onsubmit: async (event) => {
-      event.preventDefault();
-      try { for (const id of ids) await change(id, { tags: words.value.split(/[\s,]+/).filter(Boolean) }); dialog.remove(); } catch (error) { notify(error.message, "failed"); }
-    } }, h("h2", {}, `Tags of ${format.plural(ids.length, "run")}`), words, h("div", { class: "actions" }, h("button", {}, "Keep"), h("button", { type: "button", class: "plain", onclick: () => dialog.remove() }, "Cancel"))));
-    document.body.append(dialog);
-    dialog.showModal();
-  };
   const archiveAll = async () => {
-    try { for (const id of picked) await change(id, { is_archived: !known.rows.get(id).is_archived }); picked.clear(); act(); } catch (error) { notify(error.message, "failed"); }
+    try { for (const id of picked) await post("do/annotate", { run: id }, { is_archived: !known.rows.get(id).is_archived }); picked.clear(); act(); } catch (error) { notify(error.message, "failed"); }
   };
 
   const filter = async () => {
