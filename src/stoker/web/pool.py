@@ -44,13 +44,13 @@ class Pool:
     async def document(self) -> dict[str, Any]:
         """The pool as it is now, or was four seconds ago at most; `problem` says in a sentence why it is not known."""
         loop = asyncio.get_running_loop()
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = loop.call_later(_IDLE_S, self.close)
         if self._asking is None and time.monotonic() - self._asked_at >= _FRESH_S:
             self._asking = loop.create_task(self._ask())
         if self._asking is not None:
             await asyncio.shield(self._asking)  # who waits may go; others wait for the same answer
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = loop.call_later(_IDLE_S, self.close)
         return self._document
 
     async def _ask(self) -> None:

@@ -67,16 +67,23 @@ const meter = (one) => h("div", { class: "meter", title: `${credits(one.so_far)}
   h("span", {}, h("b", {}, credits(one.so_far)), h("span", { class: "note" }, ` of ${credits(one.limit)} at most`)),
   h("div", { class: "progress wide" }, h("i", { class: LIVE.includes(one.state) ? "running" : "", style: { width: `${(100 * Math.min(1, one.so_far / (one.limit || 1))).toFixed(1)}%` } })));
 
-const heard = (one, now) => {
-  if (!LIVE.includes(one.state)) return one.closed_s ? h("span", { class: "note" }, `ended ${format.ago(one.closed_s, now)}`) : "";
-  if (!one.heard_s) return h("span", { class: "note" }, "not accepted yet");
-  return h("span", { class: now - one.heard_s > SILENT_S ? "warn" : "" }, format.ago(one.heard_s, now));
+const heard = (one) => {
+  if (!LIVE.includes(one.state)) return one.closed_s ? h("span", { class: "note" }, "ended ", h("time", { "data-at": one.closed_s })) : "";
+  return one.heard_s ? h("time", { "data-at": one.heard_s, class: "heard" }) : h("span", { class: "note" }, "not accepted yet");
+};
+/* How long ago, written anew every second without making anything else anew. */
+const tick = (host, now) => {
+  for (const one of host.querySelectorAll("time[data-at]")) {
+    const text = format.ago(+one.dataset.at, now);
+    if (one.textContent !== text) one.textContent = text;
+    if (one.classList.contains("heard")) one.classList.toggle("warn", now - one.dataset.at > SILENT_S);
+  }
 };
 
-const leaseRow = (now) => (one) => [
+const leaseRow = (one) => [
   leaseName(one), two(state(one.outcome || one.state), one.reclaim_by_s && LIVE.includes(one.state) ? `ends by ${format.clock(one.reclaim_by_s).slice(11)}` : one.reason),
   `${one.num_devices > 1 ? `${one.num_devices} × ` : ""}${one.device}`,
-  two(format.seconds(one.running_s), one.forecast_h ? `forecast ${format.seconds(3600 * one.forecast_h)}` : ""), meter(one), heard(one, now), checked(one),
+  two(format.seconds(one.running_s), one.forecast_h ? `forecast ${format.seconds(3600 * one.forecast_h)}` : ""), meter(one), heard(one), checked(one),
 ];
 
 const logWords = ({ log }) => {
@@ -86,18 +93,20 @@ const logWords = ({ log }) => {
   return h("p", { class: "checks" }, h("b", { class: "good" }, `✓ ${which}`), ": each names the hash of the one before, and is signed by its actor. ", h("span", { class: "note" }, "Balances are checked by stoker pool audit."));
 };
 
-/* Fill a host only if what it shows has changed, and leave scrolled and focused tables as they are. */
+/* Fill a host only if what it shows has changed, and leave what is scrolled and focused as it was. */
 const refill = (host, shown, make) => {
   const text = JSON.stringify(shown);
   if (host.shown === text) return;
   host.shown = text;
   const before = [...host.querySelectorAll(".scroll, .log")].map((one) => [one.scrollLeft, one.scrollTop, one === document.activeElement]);
+  const focused = host.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   replace(host, make());
   [...host.querySelectorAll(".scroll, .log")].forEach((one, index) => {
     const [left, top, hasFocus] = before[index] ?? [0, 0, false];
     one.scrollLeft = left; one.scrollTop = top;
     if (hasFocus) one.focus({ preventScroll: true });
   });
+  if (focused !== null) [...host.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus({ preventScroll: true });
 };
 
 export const poolView = () => {
@@ -127,12 +136,13 @@ export const poolView = () => {
         tile("cheapest", free.length ? credits(free[0].price) : "none", free.length ? "credits an hour" : "is free now"),
         tile("running leases", format.count(live.length), rented.length ? `${credits(sum(rented.map((one) => one.so_far)))} so far, ${credits(sum(rented.map((one) => one.limit)))} at most` : "of your key"),
         tile("your balance", wallet ? credits(wallet.balance) : "no key", !wallet ? "stoker pool wallet makes one" : wallet.is_admitted ? `credits; ${credits(wallet.in_escrow)} in escrow, ${credits(wallet.bonds)} in bonds` : "the key is not admitted yet: its operator runs stoker pool wallet --grant", wallet && !wallet.is_admitted ? "over" : ""))]);
-    refill(parts.leases, [found.leases, live.length ? Math.round(now) : 0], () => [h("h3", {}, "Your leases"), found.leases.length ? table(["lease", "state", "device", "meter", "credits so far", "last heard", "replays"], found.leases.map(leaseRow(now)), "leases stacks") : h("p", { class: "note" }, found.account ? "None. A run takes an offer with stoker train job.py --on pool." : "You have no key yet, and so no leases: stoker pool wallet makes one.")]);
+    refill(parts.leases, found.leases, () => [h("h3", {}, "Your leases"), found.leases.length ? table(["lease", "state", "device", "meter", "credits so far", "last heard", "replays"], found.leases.map(leaseRow), "leases stacks") : h("p", { class: "note" }, found.account ? "None. A run takes an offer with stoker train job.py --on pool." : "You have no key yet, and so no leases: stoker pool wallet makes one.")]);
     const shown = showsAll ? found.offers : free;
     refill(parts.offers, shown, () => [shown.length ? table(["offer", "state", "device", "credits an hour", "isolation", "measured by its agent", "link", "evidence", "lost within a day", "terms"], shown.map(offerRow), "offers stacks") : h("p", { class: "note" }, found.num_offers ? "No offer is free now." : "Nothing is offered. Lend a device: stoker pool offer --price 0.40usd/h"),
-      shown.length > 0 && h("p", { class: "note" }, "Losses are estimated from the agent's record and a prior of one in 48 hours; bars hold 8 cases of 10. What a job would cost on each: ", h("code", {}, "stoker pool offers --for job.py")),
+      shown.length > 0 && h("p", { class: "note" }, "Losses, machines that were taken back included, are estimated from the agent's record and a prior of one in 48 hours; bars hold 8 cases of 10. What a job would cost on each: ", h("code", {}, "stoker pool offers --for job.py")),
       showsAll && found.num_offers > found.offers.length && h("p", { class: "note" }, `${format.count(found.num_offers - found.offers.length)} more are listed.`)]);
     refill(parts.log, [found.events, found.log], () => [h("h3", {}, "Ledger"), logWords(found), h("div", { class: "log", role: "region", "aria-label": "Events of the pool, the newest first", tabIndex: 0 }, h("ol", { class: "ledger" }, found.events.map((one) => h("li", {}, h("span", { class: "note" }, format.count(one.seq)), h("time", { title: format.clock(one.at) }, format.clock(one.at).slice(5)), h("b", {}, one.kind), h("span", { class: one.is_own ? "" : "note" }, one.is_own ? "you" : one.actor), h("span", { title: one.text }, one.text.replace(NAME, (_, run, number) => `${run} (${Number(number) + 1})`))))))]);
+    tick(element, now);
   };
   const ask = async () => {
     if (isAsking || document.hidden) return;
@@ -145,7 +155,7 @@ export const poolView = () => {
   };
   replace(parts.head, h("h2", {}, "Pool"), h("p", { class: "note", role: "status" }, "Asking …"));
   const asking = setInterval(() => { if (last?.is_configured !== false) ask(); }, ASK_MS);
-  const ticking = setInterval(() => { if (last?.is_configured && !document.hidden) draw(last); }, 1000);
+  const ticking = setInterval(() => { if (last?.is_configured && !document.hidden) tick(element, Date.now() / 1000 + (last.clock_off_s ?? 0)); }, 1000);
   ask();
   return { element, close: () => { isClosed = true; clearInterval(asking); clearInterval(ticking); } };
 };
