@@ -73,6 +73,9 @@ export const open = async (main, _, query) => {
   const say = h("p", { class: "note say", role: "status" });
   const group = h("select", { "aria-label": "Group by", onchange: () => { settings.group = group.value; update(); } },
     [["", "no groups"], ["job", "by job"], ["state", "by state"], ["tag", "by tag"], ["device", "by device"]].map(([value, text]) => h("option", { value, selected: value === settings.group }, text)));
+  /* Where the table has no head, on a phone. */
+  const sort = h("select", { class: "narrow", "aria-label": "Sort by", onchange: () => { settings.sort = sort.value; update(); } },
+    COLUMNS.filter((one) => one.of).map((one) => { const value = ["name", "state"].includes(one.key) ? one.key : `-${one.key}`; return h("option", { value, selected: value === settings.sort }, `by ${one.title}`); }));
   const box = (name, text) => h("label", { class: "check" }, h("input", { type: "checkbox", checked: settings[name], onchange: (event) => { settings[name] = event.target.checked; update(); } }), text);
   const compare = h("button", { disabled: true, onclick: () => go(`/compare?${[...picked].map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "Compare");
   const annotate = known.info.control && h("button", { class: "plain", onclick: () => annotateRuns([...picked]) , disabled: true }, "Tag");
@@ -190,7 +193,7 @@ export const open = async (main, _, query) => {
 
   const blank = empty("No runs yet", `Nothing was trained in ${known.info.roots.join(", ")}.`, h("pre", {}, "stoker train examples/digits.py"), "A run appears here as soon as it begins; other folders are named after `stoker ui`.");
   const none = h("p", { class: "note none" }, "No run is such.");
-  replace(main, h("div", { class: "bar-top" }, h("h1", {}, "Runs"), field, chips), h("div", { class: "bar-low" }, say, h("div", { class: "actions" }, box("trials", "trials of studies"), box("archived", "archived"), group, annotate, archive, compare)), view, none, blank);
+  replace(main, h("div", { class: "bar-top" }, h("h1", {}, "Runs"), field, chips), h("div", { class: "bar-low" }, say, h("div", { class: "actions" }, box("trials", "trials of studies"), box("archived", "archived"), sort, group, annotate, archive, compare)), view, none, blank);
   main.className = "wide";
   document.title = "Runs · Stoker";
   if (settings.text) await filter(); else update();
