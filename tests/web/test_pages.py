@@ -436,7 +436,7 @@ def test_a_pool_is_shown_without_a_serious_finding(browser: Any, pooled: Any, th
     axe = optional("axe_playwright_python.sync_playwright")
     size = {"width": width, "height": 900}
     page = opened(browser, pooled[0], "/places", color_scheme=theme, viewport=size, bypass_csp=True)
-    page.get_by_text("event check").or_(page.get_by_text("events check")).wait_for()
+    page.get_by_text("The log holds").wait_for()
     page.get_by_label("taken, lapsed and absent ones too").check()
     assert page.locator(".offers tbody tr").count() == 6
     bargain = page.locator(".offers tr", has_text="bargain")

@@ -89,8 +89,8 @@ const leaseRow = (one) => [
 const logWords = ({ log }) => {
   if (log.problem) return h("aside", { class: "notice failed" }, h("h2", {}, "The log does not check"), h("p", {}, `${log.problem[0].toUpperCase()}${log.problem.slice(1)}.`), h("p", { class: "note" }, "Deposit nothing more, keep your receipts, and audit a copy: stoker pool ledger --export log.jsonl; stoker pool audit log.jsonl"));
   const number = log.last - log.first + 1;
-  const which = number >= log.seq ? `All ${format.plural(log.seq, "event")} check` : `The newest ${format.count(number)} of ${format.plural(log.seq, "event")} check`;
-  return h("p", { class: "checks" }, h("b", { class: "good" }, `✓ ${which}`), ": each names the hash of the one before, and is signed by its actor. ", h("span", { class: "note" }, "Balances are checked by stoker pool audit."));
+  const which = number >= log.seq ? `each of its ${format.plural(log.seq, "event")}` : `each of the newest ${format.count(number)} of ${format.plural(log.seq, "event")}`;
+  return h("p", { class: "checks" }, h("b", { class: "good" }, "✓ The log holds"), `: ${which} names the hash of the one before, and is signed by its actor. `, h("span", { class: "note" }, "Balances are checked by stoker pool audit."));
 };
 
 /* Fill a host only if what it shows has changed, and leave what is scrolled and focused as it was. */
