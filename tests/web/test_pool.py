@@ -53,8 +53,8 @@ def test_one_process_answers_all_pages_for_a_while(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(pool, "_FRESH_S", 0.0)
         after = await found.document()
         assert (after["number"], after["pid"]) == (1, one["pid"])
-        found.close()
-        await gone(one["pid"])
+        await found.close()
+        assert not is_alive(one["pid"])
 
     run(work())
 
@@ -74,7 +74,7 @@ def test_nobody_is_asked_until_somebody_looks_nor_long_after(monkeypatch: pytest
         assert (first["is_configured"], first["number"]) == (True, 0)
         await gone(first["pid"])
         assert (await asked(application, "/api/pool")).json()["pid"] != first["pid"]
-        found.close()
+        await found.close()
 
     run(work())
 
@@ -97,7 +97,8 @@ def test_a_pool_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, tmp
         assert answer["problem"] == "the pool https://x.example did not answer within 1 s"
         assert "address right" in answer["remedy"]
         assert answer["at"] == 5.0
-        await gone(pid)
+        assert not is_alive(pid)
+        await found.close()
 
     run(work())
 
@@ -117,7 +118,7 @@ def test_a_process_that_fails_is_a_sentence(code: str, text: str, remedy: str) -
     async def work() -> dict[str, Any]:
         found = python(code)
         document = await found.document()
-        found.close()
+        await found.close()
         return document
 
     document = run(work())
@@ -127,8 +128,14 @@ def test_a_process_that_fails_is_a_sentence(code: str, text: str, remedy: str) -
 
 def test_a_program_that_is_not_there_is_a_sentence() -> None:
     """As where Python was removed meanwhile."""
-    document = run(Pool(["/no/such/program"], "the pool x").document())
-    assert "cannot be shown" in document["problem"]
+
+    async def work() -> dict[str, Any]:
+        found = Pool(["/no/such/program"], "the pool x")
+        document = await found.document()
+        await found.close()
+        return document
+
+    assert "cannot be shown" in run(work())["problem"]
 
 
 def test_the_process_ends_with_the_page_s_server(tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_the_process_ends_with_the_page_s_server(tmp_path: Path) -> None:
         ui = ui_of(tmp_path, pool=found)
         async with ui._lifespan(ui.application()):
             pid = (await found.document())["pid"]
-        await gone(pid)
+        assert not is_alive(pid)
 
     run(work())
 

@@ -39,18 +39,19 @@ class Pool:
         self._document: dict[str, Any] = {}
         self._asked_at = -_FRESH_S
         self._asking: asyncio.Task[None] | None = None
-        self._idle: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Task[None] | None = None
 
     async def document(self) -> dict[str, Any]:
         """The pool as it is now, or was four seconds ago at most; `problem` says in a sentence why it is not known."""
-        loop = asyncio.get_running_loop()
+        if self._idle is not None:
+            self._idle.cancel()
         if self._asking is None and time.monotonic() - self._asked_at >= _FRESH_S:
-            self._asking = loop.create_task(self._ask())
+            self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
             await asyncio.shield(self._asking)  # who waits may go; others wait for the same answer
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = loop.call_later(_IDLE_S, self.close)
+        self._idle = asyncio.create_task(self._close_later())
         return self._document
 
     async def _ask(self) -> None:
@@ -58,9 +59,9 @@ class Pool:
             async with asyncio.timeout(_ANSWER_S):
                 self._document = await self._answer()
         except TimeoutError:
-            self._fail(f"{self._name} did not answer within {_ANSWER_S:.0f} s")
+            await self._fail(f"{self._name} did not answer within {_ANSWER_S:.0f} s")
         except (OSError, ValueError) as problem:
-            self._fail(f"{self._name} cannot be shown: {problem}")
+            await self._fail(f"{self._name} cannot be shown: {problem}")
         finally:
             self._asked_at, self._asking = time.monotonic(), None
 
@@ -88,19 +89,34 @@ class Pool:
         document: dict[str, Any] = orjson.loads(line)
         return document
 
-    def _fail(self, problem: str) -> None:
+    async def _fail(self, problem: str) -> None:
         """End the process, whose answer may still come, and keep what was known."""
-        self.close()
+        await self._end()
         remedy = "Is it running, and its address right? It is asked again while this page is open."
         if "No module named" in problem:
             remedy = "pip install 'stoker[pool]', and start the page again."
         self._document = {**self._document, "problem": problem, "remedy": remedy}
 
-    def close(self) -> None:
-        """End the process; the next request starts another one."""
-        if self._idle is not None:
-            self._idle.cancel()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        self._process = None
+    async def _close_later(self) -> None:
+        await asyncio.sleep(_IDLE_S)
+        self._idle = None
+        await self._end()
+
+    async def close(self) -> None:
+        """Ask no more, and end the process; the next request starts another one."""
+        for task in (self._idle, self._asking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await self._end()
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.communicate()

@@ -195,7 +195,7 @@ class Ui:
             for one in (task, *self._reading.values()):
                 one.cancel()
             if self.options.pool is not None:
-                self.options.pool.close()
+                await self.options.pool.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
