@@ -63,7 +63,7 @@ def test_what_is_offered_and_what_a_lease_has_cost(tmp_path: Path) -> None:
 
 
 def pool_of(events: list[Event], key: str) -> Any:
-    """What has a client's call for these events."""
+    """What has a client's call for the events of a list."""
     return SimpleNamespace(
         address=SimpleNamespace(key=key), events=lambda after: [one for one in events if one.seq > after][:1000]
     )
@@ -80,9 +80,11 @@ def test_a_log_that_holds_is_read_on() -> None:
     """What comes later is checked against what was there."""
     book = Book()
     book.run()
-    check = LogCheck(pool_of(book.events, book.operator.public))
+    shown = book.events[:3]
+    check = LogCheck(pool_of(shown, book.operator.public))
     check.read_on(3, book.events[2].hash)
     assert (check.problem, check.first, check.seq) == ("", 1, 3)
+    shown += book.events[3:]
     check.read_on(len(book.events), book.state.head)
     assert (check.problem, check.first, check.seq) == ("", 1, len(book.events))
     check.read_on(len(book.events), book.state.head)
