@@ -30,6 +30,7 @@ _MOST_ANSWER_BYTES = 16 * 2**20
 _MOST_CHECKED = 2000
 """Events that are checked at the first look, and after a gap: the newest ones; later looks check all that come."""
 _MOST_EVENTS, _MOST_OFFERS, _MOST_LEASES = 60, 300, 60
+_OF_METERS = ("beat", "cosigned")
 _LONGEST = 300
 """Characters of a text."""
 
@@ -43,12 +44,12 @@ class LogCheck:
         first: number of the first event that was checked; 0: none was.
         seq: of the last one.
         problem: what is wrong with the first bad event; it stays.
-        newest: the last events.
+        newest: the last events, without those of meters, which are most.
     """
 
     def __init__(self, client: PoolClient) -> None:
         self._client, self._pool = client, client.address.key
-        self.first, self.seq, self._head = 0, 0, FIRST_PREVIOUS
+        self.first, self.seq, self._head, self._received_s = 0, 0, FIRST_PREVIOUS, 0.0
         self.problem = ""
         self.newest: deque[Event] = deque(maxlen=_MOST_EVENTS)
 
@@ -72,7 +73,6 @@ class LogCheck:
 
     def _take(self, event: Event, head: str) -> None:
         draft = event.draft
-        before = self.newest[-1].received_s if self.newest else 0.0
         if event.seq != self.seq + 1:
             bad = f"it is in the place of event {self.seq + 1}"
         elif self._head and event.previous != self._head:
@@ -81,15 +81,17 @@ class LogCheck:
             bad = "it is of another pool"
         elif not draft.is_signed():
             bad = f"its signature is not of {short(event.actor)}"
-        elif event.received_s < before:
+        elif event.received_s < self._received_s:
             bad = "it was received before the event before it"
         elif head and event.hash != head:
             bad = "the pool says that it has another hash"
         elif problem := _misfit(draft):
             bad = problem
         else:
-            self.first, self.seq, self._head = self.first or event.seq, event.seq, event.hash
-            self.newest.append(event)
+            self.first, self._received_s = self.first or event.seq, event.received_s
+            self.seq, self._head = event.seq, event.hash
+            if event.kind not in _OF_METERS:
+                self.newest.append(event)
             return
         self.problem = f"event {event.seq}: {bad}"
 

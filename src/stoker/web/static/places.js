@@ -15,8 +15,12 @@ export const open = async (main) => {
   const show = async () => {
     const found = await get("places");
     const runs = (ids) => ids.map((id) => known.rows.get(id)).filter(Boolean);
-    const rows = (ids) => table(["run", "state", "why", "done", "waits", "started again", "cost", "limit"], runs(ids).map((row) => [link(href("run", row.id), row.name), pill(row), h("span", { class: "note", title: row.launch?.evidence ?? "" }, row.launch?.why ?? ""), progress(row),
-      row.launch?.starts_in_s ? format.seconds(row.launch.starts_in_s) : "", row.launch?.restarts || "", format.money(row.cost_usd), format.money(row.launch?.max_cost)]), "stacks");
+    const COLUMNS = [["run", (row) => link(href("run", row.id), row.name)], ["state", pill], ["why", (row) => row.launch?.why && h("span", { class: "note", title: row.launch.evidence ?? "" }, row.launch.why)], ["done", progress],
+      ["waits", (row) => row.launch?.starts_in_s && format.seconds(row.launch.starts_in_s)], ["started again", (row) => row.launch?.restarts], ["cost", (row) => format.money(row.cost_usd)], ["limit", (row) => format.money(row.launch?.max_cost)]];
+    const rows = (ids) => {  // without the columns of which no run has anything
+      const members = runs(ids), columns = COLUMNS.filter(([, cell]) => members.some(cell));
+      return table(columns.map(([title]) => title), members.map((row) => columns.map(([, cell]) => cell(row) || "")), "stacks");
+    };
     replace(places, h("h1", {}, "Places"),
       section(`This machine, ${found.host}`, h("p", { class: "choices" }, found.devices.map((one) => h("span", {}, `${one.model}: ${one.cores} cores, ${format.bytes(one.memory_bytes)}`))), found.here.length ? rows(found.here) : h("p", { class: "note" }, "No run trains here now.")),
       found.places.map((place) => section(`${place.place} (${place.kind})`, h("p", { class: "note" }, `${format.plural(place.runs.length, "run")}, ${format.money(place.cost_usd) || "$0.00"} so far${place.max_cost ? ` of at most ${format.money(place.max_cost)}` : ""}`), rows(place.runs),

@@ -34,10 +34,10 @@ const evidence = (one) => {
     slashed + wrong_verdicts > 0 && h("span", { class: "bad" }, words(slashed > 0 && `${format.plural(slashed, "bond")} cut`, wrong_verdicts > 0 && `${format.plural(wrong_verdicts, "verdict")} contradicted`)));
 };
 
-const offerRow = (one) => {
+const offerRow = (hasState) => (one) => {
   const { device, measured } = one, speed = flops(measured.bf16_flop_per_s || measured.fp32_flop_per_s);
   return [
-    two(h("b", {}, one.offer_id), one.is_own ? "yours" : `of ${one.agent}`), state(one.status),
+    two(h("b", {}, one.offer_id), one.is_own ? "yours" : `of ${one.agent}`), ...(hasState ? [state(one.status)] : []),
     two(`${device.count > 1 ? `${device.count} × ` : ""}${device.kind}`, device.memory_bytes ? `${format.bytes(device.memory_bytes)}${device.count > 1 ? " each" : ""}` : ""),
     h("b", {}, credits(one.price)), one.isolation,
     speed ? two(`${speed} in ${measured.bf16_flop_per_s ? "bf16" : "fp32"}`, words(perSecond(measured.bytes_per_s), measured.cores > 0 && format.plural(measured.cores, "core"))) : h("span", { class: "note" }, words("not measured", measured.cores > 0 && format.plural(measured.cores, "core"))),
@@ -90,7 +90,7 @@ const logWords = ({ log }) => {
   if (log.problem) return h("aside", { class: "notice failed" }, h("h2", {}, "The log does not check"), h("p", {}, `${log.problem[0].toUpperCase()}${log.problem.slice(1)}.`), h("p", { class: "note" }, "Deposit nothing more, keep your receipts, and audit a copy: stoker pool ledger --export log.jsonl; stoker pool audit log.jsonl"));
   const number = log.last - log.first + 1;
   const which = number >= log.seq ? `each of its ${format.plural(log.seq, "event")}` : `each of the newest ${format.count(number)} of ${format.plural(log.seq, "event")}`;
-  return h("p", { class: "checks" }, h("b", { class: "good" }, "✓ The log holds"), `: ${which} names the hash of the one before, and is signed by its actor. `, h("span", { class: "note" }, "Balances are checked by stoker pool audit."));
+  return h("p", { class: "checks" }, h("b", { class: "good" }, "✓ The log holds"), `: ${which} names the hash of the one before, and is signed by its actor. `, h("span", { class: "note" }, "Balances are checked by stoker pool audit. Beats of meters and their co-signatures are left out below."));
 };
 
 /* Fill a host only if what it shows has changed, and leave what is scrolled and focused as it was. */
@@ -138,7 +138,7 @@ export const poolView = () => {
         tile("your balance", wallet ? credits(wallet.balance) : "no key", !wallet ? "stoker pool wallet makes one" : wallet.is_admitted ? `credits; ${credits(wallet.in_escrow)} in escrow, ${credits(wallet.bonds)} in bonds` : "the key is not admitted yet: its operator runs stoker pool wallet --grant", wallet && !wallet.is_admitted ? "over" : ""))]);
     refill(parts.leases, found.leases, () => [h("h3", {}, "Your leases"), found.leases.length ? table(["lease", "state", "device", "meter", "credits so far", "last heard", "replays"], found.leases.map(leaseRow), "leases stacks") : h("p", { class: "note" }, found.account ? "None. A run takes an offer with stoker train job.py --on pool." : "You have no key yet, and so no leases: stoker pool wallet makes one.")]);
     const shown = showsAll ? found.offers : free;
-    refill(parts.offers, shown, () => [shown.length ? table(["offer", "state", "device", "credits an hour", "isolation", "measured by its agent", "link", "evidence", "lost within a day", "terms"], shown.map(offerRow), "offers stacks") : h("p", { class: "note" }, found.num_offers ? "No offer is free now." : "Nothing is offered. Lend a device: stoker pool offer --price 0.40usd/h"),
+    refill(parts.offers, [showsAll, shown], () => [shown.length ? table(["offer", ...(showsAll ? ["state"] : []), "device", "credits an hour", "isolation", "measured by its agent", "link", "evidence", "lost within a day", "terms"], shown.map(offerRow(showsAll)), "offers stacks") : h("p", { class: "note" }, found.num_offers ? "No offer is free now." : "Nothing is offered. Lend a device: stoker pool offer --price 0.40usd/h"),
       shown.length > 0 && h("p", { class: "note" }, "Losses, machines that were taken back included, are estimated from the agent's record and a prior of one in 48 hours; bars hold 8 cases of 10. What a job would cost on each: ", h("code", {}, "stoker pool offers --for job.py")),
       showsAll && found.num_offers > found.offers.length && h("p", { class: "note" }, `${format.count(found.num_offers - found.offers.length)} more are listed.`)]);
     refill(parts.log, [found.events, found.log], () => [h("h3", {}, "Ledger"), logWords(found), h("div", { class: "log", role: "region", "aria-label": "Events of the pool, the newest first", tabIndex: 0 }, h("ol", { class: "ledger" }, found.events.map((one) => h("li", {}, h("span", { class: "note" }, format.count(one.seq)), h("time", { title: format.clock(one.at) }, format.clock(one.at).slice(5)), h("b", {}, one.kind), h("span", { class: one.is_own ? "" : "note" }, one.is_own ? "you" : one.actor), h("span", { title: one.text }, one.text.replace(NAME, (_, run, number) => `${run} (${Number(number) + 1})`))))))]);
