@@ -239,7 +239,7 @@ export const open = async (main, source) => {
     list.push(tile(memoryLabel, format.bytes(memoryBytes), peak ? `forecast peak ${format.bytes(peak[0])}` : ""));
     const wasted = state.superseded_s && now.wall_s ? `; ${format.percent(state.superseded_s / (now.wall_s + state.superseded_s), 1)} done again after stops` : "";
     list.push(tile("waiting", format.percent(now.waiting, 1), `of the time, for data${wasted}`, now.waiting > 0.2 ? "over" : ""));
-    list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : state.machine ?? (now.at ? `heard ${format.ago(now.at)}` : "")));
+    list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : state.machine ?? (now.at ? `${now.status === "finished" ? "ended" : "heard"} ${format.ago(now.at)}` : "")));
     replace(tiles, list);
   };
 
