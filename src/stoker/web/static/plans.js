@@ -51,7 +51,7 @@ export const open = async (main, id) => {
     answer, h("div", { class: "sliders" }, slider("deadline", "deadline", () => (limits.deadline >= 1 ? "no limit" : format.seconds(limit(limits.deadline, shortest, longest)))), costs.length > 0 && slider("budget", "budget", () => (limits.budget >= 1 ? "no limit" : format.money(limit(limits.budget, least, most))))),
     host, section("Plans that fit", rows), plan.advice && h("p", { class: "advice" }, plan.advice),
     section("Why", h("ol", { class: "why" }, plan.explanation.map((line) => h("li", {}, line)))),
-    plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]))),
+    plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]), "stacks")),
     plan.breakdown && h("div", { class: "figures" }, shares("Memory at the peak", plan.breakdown.peak_bytes, format.bytes), shares("Time of an update", plan.breakdown.step_s, format.seconds)));
   draw();
   return { close: () => { main.className = ""; } };
@@ -82,7 +82,7 @@ const scatter = (candidates, isWithin, best, { longest, shortest, most, least })
       ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
       [...priced].sort((a, b) => Number(b === best) - Number(a === best)).map((one) => {
         const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
-        return svg("g", { class: css }, svg("line", { x1: x(one.total_s.low), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
+        return svg("g", { class: css }, svg("line", { x1: Math.max(left, x(one.total_s.low)), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
           svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), labelled(one, at, one === best));
       }).reverse());
   };
