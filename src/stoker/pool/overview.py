@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from stoker.errors import StokerError
@@ -128,13 +129,13 @@ class Overview:
         client, account = self._client, self._account
         pool: Any = client.state("pool")
         offers: Any = client.state("offers")
-        leases = {}
+        leases: dict[str, Any] = {}
         for role in ("renter", "agent") if account else ():
             for document in client.state("leases", **{role: account}):
                 leases[document["lease_id"]] = document
         self._log.read_on(int(pool["seq"]), str(pool["head"]))
         now_s = float(pool["now_s"])
-        shown = sorted(
+        listed = sorted(
             (_offer(one, account) for one in offers), key=lambda one: (one["status"] != "free", one["price"])
         )
         document = {
@@ -145,9 +146,9 @@ class Overview:
             "clock_off_s": now_s - time.time(),
             "account": account,
             "wallet": self._wallet(leases.values()) if account else None,
-            "num_offers": len(shown),
-            "num_free": sum(one["status"] == "free" for one in shown),
-            "offers": shown[:_MOST_OFFERS],
+            "num_offers": len(listed),
+            "num_free": sum(one["status"] == "free" for one in listed),
+            "offers": listed[:_MOST_OFFERS],
             "leases": sorted((_lease(one, account) for one in leases.values()), key=lambda one: -one["opened_s"])[
                 :_MOST_LEASES
             ],
@@ -166,9 +167,10 @@ class Overview:
                 "seq": pool["seq"], "first": self._log.first, "last": self._log.seq, "problem": self._log.problem,
             },
         }  # fmt: skip
-        return bounded(document)
+        shown: dict[str, JSON] = bounded(document)
+        return shown
 
-    def _wallet(self, leases: Any) -> dict[str, JSON]:
+    def _wallet(self, leases: Iterable[dict[str, Any]]) -> dict[str, JSON]:
         """What the account has, and what is held of it [credits]."""
         balances: Any = self._client.state("balances")
         account, found = self._account, balances["balances"]
