@@ -10,7 +10,7 @@ import { progress } from "./runs.js";
 export const open = async (main) => {
   document.title = "Places · Stoker";
   main.className = "wide";
-  const places = h("div"), pool = poolView();
+  const places = h("div", { class: "named" }), pool = poolView();
   replace(main, places, pool.element);
   const show = async () => {
     const found = await get("places");
