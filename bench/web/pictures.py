@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import argparse
 import base64
+import math
+import os
 import shutil
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,8 @@ from playwright.sync_api import sync_playwright
 
 from bench.web.measure import enter, served
 from bench.web.planted import show
+from bench.web.planted_pool import planted_pool
+from stoker.pool.keys import own_key
 
 PAGES = {
     "runs": "/",
@@ -30,22 +39,74 @@ PAGES = {
     "plan": "/plan/devices.json",
     "services": "/services",
     "places": "/places",
+    "pool": "/places",
     "data": "/data",
     "data-check": "/data/images-check",
 }
+READY = {"services": ".service", "places": ".ledger li", "pool": ".ledger li"}
+"""What a page shows once what it asks others for is there."""
 SIZES = ((2560, 1440, 800), (1280, 800, 540), (390, 844, 208))
 """Width and height of the window, and width in the sheet [pixels]."""
 
 
-def shots(browser: Any, port: int, path: str, theme: str) -> list[str]:
-    """The page at each size, as `data:` addresses."""
+@contextmanager
+def service(qps: float = 180.0) -> Iterator[str]:
+    """The admin port of a service that has answered for a while, and goes on."""
+    began, bounds = time.time() - 600, [0.001 * 2**power for power in range(10)]
+
+    def metrics() -> str:
+        lines = ['stoker_model_info{model="fashion",version="3",engine="openvino",precision="int8"} 1']
+        for version, share in (("2", 0.1), ("3", 0.9)):
+            labels, t = f'model="fashion",version="{version}"', time.time() - began
+            count = share * qps * (t + 4 * math.sin(t / 7))
+            lines += [
+                f"stoker_model_ready{{{labels}}} 1",
+                f"stoker_queue_rows{{{labels}}} {3 + 2 * math.sin(t / 3):.0f}",
+            ]
+            for name, middle, top in (("total_seconds", 0.006, bounds), ("queue_seconds", 0.002, bounds),
+                                      ("batch_rows", 6.0, [1, 2, 4, 8, 16])):  # fmt: skip
+                for bound in [*top, math.inf]:
+                    below = count / (1 + (middle / bound) ** 3)
+                    word = "+Inf" if math.isinf(bound) else f"{bound:g}"
+                    lines.append(f'stoker_{name}_bucket{{{labels},outcome="ok",le="{word}"}} {below:.0f}')
+                lines += [f'stoker_{name}_{part}{{{labels},outcome="ok"}} {value:.3f}'
+                          for part, value in (("count", count), ("sum", count * middle))]  # fmt: skip
+        return "\n".join([*lines, 'stoker_rejected_total{model="fashion",reason="queue full"} 12'])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = metrics().encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def shots(browser: Any, port: int, name: str, theme: str) -> list[str]:
+    """A page at each size, as `data:` addresses."""
     taken = []
     for width, height, _ in SIZES:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         page = context.new_page()
         enter(page, port)
-        page.goto(f"http://127.0.0.1:{port}{path}")
+        page.goto(f"http://127.0.0.1:{port}{PAGES[name]}")
         page.wait_for_selector("main[data-ready]")
+        page.wait_for_selector(READY.get(name, "main"))
+        if name == "pool":
+            page.locator(".pool").evaluate("one => one.scrollIntoView()")
+        if name == "services":
+            page.wait_for_timeout(6000)  # rates are of the time between two looks
         page.wait_for_timeout(600)  # charts of a page are drawn when they come into sight
         taken.append("data:image/png;base64," + base64.b64encode(page.screenshot()).decode())
         context.close()
@@ -73,17 +134,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of pages, with commas")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as started, tempfile.TemporaryDirectory() as folder:
+    with sync_playwright() as started, tempfile.TemporaryDirectory() as folder, service() as admin:
+        os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # of keys
         browser = started.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        show(Path(folder) / "runs")
-        process, port, _ = served(str(Path(folder) / "runs"), "--control", cache=Path(folder) / "cache")
-        for name in options.only.split(",") if options.only else PAGES:
-            rows = [shots(browser, port, PAGES[name], theme) for theme in ("light", "dark")]
-            sheet(browser, rows, options.out / f"{name}.jpg")
-        browser.close()
-        process.kill()
+        with planted_pool(Path(folder) / "pool", own_key()) as (operator, _):
+            show(Path(folder) / "runs")
+            arguments = ("--control", "--service", admin, "--pool", str(operator.address))
+            process, port, _ = served(str(Path(folder) / "runs"), *arguments, cache=Path(folder) / "cache")
+            for name in options.only.split(",") if options.only else PAGES:
+                rows = [shots(browser, port, name, theme) for theme in ("light", "dark")]
+                sheet(browser, rows, options.out / f"{name}.jpg")
+            browser.close()
+            process.kill()
 
 
 if __name__ == "__main__":

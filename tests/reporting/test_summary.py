@@ -84,7 +84,7 @@ def test_a_killed_run_says_how_far_it_came() -> None:
     killed = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=0, updates=0, wall_s=0.0))
     assert summary_lines(killed)[1].startswith("trained on 1,536 of 324,000 samples in 1.8 s")
     page = render_html(killed)
-    assert "1,536 of 324,000 samples are done" in page
+    assert "trained on 1,536 of 324,000 samples" in page
     assert "3 updates" in page
 
 

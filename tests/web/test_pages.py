@@ -17,11 +17,19 @@ from typing import Any
 import pytest
 
 from bench.web.planted import as_log, hostile, many, show, sign, write_run
+from bench.web.planted_pool import planted_pool
+from stoker.pool import events as on
+from stoker.pool.client import PoolClient
+from stoker.pool.events import CREDIT
+from stoker.pool.keys import Key, own_key
 from stoker.records import Event, Price, Report
 from stoker.records.run import ExampleSet
 from stoker.reporting.run_page import render_html
 from stoker.units import MIB
 from tests.optional import optional
+from tests.pool.book import offer
+from tests.pool.book import opened as opened_lease
+from tests.pool.server import Killable, in_thread
 from tests.reporting import story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -168,8 +176,8 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     report = story.report(story.killed_and_resumed())
     page = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme)
     titles = ["Loss", "Accuracy", "Throughput", "Memory", "Waiting for data", "Learning rate"]
-    assert page.locator("#charts figcaption b").all_text_contents() == titles
-    accuracy = page.locator("#charts figure", has_text="Accuracy")
+    assert page.locator("#run figcaption b").all_text_contents() == titles
+    accuracy = page.locator("#run figure", has_text="Accuracy")
     assert "best 93.26 % at 270,000 samples" in accuracy.locator(".plot").get_attribute("aria-label")
     accuracy.locator("canvas").wait_for()
     assert page.get_by_text("most often dog taken for cat, 1 times").count() == 1
@@ -186,7 +194,7 @@ def test_of_a_gpu_its_own_memory_is_beside_the_forecast(browser: Any, tmp_path: 
     events = [one for one in story.on_gpu(story.whole_run()) if one.kind in ("planned", "started", "progress")][:60]
     page = report_of(browser, tmp_path / "report.html", story.report(events))
     titles = ["Loss", "Throughput", "Memory of the device", "Waiting for data", "Learning rate"]
-    assert page.locator("#charts figcaption b").all_text_contents() == titles
+    assert page.locator("#run figcaption b").all_text_contents() == titles
     assert page.problems == []
     path = write_run(tmp_path / "runs", "run", as_log(events[:20]), status="unfinished")
     sign(path, os.getpid())
@@ -384,6 +392,13 @@ def test_tags_are_kept_where_changes_are_allowed(browser: Any, shown: Server) ->
     page.get_by_role("button", name="Keep").click()
     page.locator(".body .tag", has_text="final").first.wait_for()
     assert '"final"' in (shown.root / "fashion-resnet-seed3" / "annotations.json").read_text()
+    page = opened(browser, shown, "/run/fashion-resnet-seed3")
+    page.get_by_role("button", name="Tags, note").click()
+    page.get_by_label("Note").fill("the one of the paper")
+    page.get_by_role("button", name="Keep").click()
+    page.locator(".run-head", has_text="the one of the paper").wait_for()
+    assert page.locator(".run-head .tag").all_text_contents() == ["good", "final"]
+    assert page.problems == []
 
 
 def test_a_thousand_runs_are_as_few_elements_as_thirty(browser: Any, tmp_path: Path) -> None:
@@ -399,6 +414,119 @@ def test_a_thousand_runs_are_as_few_elements_as_thirty(browser: Any, tmp_path: P
             assert page.locator(".body .row").count() < 60
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, PoolClient, str]]:
+    """A page of runs and of a pool with a month behind it, its operator's client, and the lease that goes on."""
+    folder = tmp_path_factory.mktemp("pooled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        with planted_pool(folder / "pool", own_key()) as (operator, lease):
+            show(folder / "runs")
+            server = Server(folder / "runs", "--pool", str(operator.address))
+            yield server, operator, lease
+            server.kill()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_pool_is_shown_without_a_serious_finding(browser: Any, pooled: Any, theme: str, width: int) -> None:
+    """Offers with their evidence, leases with their meter, the wallet, and a log that was checked."""
+    axe = optional("axe_playwright_python.sync_playwright")
+    size = {"width": width, "height": 900}
+    page = opened(browser, pooled[0], "/places", color_scheme=theme, viewport=size, bypass_csp=True)
+    page.get_by_text("The log holds").wait_for()
+    page.get_by_label("taken, lapsed and absent ones too").check()
+    assert page.locator(".offers tbody tr").count() == 6
+    bargain = page.locator(".offers tr", has_text="bargain")
+    assert "1 bond cut" in bargain.inner_text()
+    live = page.locator(".leases tr", has_text="fashion-resnet-live")
+    assert "of 0.63 at most" in live.inner_text()
+    assert "2 unequal" in page.locator(".leases tr", has_text="fashion-resnet-seed1").inner_text()
+    found = axe.Axe().run(page).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page itself does not scroll aside"
+    assert page.problems == []
+    page.context.close()
+
+
+def test_the_pool_is_followed_while_the_page_is_open(browser: Any, pooled: Any) -> None:
+    """A new event is there without a reload, and what was scrolled and chosen stays; it is asked for by nobody else."""
+    server, operator, _ = pooled
+    page = opened(browser, server, "/places")
+    page.locator(".ledger li").first.wait_for()
+    page.get_by_label("taken, lapsed and absent ones too").check()
+    log = page.locator(".pool .log")
+    log.focus()
+    log.evaluate("one => { one.scrollTop = 90; }")
+    operator.post(on.Deposited(account=Key.made().public, amount=3 * CREDIT))
+    page.locator(".ledger li", has_text="amount 3.00 credits").wait_for()
+    assert page.locator(".pool .log").evaluate("one => [one.scrollTop, one === document.activeElement]") == [90, True]
+    assert page.get_by_label("taken, lapsed and absent ones too").is_checked()
+    requests: list[str] = []
+    page.on("request", lambda asked: requests.append(asked.url))
+    page.get_by_role("link", name="Runs", exact=True).click()
+    page.wait_for_selector(".body .row")
+    requests.clear()
+    page.wait_for_timeout(6000)
+    assert not [one for one in requests if "/api/pool" in one]
+    assert page.problems == []
+
+
+def test_no_script_of_a_hostile_pool_is_run(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, reasons and teams are shown as what they are."""
+    evil = "<img src=x onerror=window.hacked=1><script>window.hacked=2</script>"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with in_thread(tmp_path / "pool", is_open=True) as (plane, operator):
+        plane.state.rules = dataclasses.replace(plane.state.rules, name=f"{evil}\u202e")
+        renter, agent = PoolClient(operator.address, own_key()), PoolClient(operator.address, Key.made())
+        for client in (renter, agent):
+            operator.post(on.Deposited(account=client.key.public, amount=10 * CREDIT))
+        agent.post(on.Offered(offer=offer(now_s=time.time(), max_s=2**53, reclaim_s=2**53, upload_bytes_per_s=9e15)))
+        renter.post(opened_lease())
+        renter.post(on.Closed(lease_id="job", reason=evil))
+        server = Server(tmp_path, "--pool", str(operator.address))
+        try:
+            page = opened(browser, server, "/places")
+            page.get_by_text("onerror=window.hacked").first.wait_for()
+            assert page.get_by_role("heading", name="onerror").count() == 1
+            page.wait_for_timeout(300)
+            assert page.evaluate("window.hacked") is None
+            assert page.locator("main img").count() == 0
+            assert page.problems == []
+        finally:
+            server.kill()
+
+
+def test_a_pool_that_is_away_or_none_is_a_sentence(
+    browser: Any, shown: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the remedy; what it said before stays, and the rest of the page does not wait for it."""
+    page = opened(browser, shown, "/places")
+    page.get_by_text("No pool is configured").wait_for()
+    assert "stoker ui --pool URL#KEY" in page.locator(".pool").inner_text()
+    page.context.close()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "pool").mkdir()
+    pool = Killable(tmp_path / "pool")
+    pool.start()
+    server = Server(tmp_path, "--pool", str(pool.client().address))
+    try:
+        page = opened(browser, server, "/places")
+        page.get_by_text("Nothing is offered").wait_for()
+        assert "You have no key yet" in page.locator(".pool").inner_text()
+        pool.kill()
+        page.get_by_text("The pool cannot be asked now").wait_for()
+        assert "does not answer" in page.locator(".pool .notice").inner_text()
+        assert page.get_by_text("Nothing is offered").count() == 1
+        pool.start()
+        until(page, "!document.querySelector('.pool .notice')")
+        assert page.problems == []
+    finally:
+        server.kill()
+        if pool.process is not None:
+            pool.kill()
 
 
 def test_no_runs_at_all_says_how_to_make_one(browser: Any, tmp_path: Path) -> None:

@@ -603,8 +603,10 @@ def test_latencies_of_a_service_are_of_its_answers(monkeypatch: pytest.MonkeyPat
     for _ in range(100):
         version.request("ok", 0.3)
         version.request("queue_full", 0.0001)
+    metrics.rejected.labels("digits", "queue_full").inc(100)  # of the model: no version of its own
     service.ask()
     (found,) = service.document()["versions"]
+    assert found["rejected"] == {"queue_full": 100}
     assert found["p50_s"] == pytest.approx(0.3, rel=0.1)
     (at,) = found["history"]
     assert at[2] == found["p50_s"]

@@ -207,23 +207,13 @@ def pool_ledger(
 def _event_line(event: Event) -> Text:
     from datetime import UTC, datetime
 
-    from stoker.pool.escrow import credits_text, short
+    from stoker.pool.escrow import short
+    from stoker.pool.overview import event_words
 
-    body: dict[str, Any] = event.draft.body
     at = datetime.fromtimestamp(event.received_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    said = []
-    for name, value in body.items():
-        if name in ("amount", "deposit", "bond", "fee"):
-            said.append(f"{name} {credits_text(value)}")
-        elif name in ("lease_id", "offer_id", "reason", "index", "block", "running_s", "equal", "update"):
-            said.append(f"{name.removesuffix('_id')} {value}")
-        elif name in ("account", "verifier"):
-            said.append(f"{name} {short(value)}")
-        elif name == "offer":
-            said.append(f"offer {value['offer_id']}, {credits_text(value['price_per_hour'])} an hour")
     return Text.assemble(
         (f"{event.seq:>6}  {at}  ", "dim"), (f"{event.kind:<11}", "bold"), (f" {short(event.actor)}  ", "dim"),
-        printable(", ".join(said)),
+        printable(event_words(event)),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.pool import KeyName, PoolWord
 from stoker.cli.terminal import Debug, reported
 from stoker.errors import ServiceError
 from stoker.units import parse_money
@@ -37,18 +39,24 @@ def ui(
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="USD", help="Alert when a run costs more, such as 20usd.")
     ] = None,
+    pool: PoolWord = None,
+    key: KeyName = "default",
     debug: Debug = False,
 ) -> None:
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
     with reported(debug=debug):
         try:
+            from stoker.web.pool import Pool
             from stoker.web.ui import serve_ui
         except ImportError as problem:
             raise ServiceError(f"the page needs {problem.name}, which is not installed here",
                                remedy="pip install 'stoker[ui]'") from problem  # fmt: skip
+        address = pool or os.environ.get("STOKER_POOL", "")
+        command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
         serve_ui(
             folders or (), port=port, token=token, control=control, services=service or (), webhooks=webhook or (),
             budget_usd=None if budget is None else parse_money(budget),
+            pool=Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
             announce=lambda address: print(f"stoker ui: {address}", flush=True),
         )  # fmt: skip
 

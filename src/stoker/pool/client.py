@@ -101,12 +101,16 @@ class PoolClient:
         address: of the pool; text as `PoolAddress.parse` takes it.
         key: who acts; None: reads only.
         timeout_s: for one answer, waiting for news not counted [s].
+        most_answer_bytes: of an answer that is JSON.
     """
 
-    def __init__(self, address: PoolAddress | str, key: Key | None = None, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, address: PoolAddress | str, key: Key | None = None, *, timeout_s: float = 30.0,
+        most_answer_bytes: int = _MOST_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
         self.address = address if isinstance(address, PoolAddress) else PoolAddress.parse(address)
         self.key = key
-        self._timeout_s = timeout_s
+        self._timeout_s, self._most_answer_bytes = timeout_s, most_answer_bytes
         self._parts = urlsplit(self.address.url)
 
     # ---------------------------------------------------------------------------------------------------------- events
@@ -249,7 +253,9 @@ class PoolClient:
     def _json(self, method: str, target: str, body: bytes | None = None, *, wait_s: float = 0.0) -> Any:
         connection = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
         try:
-            content = connection.response.read(_MOST_ANSWER_BYTES)
+            content = connection.response.read(self._most_answer_bytes + 1)
+            if len(content) > self._most_answer_bytes:
+                raise PlaceFailed(f"{self.address.url} answers with more than {format_bytes(self._most_answer_bytes)}")
             _require_whole(connection.response)
             return parsed(content)
         except (OSError, http.client.HTTPException) as problem:

@@ -418,7 +418,15 @@ class ControlPlane:
         if known is None or known[0] is not lease:
             whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=()))
             short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
-            known = self._documents[name] = lease, {**short_one, "num_blocks": len(lease.commitments)}
+            counts = {
+                "num_blocks": len(lease.commitments),
+                "replays": {
+                    "equal": sum(one.equal is True for one in lease.challenges),
+                    "unequal": sum(one.equal is False for one in lease.challenges),
+                    "open": len(lease.open_challenges),
+                },
+            }
+            known = self._documents[name] = lease, short_one | counts
         return {**known[1], "escrow": escrow, "bond_held": bond}
 
     def _document(self, name: str, record: object) -> dict[str, Any]:

@@ -86,6 +86,10 @@ def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dic
         "events": [event_document(one) for one in shown],
         "num_events": len(kept),
         "num_checkpoints": log.num_checkpoints,
+        "saved": next(
+            (history.number(one.event, "samples") for one in reversed(log.kept) if one.event.kind == "checkpointed"),
+            None,
+        ),
         "superseded_s": log.superseded_s,
         "spans": _spans(log),
         "evaluations": _evaluations(log),

@@ -19,7 +19,7 @@ from stoker.reporting.event_text import HOW_TO_OPEN, advice
 from stoker.reporting.launch_text import launch_words
 from stoker.reporting.pages import BOUND_COLOURS, PHASE_COLOURS, BarSegment
 from stoker.reporting.plan_strip import WIDTH, plan_strip
-from stoker.units import format_bytes, format_rate, format_seconds
+from stoker.units import format_bytes, format_seconds
 
 Values = Mapping[str, object]
 """What a template is given, by name."""
@@ -51,68 +51,6 @@ def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile
 def render_sections(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
     """The sections as HTML without a page around them; links to files are left out."""
     return pages.render("run_sections", **run_sections(report, examples, profile_folder=None))
-
-
-def headline(report: Report) -> Values:
-    """The one number a run is known by (for a run without metrics, how far it came), what it took, what is left."""
-    events, done = history.live_history(report.events), history.samples_done(report)
-    named = wording.headline_metric(report.run.metrics)
-    if named is None:
-        share = done / report.run.total_samples if report.run.total_samples else 0.0
-        value, label = f"{100 * share:.{0 if share >= 0.1 else 1}f} %", "of the training is done"
-    else:
-        value, label = wording.format_metric(*named), named[0].replace("/", " ")
-    split = named[0].split("/")[0] if named else ""
-    others = {n: v for n, v in report.run.metrics.items() if named and n != named[0] and n.startswith(f"{split}/")}
-    early = f"Ended before its time: {report.run.ended_early}." if report.run.ended_early else ""
-    notes = [note for note in (summary.best_words(events), wording.format_metrics(others), early) if note]
-    return {
-        "result": [(label, "label"), (value, "big"), *((note, "note") for note in notes)],
-        "tiles": _tiles(report),
-        "done": done,
-        "stopped": history.of_kind(events, "stopped"),
-        "saved": history.of_kind(events, "checkpointed"),
-        "position": lambda event: wording.format_samples(history.number(event, "samples") or 0),
-    }
-
-
-def _tiles(report: Report) -> list[tuple[str, str, str]]:
-    """(label, value, note) of the tiles next to the result."""
-    samples, updates, wall = history.samples_done(report), history.updates_done(report), summary.wall_seconds(report)
-    rows = {row.quantity: row for row in summary.forecast_rows(report)}
-    expected = rows.get("total time")
-    forecast = f"forecast {format_seconds(expected.forecast.value)}" if expected else ""
-    if report.decision is not None and not report.decision.is_settled:
-        forecast = "no forecast: no plan was settled"
-    tiles = [("time", format_seconds(wall), forecast)] if wall else []
-    rate = rows["throughput"].measured if "throughput" in rows else None
-    rate = rate or (samples / wall if wall else None)
-    if rate:
-        tiles.append(("throughput", format_rate(rate), "while training" if "throughput" in rows else "over all"))
-    epochs = samples / report.spec.num_train if report.spec.num_train else 0.0
-    tiles.append(("samples", wording.format_samples(samples), f"{epochs:.3g} epochs, {updates:,} updates"))
-    if report.device is not None:
-        threads = f", {words}" if (words := _threads(report)) else ""
-        size = report.decision.chosen.plan.layout.world_size if report.decision else 1
-        processes = f"{size} processes, " if size > 1 else ""
-        tiles.append(("device", report.device.model, f"{processes}{report.device.cores} cores{threads}"))
-    return tiles
-
-
-def _threads(report: Report) -> str:
-    """The threads that trained, with the share of the samples of each number if it changed."""
-    shares: dict[int, float] = {}
-    for stretch in history.plans_in_force(report):
-        if stretch.plan.device == "cpu":
-            shares[stretch.plan.threads] = shares.get(stretch.plan.threads, 0.0) + stretch.share
-    if not shares and report.environment is not None:
-        shares = {report.environment.threads: 1.0}
-    ranked = sorted(shares.items(), key=lambda item: -item[1])
-    counts = [f"{threads} thread{'' if threads == 1 else 's'}" for threads, _ in ranked]
-    if len(ranked) > 1:
-        counts = [f"{count} for {100 * share:.1f} %" for count, (_, share) in zip(counts, ranked, strict=True)]
-        counts[0] += " of the samples"
-    return ", ".join(counts)
 
 
 def _by_class(report: Report, sets: Sequence[ExampleSet]) -> list[tuple[str, str, list[tuple[str, str, float]]]]:

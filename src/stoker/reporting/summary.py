@@ -163,8 +163,11 @@ def summary_lines(report: Report) -> list[str]:
         lines += verdict_lines(report.bottleneck)
     if warnings := of_kind(report.events, "warned"):
         lines.append(f"warnings: {len(warnings)}, the last: {text(warnings[-1], 'message')}")
-    if report.run.failure:
-        lines.append(f"failed: {report.run.failure}")
+    if report.run.status == "failed":
+        lines.append(f"failed: {report.run.failure or 'no reason was recorded'}")
+    if report.run.status != "finished" and (saved := of_kind(events, "checkpointed")):
+        at = format_samples(finite(saved[-1], "samples") or 0)
+        lines.append(f"the last checkpoint holds {at} samples; the same command continues from there")
     return lines
 
 

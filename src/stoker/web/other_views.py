@@ -241,10 +241,7 @@ def check_html(index: RunIndex, check: str) -> str:
 
 
 def places_document(index: RunIndex) -> dict[str, JSON]:
-    """Where runs are: this machine with its devices, and each place elsewhere with what it says of its runs.
-
-    A pool's offers, leases and ledger belong here as soon as there is a pool to ask.
-    """
+    """Where runs are: this machine with its devices, and each place elsewhere with what it says of its runs."""
     devices = [
         {"name": one.name, "model": one.model, "cores": one.cores, "memory_bytes": one.memory_bytes}
         for one in attached_devices()
@@ -271,5 +268,4 @@ def places_document(index: RunIndex) -> dict[str, JSON]:
             }
             for place, members in sorted(places.items())
         ],
-        "has_pool": False,
     }

@@ -45,6 +45,7 @@ from stoker.store.run_query import selected_ids
 from stoker.web import control, other_views, run_view
 from stoker.web.access import LOADER, Access, content_policy
 from stoker.web.alerts import Alert, alerts_of, send
+from stoker.web.pool import Pool
 from stoker.web.run_index import Row, RunIndex
 from stoker.web.run_log import EVENTS, RunLog
 from stoker.web.services import Service, ask_all
@@ -79,6 +80,7 @@ class UiOptions:
     services: Sequence[Service] = ()
     webhooks: Sequence[str] = ()
     budget_usd: float | None = None
+    pool: Pool | None = None
 
 
 @dataclass
@@ -167,6 +169,7 @@ class Ui:
             Route("/api/plan", self._in_thread(other_views.plan_document, "plan")),
             Route("/api/plans", self._in_thread(other_views.plans_known)),
             Route("/api/places", self._in_thread(other_views.places_document)),
+            Route("/api/pool", self._pool),
             Route("/api/check", self._check),
             Route("/api/services", self._services),
             Route("/api/do/{what}", self._do, methods=["POST"]),
@@ -191,6 +194,8 @@ class Ui:
         finally:
             for one in (task, *self._reading.values()):
                 one.cancel()
+            if self.options.pool is not None:
+                await self.options.pool.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
@@ -304,6 +309,10 @@ class Ui:
             self._services_asked = time.monotonic()
             await ask_all(self.options.services)
         return _json({"services": [one.document() for one in self.options.services]})
+
+    async def _pool(self, _: Request) -> Response:
+        pool = self.options.pool
+        return _json({"is_configured": False} if pool is None else {"is_configured": True, **await pool.document()})
 
     async def _compare(self, request: Request) -> Response:
         rows = [self.index.rows[run] for run in request.query_params.getlist("run")[:32] if run in self.index.rows]

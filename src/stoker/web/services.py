@@ -104,7 +104,8 @@ class Service:
 
     def document(self) -> dict[str, JSON]:
         """What the page shows: for each version rates, quantiles, batches, queue, rejections, and their history."""
-        versions = sorted({key[1:] for _, series in list(self._samples)[-1:] for key in series if key[1]})
+        last = [key for _, series in list(self._samples)[-1:] for key in series]
+        versions = sorted({key[1:] for key in last if key[1] and key[2]})  # refusals are counted of a model alone
         return {
             "address": self.address,
             "problem": self.problem,

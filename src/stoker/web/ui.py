@@ -12,6 +12,7 @@ from stoker.errors import BadJob
 from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
 from stoker.store import runs_root
 from stoker.web.alerts import checked_webhooks
+from stoker.web.pool import Pool
 from stoker.web.server import Ui, UiOptions
 from stoker.web.services import Service
 
@@ -21,7 +22,7 @@ HOST = "127.0.0.1"
 _LEAST_TOKEN = 16
 
 
-def serve_ui(
+def serve_ui(  # noqa: PLR0913 - what the command takes
     folders: Sequence[Path] = (),
     *,
     port: int = 8420,
@@ -30,6 +31,7 @@ def serve_ui(
     services: Sequence[str] = (),
     webhooks: Sequence[str] = (),
     budget_usd: float | None = None,
+    pool: Pool | None = None,
     announce: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """Serve the page of some folders of runs until SIGINT or SIGTERM.
@@ -42,6 +44,7 @@ def serve_ui(
         services: addresses of services' admin ports to show.
         webhooks: addresses that receive alerts.
         budget_usd: cost of a run above which there is an alert [USD].
+        pool: shown on the page of places; None: none is.
         announce: called with the address once it answers.
 
     Raises:
@@ -60,6 +63,7 @@ def serve_ui(
         services=[Service(one) for one in services],
         webhooks=checked_webhooks(webhooks),
         budget_usd=budget_usd,
+        pool=pool,
     )
     config = uvicorn.Config(
         Ui(options).application(),

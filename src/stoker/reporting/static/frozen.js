@@ -13,7 +13,7 @@ const priced = ({ progress, rates, scalars, evaluations }, price) => {
 };
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-open(document.getElementById("charts"), {
+open(document.getElementById("run"), {
   state: async () => state,
   series: async ({ over }) => (over === "cost" ? priced(series.wall_s, state.row.price_per_h) : series[over]),
   confusion: async () => confusion,

@@ -198,18 +198,20 @@ export const open = async (main, source) => {
 
   /* ----------------------------------------------------------------------------------------------------- the head */
   const showHead = () => {
-    if (!page) return;
     const now = row(), found = format.metricOf(now);
     document.title = `${now.name} · Stoker`;
     replace(head,
-      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), now.tags.map((tag) => h("span", { class: "tag" }, tag)), page.links(now)),
+      h("div", { class: "title" }, h("h1", {}, now.name), pill(now), (now.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)), page?.links(now)),
       now.note && h("p", { class: "note" }, now.note),
       h("div", { class: "hero" },
         h("div", { class: "result" }, h("p", { class: "label" }, found ? found[0].replace("/", " ") : "done"), h("p", { class: "big" }, found ? format.metric(...found) : format.percent(now.total_samples ? now.samples / now.total_samples : 0)),
           h("div", { class: "progress wide", title: format.percent(now.samples / (now.total_samples || 1), 1) }, h("i", { class: now.state, style: { width: `${(100 * Math.min(1, now.samples / (now.total_samples || 1))).toFixed(2)}%` } })),
-          h("p", { class: "note" }, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples`)), tiles));
+          h("p", { class: "note" }, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples`), (state.notes ?? []).map((note) => h("p", { class: "note" }, note))), tiles));
     showTiles();
-    replace(notice, now.status === "failed" && h("aside", { class: "notice failed" }, h("h2", {}, "Training failed"), h("pre", {}, now.failure || "no reason was recorded")),
+    const stopped = now.status === "unfinished" && !["running", "planning", "stalled"].includes(now.state) && [...state.events].reverse().find((event) => event.kind === "stopped");
+    const saved = state.saved && h("p", {}, `The last checkpoint holds ${format.count(state.saved)} samples; the same command continues from there.`);
+    replace(notice, now.status === "failed" && h("aside", { class: "notice failed" }, h("h2", {}, `Training failed at ${format.count(now.samples)} samples`), h("pre", {}, now.failure || "no reason was recorded"), saved),
+      (stopped || (!page && now.status === "unfinished")) && h("aside", { class: "notice" }, h("h2", {}, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples are done`), stopped && h("p", {}, stopped.text), saved),
       now.has_nan && h("aside", { class: "notice failed" }, h("h2", {}, "The loss is not a number")),
       now.state === "stalled" && h("aside", { class: "notice" }, h("h2", {}, "Nothing was heard for a while"), h("p", {}, "Its process holds the run and writes nothing; a hang is broken off by its own watchdog.")),
       now.problem && h("aside", { class: "notice failed" }, h("h2", {}, "This run cannot be read"), h("pre", {}, now.problem)),
@@ -229,7 +231,7 @@ export const open = async (main, source) => {
     if (now.price_per_h) {
       const left = now.eta_s ? (now.eta_s[0] / 3600) * now.price_per_h : 0;
       list.push(tile("cost", format.money(now.cost_usd), `${left ? `${format.money(left)} to go, ` : ""}at ${format.money(now.price_per_h)} an hour${now.launch?.max_cost ? `, at most ${format.money(now.launch.max_cost)}` : ""}`, now.launch?.max_cost && now.cost_usd > now.launch.max_cost ? "over" : ""));
-    } else list.push(tile("cost", "none", "no price is known for this device"));
+    } else if (page) list.push(tile("cost", "none", "no price is known for this device"));
     const speed = forecast().samples_per_s;
     list.push(tile("throughput", format.rate(now.samples_per_s), speed ? `forecast ${format.shortCount(speed[1])} to ${format.shortCount(speed[2])}` : ""));
     const peak = forecast().peak_bytes;
@@ -237,7 +239,7 @@ export const open = async (main, source) => {
     list.push(tile(memoryLabel, format.bytes(memoryBytes), peak ? `forecast peak ${format.bytes(peak[0])}` : ""));
     const wasted = state.superseded_s && now.wall_s ? `; ${format.percent(state.superseded_s / (now.wall_s + state.superseded_s), 1)} done again after stops` : "";
     list.push(tile("waiting", format.percent(now.waiting, 1), `of the time, for data${wasted}`, now.waiting > 0.2 ? "over" : ""));
-    list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : `heard ${format.ago(now.at)}`));
+    list.push(tile("device", now.launch?.place ?? now.device ?? "", now.launch ? `${now.launch.phase}: ${now.launch.why}` : state.machine ?? (now.at ? `${now.status === "finished" ? "ended" : "heard"} ${format.ago(now.at)}` : "")));
     replace(tiles, list);
   };
 
@@ -373,7 +375,7 @@ export const open = async (main, source) => {
   if (page) {
     main.className = "wide";
     replace(main, head, notice, plan, parts, sections, section("Events", h("div", { class: "log", role: "log", "aria-label": "Events, the newest first", tabIndex: 0 }, events)));
-  } else replace(main, parts);
+  } else replace(main, head, notice, parts);
   ownSection.append(media);
   showHead(); showTimeline(); showEvents(); pictures();
   await chooseAxis("samples");

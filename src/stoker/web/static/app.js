@@ -103,6 +103,7 @@ const show = async () => {
   const inner = INNER.find(([prefix]) => path.startsWith(prefix));
   const [place, , load] = inner ? [inner[1], "", inner[2]] : PAGES.find(([one]) => one === path) ?? PAGES[0];
   replace(nav, PAGES.map(([where, title]) => link(where, title, { "aria-current": where === place ? "page" : null })));
+  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });  // on a phone it may be out of sight
   current?.close?.();
   current = null;
   stream?.close();

@@ -72,7 +72,7 @@ export const open = async (main, _, query) => {
       h("span", { class: "key" }, h("i", { class: "swatch", style: { background: `var(--${colourOf(row.id)})` } }), link(href("run", row.id), row.name)), pill(row),
       format.metricOf(row) ? `${format.metricOf(row)[0]} ${format.metric(...format.metricOf(row))}` : "", format.count(row.samples), format.seconds(row.wall_s), format.money(row.cost_usd), format.rate(row.samples_per_s),
       h("button", { class: "plain", "aria-label": `Leave out ${row.name}`, onclick: () => go(`/compare?${ids.filter((id) => id !== row.id).map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "×"),
-    ])));
+    ]), "stacks"));
   };
   const axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
   const chooseAxis = async (name) => {

@@ -9,7 +9,7 @@ export const open = async (main, id) => {
   follow({});
   if (!id) {
     const checks = known.info.checks;
-    replace(main, h("h1", {}, "Data checks"), checks.length ? table(["check"], checks.map((name) => [link(href("data", name), name)])) : empty("No data checks here", "A check looks for corrupt files, duplicates, leaks and doubtful labels.", h("pre", {}, "stoker data check images/ --out runs/images-check")));
+    replace(main, h("h1", {}, "Data checks"), checks.length ? table(["check"], checks.map((name) => [link(href("data", name), name)]), "list") : empty("No data checks here", "A check looks for corrupt files, duplicates, leaks and doubtful labels.", h("pre", {}, "stoker data check images/ --out runs/images-check")));
     return {};
   }
   const content = fromServer(await getText("check", { check: id }));

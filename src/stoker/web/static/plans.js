@@ -1,8 +1,8 @@
 /* A plan: what each device or layout would take and cost, what was rejected and why; sliders for what one may spend. */
 
 import { get } from "./api.js";
-import { follow, href, link } from "./app.js";
-import { empty, fitted, h, replace, section, svg, table } from "./dom.js";
+import { follow, href, known, link } from "./app.js";
+import { empty, fitted, h, pill, replace, section, svg, table } from "./dom.js";
 import * as format from "./format.js";
 
 const ends = (estimate) => (estimate ? format.withInterval(estimate.value, estimate.low, estimate.high) : "");
@@ -13,7 +13,10 @@ export const open = async (main, id) => {
   follow({});
   if (!id) {
     const plans = await get("plans");
-    replace(main, h("h1", {}, "Plans"), plans.length ? table(["plan of", ""], plans.map((one) => [link(href("plan", one.id), one.name), h("span", { class: "note" }, one.kind === "file" ? "a file of stoker plan --json" : "a run")])) : empty("No plans here", "Every run has one; others are shown from files in this folder.", h("pre", {}, "stoker plan job.py --on h100,l4,rtx4090 --json > runs/devices.json")));
+    replace(main, h("h1", {}, "Plans"), plans.length ? table(["plan of", "state", "device", "started"], plans.map((one) => {
+      const row = known.rows.get(one.id);
+      return [link(href("plan", one.id), one.name), row ? pill(row) : h("span", { class: "note" }, "a file of stoker plan --json"), row?.launch?.place ?? row?.device, row && h("span", { class: "note" }, format.ago(Date.parse(row.created_at) / 1000))];
+    }), "list stacks") : empty("No plans here", "Every run has one; others are shown from files in this folder.", h("pre", {}, "stoker plan job.py --on h100,l4,rtx4090 --json > runs/devices.json")));
     return {};
   }
   const plan = await get("plan", { plan: id });
@@ -40,7 +43,7 @@ export const open = async (main, id) => {
     replace(host, candidates.length > 1 && costs.length > 1 ? scatter(candidates, isWithin, best, { longest, shortest, most, least }) : null);
     replace(rows, table(["device", "time", "cost", "memory", "throughput", "plan", "why"], candidates.map((one) => [
       h("b", { class: one === best ? "chosen" : isWithin(one) ? "" : "out" }, one.device), ends(one.total_s), one.cost_usd ? format.withInterval(one.cost_usd.value, one.cost_usd.low, one.cost_usd.high, format.money) : one.is_here ? "here" : "no price",
-      `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why]), "devices"));
+      `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why]), "devices stacks"));
   };
   const shares = (title, parts, form) => parts?.length && section(title, table(["", "", "line"], parts.slice(0, 20).map((part) => [part.what, form(part.value), h("span", { class: "note" }, part.where)])));
   replace(main, h("div", { class: "title" }, h("h1", {}, plan.name), h("span", { class: "note" }, `planned in ${format.seconds(plan.took_s)}`)),
@@ -48,7 +51,7 @@ export const open = async (main, id) => {
     answer, h("div", { class: "sliders" }, slider("deadline", "deadline", () => (limits.deadline >= 1 ? "no limit" : format.seconds(limit(limits.deadline, shortest, longest)))), costs.length > 0 && slider("budget", "budget", () => (limits.budget >= 1 ? "no limit" : format.money(limit(limits.budget, least, most))))),
     host, section("Plans that fit", rows), plan.advice && h("p", { class: "advice" }, plan.advice),
     section("Why", h("ol", { class: "why" }, plan.explanation.map((line) => h("li", {}, line)))),
-    plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]))),
+    plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]), "stacks")),
     plan.breakdown && h("div", { class: "figures" }, shares("Memory at the peak", plan.breakdown.peak_bytes, format.bytes), shares("Time of an update", plan.breakdown.step_s, format.seconds)));
   draw();
   return { close: () => { main.className = ""; } };
@@ -64,17 +67,24 @@ const scatter = (candidates, isWithin, best, { longest, shortest, most, least })
   const ticks = (low, high) => [0, 0.5, 1].map((part) => low * (high / low) ** part);
   const drawn = (width) => {
     const x = (value) => left + 20 + share(Math.max(value, shortest * 0.5), shortest, longest) * (width - left - Math.min(150, 0.3 * width));
-    const used = [];
+    const used = priced.map((one) => [x(one.total_s.value) - 6, y(one.cost_usd.value) - 6, 12, 12]);  // boxes that no label may touch
+    const SIDES = [[10, -8, "start"], [10, 17, "start"], [-10, -8, "end"], [-10, 17, "end"]];
+    const labelled = (one, at, isNeeded) => {
+      const wide = 7.5 * one.device.length, box = ([dx, dy, anchor]) => [at[0] + dx - (anchor === "end" ? wide : 0), at[1] + dy - 11, wide, 14];
+      const free = SIDES.find((side) => { const [a, b, c, d] = box(side); return a > left && !used.some(([e, f, g, k]) => a < e + g && e < a + c && b < f + k && f < b + d); });
+      if (!free && !isNeeded) return null;
+      const [dx, dy, anchor] = free ?? SIDES[0];
+      used.push(box(free ?? SIDES[0]));
+      return text(at[0] + dx, at[1] + dy, one.device, anchor, "name");
+    };
     return svg("svg", { class: "scatter", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
       ticks(least, most).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
       ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
-      [...priced].sort((a, b) => Number(a === best) - Number(b === best)).map((one) => {
+      [...priced].sort((a, b) => Number(b === best) - Number(a === best)).map((one) => {
         const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
-        const isFree = !used.some(([a, b]) => Math.abs(a - at[0]) < 90 && Math.abs(b - at[1]) < 14);
-        if (isFree || one === best) used.push(at);
-        return svg("g", { class: css }, svg("line", { x1: x(one.total_s.low), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
-          svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), (isFree || one === best) && text(at[0] + 10, at[1] - 8, one.device, "start", "name"));
-      }));
+        return svg("g", { class: css }, svg("line", { x1: Math.max(left, x(one.total_s.low)), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
+          svg("circle", { cx: at[0], cy: at[1], r: one === best ? 7 : 5 }, svg("title", {}, document.createTextNode(`${one.device}: ${ends(one.total_s)}, ${format.money(one.cost_usd.value)}`))), labelled(one, at, one === best));
+      }).reverse());
   };
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Time against money"), h("span", {}, "bars hold 8 cases of 10; both axes are logarithmic")), fitted("Time against money", 300, drawn));
 };

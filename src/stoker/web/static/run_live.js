@@ -4,6 +4,7 @@ import { get, getText, post } from "./api.js";
 import { follow, go, href, known, link, notify } from "./app.js";
 import { empty, fromServer, h, replace } from "./dom.js";
 import { open as openRun } from "./run.js";
+import { annotateRuns } from "./runs.js";
 
 export const open = (main, id) => {
   const act = (what) => async () => {
@@ -12,7 +13,7 @@ export const open = (main, id) => {
   const button = (what, text, css) => h("button", { class: css, onclick: act(what) }, text);
   const controls = (row) => {
     const isLive = ["running", "planning", "stalled"].includes(row.state);
-    return [isLive && row.state !== "planning" && button("stop", "Stop", "danger"), !isLive && ["unfinished", "failed"].includes(row.status) && button("resume", "Resume"), button("fork", "Fork", "plain")];
+    return [isLive && row.state !== "planning" && button("stop", "Stop", "danger"), !isLive && ["unfinished", "failed"].includes(row.status) && button("resume", "Resume"), button("fork", "Fork", "plain"), h("button", { class: "plain", onclick: () => annotateRuns([id]) }, "Tags, note")];
   };
   return openRun(main, {
     state: () => get("run", { run: id }),

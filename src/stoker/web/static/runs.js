@@ -42,6 +42,25 @@ const COLUMNS = [
   { key: "created", title: "started", width: "104px", of: (row) => row.created_at, cell: (row) => h("span", { class: "note", title: row.created_at }, format.ago(Date.parse(row.created_at) / 1000)) },
 ];
 
+/* Rows have so many characters of a note at most: a longer one would be cut by keeping it. */
+const MOST_NOTE = 1999;
+/* Tags of some runs; of one its note as well. */
+export const annotateRuns = (ids) => {
+  const row = known.rows.get(ids[0]), dialog = h("dialog", { "aria-label": "Tags" });
+  const words = h("input", { type: "text", "aria-label": "Tags, separated by spaces", placeholder: "tags, separated by spaces" });
+  words.value = [...new Set(ids.flatMap((id) => known.rows.get(id).tags))].join(" ");
+  const note = ids.length === 1 && (row.note ?? "").length <= MOST_NOTE && h("textarea", { rows: 4, maxLength: MOST_NOTE, "aria-label": "Note", placeholder: "a note" });
+  if (note) note.value = row.note ?? "";
+  dialog.append(h("form", { method: "dialog", onsubmit: async (event) => {
+    event.preventDefault();
+    const tags = words.value.split(/[\s,]+/).filter(Boolean);
+    try { for (const id of ids) await post("do/annotate", { run: id }, { tags, ...(note ? { note: note.value.trim() } : {}) }); dialog.remove(); } catch (error) { notify(error.message, "failed"); }
+  } }, h("h2", {}, ids.length === 1 ? `Tags and note of ${row.name}` : `Tags of ${format.plural(ids.length, "run")}`), words, note, h("div", { class: "actions" }, h("button", {}, "Keep"), h("button", { type: "button", class: "plain", onclick: () => dialog.remove() }, "Cancel"))));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+};
+
 const settings = { text: "", state: "", sort: "-created", group: "", archived: false, trials: false };
 
 export const open = async (main, _, query) => {
@@ -54,9 +73,12 @@ export const open = async (main, _, query) => {
   const say = h("p", { class: "note say", role: "status" });
   const group = h("select", { "aria-label": "Group by", onchange: () => { settings.group = group.value; update(); } },
     [["", "no groups"], ["job", "by job"], ["state", "by state"], ["tag", "by tag"], ["device", "by device"]].map(([value, text]) => h("option", { value, selected: value === settings.group }, text)));
+  /* Where the table has no head, on a phone. */
+  const sort = h("select", { class: "narrow", "aria-label": "Sort by", onchange: () => { settings.sort = sort.value; update(); } },
+    COLUMNS.filter((one) => one.of).map((one) => { const value = ["name", "state"].includes(one.key) ? one.key : `-${one.key}`; return h("option", { value, selected: value === settings.sort }, `by ${one.title}`); }));
   const box = (name, text) => h("label", { class: "check" }, h("input", { type: "checkbox", checked: settings[name], onchange: (event) => { settings[name] = event.target.checked; update(); } }), text);
   const compare = h("button", { disabled: true, onclick: () => go(`/compare?${[...picked].map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "Compare");
-  const annotate = known.info.control && h("button", { class: "plain", onclick: () => editTags([...picked]) , disabled: true }, "Tag");
+  const annotate = known.info.control && h("button", { class: "plain", onclick: () => annotateRuns([...picked]) , disabled: true }, "Tag");
   const archive = known.info.control && h("button", { class: "plain", disabled: true, onclick: () => archiveAll() }, "Archive");
   const body = h("div", { class: "body", role: "rowgroup" });
   const head = h("div", { class: "row head", role: "row" });
@@ -148,22 +170,8 @@ export const open = async (main, _, query) => {
     compare.textContent = picked.size > 1 ? `Compare ${picked.size}` : "Compare";
     for (const button of [annotate, archive]) if (button) button.disabled = !picked.size;
   };
-  const change = async (id, body_) => {
-    await post("do/annotate", { run: id }, body_);
-  };
-  const editTags = async (ids) => {
-    const dialog = h("dialog", { "aria-label": "Tags" });
-    const words = h("input", { type: "text", "aria-label": "Tags, separated by spaces" });
-    words.value = [...new Set(ids.flatMap((id) => known.rows.get(id).tags))].join(" ");
-    dialog.append(h("form", { method: "dialog", onsubmit: async (event) => {
-      event.preventDefault();
-      try { for (const id of ids) await change(id, { tags: words.value.split(/[\s,]+/).filter(Boolean) }); dialog.remove(); } catch (error) { notify(error.message, "failed"); }
-    } }, h("h2", {}, `Tags of ${format.plural(ids.length, "run")}`), words, h("div", { class: "actions" }, h("button", {}, "Keep"), h("button", { type: "button", class: "plain", onclick: () => dialog.remove() }, "Cancel"))));
-    document.body.append(dialog);
-    dialog.showModal();
-  };
   const archiveAll = async () => {
-    try { for (const id of picked) await change(id, { is_archived: !known.rows.get(id).is_archived }); picked.clear(); act(); } catch (error) { notify(error.message, "failed"); }
+    try { for (const id of picked) await post("do/annotate", { run: id }, { is_archived: !known.rows.get(id).is_archived }); picked.clear(); act(); } catch (error) { notify(error.message, "failed"); }
   };
 
   const filter = async () => {
@@ -185,7 +193,7 @@ export const open = async (main, _, query) => {
 
   const blank = empty("No runs yet", `Nothing was trained in ${known.info.roots.join(", ")}.`, h("pre", {}, "stoker train examples/digits.py"), "A run appears here as soon as it begins; other folders are named after `stoker ui`.");
   const none = h("p", { class: "note none" }, "No run is such.");
-  replace(main, h("div", { class: "bar-top" }, h("h1", {}, "Runs"), field, chips), h("div", { class: "bar-low" }, say, h("div", { class: "actions" }, box("trials", "trials of studies"), box("archived", "archived"), group, annotate, archive, compare)), view, none, blank);
+  replace(main, h("div", { class: "bar-top" }, h("h1", {}, "Runs"), field, chips), h("div", { class: "bar-low" }, say, h("div", { class: "actions" }, box("trials", "trials of studies"), box("archived", "archived"), sort, group, annotate, archive, compare)), view, none, blank);
   main.className = "wide";
   document.title = "Runs · Stoker";
   if (settings.text) await filter(); else update();

@@ -21,7 +21,7 @@ export const open = async (main) => {
     const times = services.flatMap((one) => one.versions.flatMap((version) => version.history.map((row) => row[0])));
     if (times.length) axis.whole = [Math.min(...times), Math.max(...times, Math.min(...times) + 1)];
     for (const service of services) {
-      if (!views.has(service.address)) { const view = h("div"); views.set(service.address, { view, versions: new Map() }); main.append(section(service.address, view)); }
+      if (!views.has(service.address)) { const view = h("div"); views.set(service.address, { view, versions: new Map() }); const part = section(service.address, view); part.classList.add("named"); main.append(part); }
       const { view, versions } = views.get(service.address);
       if (service.problem || !service.versions.length) { replace(view, h("p", { class: "note bad" }, service.problem || "It serves no model.")); continue; }
       for (const version of service.versions) {

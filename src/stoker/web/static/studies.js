@@ -15,7 +15,7 @@ export const open = async (main, id) => {
     replace(main, h("h1", {}, "Studies"), names.length ? table(["study", "trials", "running", "cost so far"], names.map((name) => {
       const rows = [...known.rows.values()].filter((row) => row.id.startsWith(`${name}/trials/`));
       return [link(href("study", name), name), rows.length, rows.filter((row) => row.state === "running").length, format.money(rows.reduce((sum, row) => sum + (row.cost_usd ?? 0), 0))];
-    })) : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --set 'lr=log(0.01, 1)' --trials 20")));
+    }), "list") : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --set 'lr=log(0.01, 1)' --trials 20")));
     follow({});
     return {};
   }
@@ -34,7 +34,7 @@ export const open = async (main, id) => {
           tile("training time", format.seconds(spent), expected ? `forecast ${format.seconds(expected.value)}` : ""), tile("cost so far", cost ? format.money(cost) : "none", study.forecast?.cost_usd ? `forecast ${format.money(study.forecast.cost_usd.value)}` : !cost && "no price is known"))),
       section("Settings and outcome", done.length > 1 ? coordinates(study, ranked) : h("p", { class: "note" }, "Two trials with a value are needed.")),
       section("What mattered", Object.keys(study.influence).length ? [h("div", { class: "influence" }, Object.entries(study.influence).map(([name, share]) => h("div", {}, h("span", {}, name), h("i", {}, h("b", { style: { width: `${100 * share}%` } })), h("span", { class: "note" }, format.percent(share))))), h("p", { class: "note" }, "Share of the order of trials that the setting alone explains; what settings do only together is not in it.")] : h("p", { class: "note" }, "Shown from five trials on.")),
-      section("Trials", table(["trial", "state", study.objective, ...head, "samples", "time", "cost"], [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500).map((trial) => [link(href("run", trial.id), trial.name), pill({ state: trial.state }), trial.value === null ? "" : format.metric(study.objective, trial.value), ...head.map((name) => value(trial.parameters[name])), format.count(trial.samples), format.seconds(trial.wall_s), format.money(trial.cost_usd)]))));
+      section("Trials", table(["trial", "state", study.objective, ...head, "samples", "time", "cost"], [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500).map((trial) => [link(href("run", trial.id), trial.name), pill({ state: trial.state }), trial.value === null ? "" : format.metric(study.objective, trial.value), ...head.map((name) => value(trial.parameters[name])), format.count(trial.samples), format.seconds(trial.wall_s), format.money(trial.cost_usd)]), "trials")));
   };
   await draw();
   let due = null;
@@ -61,12 +61,13 @@ const coordinates = (study, ranked) => {
   const place = (share) => top + (1 - share) * (height - top - bottom);
   const strong = Math.ceil(ranked.length / 3);
   const drawn = (width) => {
-    const x = (index) => 60 + (index * (width - 120)) / Math.max(1, axes.length - 1);
+    const x = (index) => 52 + (index * (width - 104)) / Math.max(1, axes.length - 1);
     const lines = [...ranked.entries()].reverse().map(([rank, trial]) => svg("path", { class: rank === 0 ? "best" : rank < strong ? "strong" : "weak", d: `M${axes.map((axis, index) => `${x(index).toFixed(1)} ${place(axis.y(axis.of(trial))).toFixed(1)}`).join("L")}` }, svg("title", {}, document.createTextNode(`${trial.name}: ${study.objective} ${format.number(trial.value)}`))));
     const text = (at, y, words, css = "") => svg("text", { x: at, y, "text-anchor": "middle", class: css }, document.createTextNode(words));
     const end = (one) => (typeof one === "number" ? format.number(one) : one);
     return svg("svg", { class: "coordinates", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${ranked.length} trials over ${axes.length - 1} settings; the best has ${study.objective} ${format.number(ranked[0].value)}` },
       lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, end(axis.ends[1])), text(x(index), height - 8, end(axis.ends[0]))]));
   };
-  return fitted("Parallel coordinates", 90 * axes.length, drawn);
+  const names = Math.max(...axes.slice(1).map((axis, index) => (axis.name.length + axes[index].name.length) / 2));  // of two neighbours, not to touch
+  return fitted("Parallel coordinates", 104 + Math.max(76, 6.6 * names + 8) * (axes.length - 1), drawn);
 };
