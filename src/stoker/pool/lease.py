@@ -284,6 +284,11 @@ class Lease:
         return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
 
     @property
+    def settles_s(self) -> float:
+        """When the time to dispute is over [s since 1970]: at the end, of a lease that was never accepted."""
+        return self.closed_s + (self.window_s if self.accepted_s else 0.0)
+
+    @property
     def verdict_s(self) -> float:
         """How long a verifier has for one block [s]: ten times what a block took on average, `VERDICT_S` at least."""
         return max(VERDICT_S, 10 * self.running_s / max(1, len(self.commitments)))
