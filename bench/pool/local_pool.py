@@ -115,7 +115,10 @@ class LocalPool:
         self.operator.post(on.Deposited(account=client.key.public, amount=round(credits_ * CREDIT)), patience_s=60)
         return client
 
-    def lend(self, name: str, *, price: float, cores: float, beat_s: float = 2.0, more: tuple[str, ...] = ()) -> None:
+    def lend(
+        self, name: str, *, price: float, cores: float, beat_s: float = 2.0, memory: str = "2GiB", disk: str = "1GiB",
+        more: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         """Start an agent in bubblewrap, and wait until its offer is there."""
         before = self.text(name).count("offering")
         if not before:
@@ -124,16 +127,9 @@ class LocalPool:
             self.links[name] = Link(self._port)
         address = re.sub(r":\d+#", f":{self.links[name].port}#", self.address)
         self.start(name, "pool", "offer", "--pool", address, "--price", f"{price}usd/h", "--name", name, "--key", name,
-                   "--folder", str(self.folder / name), "--isolation", "bubblewrap", "--memory", "2GiB", "--disk", "1GiB",
-                   "--cores", str(cores), "--beat", str(beat_s), "--no-measure", "--reclaim", "20s", *more)  # fmt: skip
+                   "--folder", str(self.folder / name), "--isolation", "bubblewrap", "--memory", memory,
+                   "--disk", disk, "--cores", str(cores), "--beat", str(beat_s), "--no-measure", "--reclaim", "20s", *more)  # fmt: skip
         until(lambda: self.text(name).count("offering") > before, 120, f"the offer {name}", lambda: self.text(name))
-
-    def train(self, name: str, offer: str, settings: dict[str, Any], *words: str) -> subprocess.Popen[bytes]:
-        """Start `stoker train` of a small job at an offer ("": any), as the renter."""
-        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        place = f"pool:{offer}" if offer else "pool/cpu"
-        return self.start(name, "train", JOB, *sets, "--on", place, "--name", name, "--place-option", "key=renter",
-                          *words)  # fmt: skip
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a command of Stoker's, whose output goes to NAME.log."""

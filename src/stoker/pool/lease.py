@@ -90,13 +90,17 @@ METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 
 @dataclass(frozen=True, kw_only=True)
 class Commitment:
-    """The state of the run after a block: see `events.Committed`; `running_s`: the meter when it was committed [s]."""
+    """The state of the run after a block: see `events.Committed`.
+
+    `running_s`: the meter at the last beat before it was committed [s]; `at_s`: when that was [s since 1970].
+    """
 
     block: int
     update: int
     state: str
     blob: str
     running_s: int = 0
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -436,8 +436,9 @@ def _committed(state: State, event: Event, body: on.Committed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
     commitment = Commitment(
-        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s
-    )
+        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s,
+        at_s=event.received_s,
+    )  # fmt: skip
     return Change(lease=lease.after("committed").with_commitment(commitment, body.previous))
 
 

@@ -1,0 +1,134 @@
+"""Predicted against paid money to finish: 20 jobs on agents of three speeds, after a probe, and with history.
+
+    python -m bench.pool.forecast_cost
+
+One agent at a time lends a share of this machine's CPU (a control group's quota: 1, 0.6 or 0.35 of one core) and calls
+it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
+three times, as `stoker train --on pool` does it: for a short lease, whose deposit pays for the start and a few seconds
+of training (the probe); to its end, forecast from that probe (*cold*); to its end again, forecast from both
+(*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
+end. Jobs take half a minute, so that starting Python counts as much as training does: of real ones the pace matters.
+Other processes may be at work on this machine: groups of the pool's jobs get a hundred times their weight, so that their
+quota holds, and what is left is that caches and memory are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.pool.local_pool import JOB, RESULTS, ROOT, LocalPool, job_submission, local_pool, until
+from stoker.jobs import load_job
+from stoker.pool.forecasting import job_forecasts
+from stoker.pool.pool_launcher import LAUNCHER
+from stoker.records import ENDED
+
+CORES = (1.0, 0.6, 0.35)
+KINDS = ("mlp", "cnn", "lstm", "attention", "mlp_sgd")
+BARS = {"cold": 0.25, "history": 0.10}
+WEIGHT = 100 * 1024
+
+
+def keep_weight() -> None:
+    """Give control groups of jobs more weight than whatever else runs here, as they come."""
+    while True:
+        for path in Path("/sys/fs/cgroup/cpu").rglob("stoker-*/cpu.shares"):
+            with suppress(OSError):
+                if path.read_text().strip() != str(WEIGHT):
+                    path.write_text(str(WEIGHT))
+        time.sleep(0.2)
+
+
+def updates_for(settings: dict[str, Any], train_s: float) -> int:
+    """Updates that take so long on one core of this machine, by its forecast."""
+    job, entry = load_job(ROOT / JOB, {**settings, "updates": "1000"})
+    forecast = job_forecasts(job, entry)("cpu/1")
+    if isinstance(forecast, str):
+        sys.exit(forecast)
+    return max(100, round(1000 * train_s / (forecast.raw_s or forecast.run_s), -2))
+
+
+def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Forecast, rent, and follow to the end; the lease."""
+    job, entry = load_job(ROOT / JOB, {name: str(value) for name, value in settings.items()})
+    submission = job_submission(run, settings, is_safe=True, block="2s", offer=offer, limit_s=limit_s)
+    submission = replace(submission, arguments=(*submission.arguments, "--threads", "1"))
+    submission = LAUNCHER.with_forecasts(job, entry, submission, lambda _: None)
+    handle = LAUNCHER.start(submission, lambda _: None)
+    until(lambda: LAUNCHER.state(handle).phase in ENDED, 600, f"the end of {run}", lambda: pool.text(offer), 0.5)
+    return pool.renter.lease(f"{handle['job']}.{handle['first']}")
+
+
+def main() -> None:
+    """Rent, compare, print, and write the result."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--jobs", type=int, default=20)
+    options.add_argument("--train-s", type=float, default=14.0, help="of CPU time, of each job [s]")
+    options.add_argument("--probe-s", type=float, default=16.0, help="of CPU time, of a probe with its start [s]")
+    given = options.parse_args()
+    threading.Thread(target=keep_weight, daemon=True).start()
+    began, rows, draw = time.time(), list[dict[str, Any]](), random.Random(3)
+    with local_pool() as pool:
+        lengths = {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
+        print(lengths, flush=True)
+        for cores in CORES:
+            numbers = range(CORES.index(cores), given.jobs, len(CORES))
+            name = f"share-{cores:g}"
+            pool.lend(name, price=1.0, cores=cores, beat_s=1.0, more=("--no-replay",))
+            for number in numbers:
+                kind = KINDS[(number // len(CORES)) % len(KINDS)]
+                length = round(lengths[kind] * draw.uniform(0.7, 1.3), -2)
+                settings = {"kind": kind, "updates": length, "seed": number}
+                row: dict[str, Any] = {"job": number, "kind": kind, "cores": cores, "updates": length}
+                for step in ("probe", "cold", "history"):
+                    limit_s = given.probe_s / cores if step == "probe" else 3600.0
+                    lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
+                    paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
+                    row[step] = {
+                        "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
+                        "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
+                        "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
+                        "took_s": lease["closed_s"] - lease["accepted_s"],
+                    }  # fmt: skip
+                    row[step]["error"] = lease["forecast"]["credits"] / paid - 1 if paid else None
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+            pool.kill(name)
+            del pool.processes[name]
+    errors = {step: [row[step]["error"] for row in rows] for step in BARS}
+    sticker = [row["probe"]["raw_s"] / row["cold"]["ran_s"] - 1 for row in rows]
+    mape = {step: statistics.mean(map(abs, each)) for step, each in errors.items()}
+    document = {
+        "what": __doc__, "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
+        "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
+        "load_at_the_end": os.getloadavg(), "python": platform.python_version(), "took_s": time.time() - began,
+        "bars": BARS, "mape": mape, "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
+        "median_error": {step: statistics.median(map(abs, each)) for step, each in errors.items()},
+        "worst_error": {step: max(map(abs, each)) for step, each in errors.items()},
+        "bias": {step: statistics.mean(each) for step, each in errors.items()},
+        "mape_by_speed": {str(cores): {step: statistics.mean(abs(row[step]["error"]) for row in rows
+                                                             if row["cores"] == cores) for step in BARS}
+                          for cores in CORES},
+        "mape_without_a_probe": statistics.mean(map(abs, sticker)), "rows": rows,
+    }  # fmt: skip
+    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
+    if given.jobs >= 20:
+        path = RESULTS / f"pool_forecast_cost_{document['date']}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
