@@ -1,15 +1,15 @@
 """Predicted against paid money to finish: 20 jobs on agents of three speeds, after a probe, and with history.
 
-    python -m bench.pool.forecast_cost
+    for share in 1 0.6 0.35; do python -m bench.pool.forecast_cost --folder /dev/shm/cost --share $share; done
 
 One agent at a time lends a share of this machine's CPU (a control group's quota: 1, 0.6 or 0.35 of one core) and calls
 it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
 three times, as `stoker train --on pool` does it: for a short lease, whose deposit pays for the start and a few seconds
 of training (the probe); to its end, forecast from that probe (*cold*); to its end again, forecast from both
 (*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
-end. Jobs take half a minute, so that starting Python counts as much as training does: of real ones the pace matters.
-Other processes may be at work on this machine: groups of the pool's jobs get a hundred times their weight, so that their
-quota holds, and what is left is that caches and memory are shared.
+end. Jobs take half a minute, so that starting Python counts as much as training: of real ones the pace matters.
+Other processes may be at work on this machine: groups of the pool's jobs get a hundred times their weight, so that
+their quota holds, and what is left is that caches and memory are shared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def updates_for(settings: dict[str, Any], train_s: float) -> int:
     forecast = job_forecasts(job, entry)("cpu/1")
     if isinstance(forecast, str):
         sys.exit(forecast)
-    return max(100, round(1000 * train_s / (forecast.raw_s or forecast.run_s), -2))
+    return max(100, int(round(1000 * train_s / (forecast.raw_s or forecast.run_s), -2)))
 
 
 def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -74,46 +74,53 @@ def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_
 def main() -> None:
     """Rent, compare, print, and write the result."""
     options = argparse.ArgumentParser()
-    options.add_argument("--jobs", type=int, default=20)
+    options.add_argument("--folder", type=Path, required=True, help="on a file system that is quick to sync")
+    options.add_argument("--share", type=float, choices=CORES, required=True)
+    options.add_argument("--jobs", type=int, default=20, help="with all shares together")
     options.add_argument("--train-s", type=float, default=14.0, help="of CPU time, of each job [s]")
     options.add_argument("--probe-s", type=float, default=16.0, help="of CPU time, of a probe with its start [s]")
     given = options.parse_args()
     threading.Thread(target=keep_weight, daemon=True).start()
-    began, rows, draw = time.time(), list[dict[str, Any]](), random.Random(3)
-    with local_pool() as pool:
+    cores, draw = given.share, random.Random(given.share)
+    given.folder.mkdir(exist_ok=True)
+    given.folder.chmod(0o755)
+    kept = given.folder / "rows.json"
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    with local_pool(given.folder / f"pool-{cores:g}") as pool:
         lengths = {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
         print(lengths, flush=True)
-        for cores in CORES:
-            numbers = range(CORES.index(cores), given.jobs, len(CORES))
-            name = f"share-{cores:g}"
-            pool.lend(name, price=1.0, cores=cores, beat_s=1.0, more=("--no-replay",))
-            for number in numbers:
-                kind = KINDS[(number // len(CORES)) % len(KINDS)]
-                length = round(lengths[kind] * draw.uniform(0.7, 1.3), -2)
-                settings = {"kind": kind, "updates": length, "seed": number}
-                row: dict[str, Any] = {"job": number, "kind": kind, "cores": cores, "updates": length}
-                for step in ("probe", "cold", "history"):
-                    limit_s = given.probe_s / cores if step == "probe" else 3600.0
-                    lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
-                    paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
-                    row[step] = {
-                        "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
-                        "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
-                        "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
-                        "took_s": lease["closed_s"] - lease["accepted_s"],
-                    }  # fmt: skip
-                    row[step]["error"] = lease["forecast"]["credits"] / paid - 1 if paid else None
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-            pool.kill(name)
-            del pool.processes[name]
+        name = f"share-{cores:g}"
+        pool.lend(name, price=1.0, cores=cores, beat_s=1.0, more=("--no-replay",))
+        for number in range(CORES.index(cores), given.jobs, len(CORES)):
+            kind = KINDS[(number // len(CORES)) % len(KINDS)]
+            length = int(round(lengths[kind] * draw.uniform(0.7, 1.3), -2))
+            if any(row["job"] == number for row in rows):
+                continue
+            settings = {"kind": kind, "updates": length, "seed": number}
+            row: dict[str, Any] = {"job": number, "kind": kind, "cores": cores, "updates": length}
+            for step in ("probe", "cold", "history"):
+                limit_s = given.probe_s / cores if step == "probe" else 3600.0
+                lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
+                paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
+                row[step] = {
+                    "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
+                    "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
+                    "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
+                    "took_s": lease["closed_s"] - lease["accepted_s"],
+                }  # fmt: skip
+                row[step]["error"] = lease["forecast"]["credits"] / paid - 1 if paid else None
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            kept.write_text(json.dumps(rows))
+    if len(rows) < given.jobs:
+        return
     errors = {step: [row[step]["error"] for row in rows] for step in BARS}
     sticker = [row["probe"]["raw_s"] / row["cold"]["ran_s"] - 1 for row in rows]
     mape = {step: statistics.mean(map(abs, each)) for step, each in errors.items()}
     document = {
-        "what": __doc__, "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
+        "what": __doc__, "command": "python -m bench.pool.forecast_cost --folder F --share 1; … 0.6; … 0.35",
         "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "load_at_the_end": os.getloadavg(), "python": platform.python_version(), "took_s": time.time() - began,
+        "load_at_the_end": os.getloadavg(), "python": platform.python_version(),
         "bars": BARS, "mape": mape, "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
         "median_error": {step: statistics.median(map(abs, each)) for step, each in errors.items()},
         "worst_error": {step: max(map(abs, each)) for step, each in errors.items()},
@@ -124,10 +131,9 @@ def main() -> None:
         "mape_without_a_probe": statistics.mean(map(abs, sticker)), "rows": rows,
     }  # fmt: skip
     print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
-    if given.jobs >= 20:
-        path = RESULTS / f"pool_forecast_cost_{document['date']}.json"
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        print(path)
+    path = RESULTS / f"pool_forecast_cost_{document['date']}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(path)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """What is lost when providers are killed, and when the control plane is: 20 times each, with real training.
 
-    python -m bench.pool.kills
+    for phase in providers plane judge; do python -m bench.pool.kills --folder /dev/shm/kills --phase $phase; done
 
-Three jobs (`small_jobs.py`, under the safe plan) are rented through the launcher of `stoker train --on pool`, and again
+Five jobs (`small_jobs.py`, under the safe plan) are rented through the launcher of `stoker train --on pool`, and again
 and again the agent that runs one is taken away: SIGKILL, SIGSTOP (of its job too, as of a machine that sleeps), or a
 cut network (what it sends reaches nobody, and the job goes on for nothing). After its lease was given up it comes back.
 Measured of each kill: the time until the job trains again elsewhere (bar: 120 s); the time between the moment that it
 is resumed from and the kill, in times between its checkpoints (bar: one); and the seconds that the lost lease is paid
 beyond the kill (bar: the two of slack that the meter has against clocks). Then the same orders run on agents that
-nobody kills, and once more while the control plane is killed by SIGKILL 20 times at random moments and started again:
-no job may be lost, no lease end, and an audit of the log must find every credit. Final weights of all three must be
-equal, bit for bit.
+nobody kills, while the control plane is killed by SIGKILL 20 times at random moments and started again: no job may be
+lost, no lease end, and an audit of the log must find every credit. Final weights of both must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import platform
 import random
 import signal
 import statistics
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -34,6 +32,7 @@ from typing import Any
 
 from bench.pool.local_pool import RESULTS, LocalPool, job_submission, local_pool, until
 from stoker.errors import StokerError
+from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.events import Refused
 from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER
@@ -168,110 +167,134 @@ def kill_again_and_again(pool: LocalPool, follower: Follower, kills: list[str], 
         print(json.dumps(rows[-1]), flush=True)
 
 
-def finished(follower: Follower, limit_s: float) -> None:
-    """Wait for the end of a run."""
-    until(
-        lambda: follower.phase in ENDED,
-        limit_s,
-        f"{follower.handle['job']}: {follower.phase}, {follower.why}",
-        every_s=1,
-    )
-
-
-def digest_of(follower: Follower, into: Path) -> str:
-    """SHA-256 of the final weights of a run, as they come home."""
-    LAUNCHER.fetch(follower.handle, into)
-    return hashlib.sha256((into / "model.safetensors").read_bytes()).hexdigest()
-
-
 def start_all(tag: str, given: argparse.Namespace) -> list[Follower]:
     """Rent for each of the jobs."""
     return [
-        Follower(dict(LAUNCHER.start(job_submission(f"{kind}-{tag}", {"kind": kind, "updates": updates, "seed": 7},
-                                                    is_safe=True, block=BLOCK), lambda _: None)))
+        Follower(dict(LAUNCHER.start(job_submission(f"{kind.replace('_', '-')}-{tag}", {
+            "kind": kind, "updates": updates, "seed": 7}, is_safe=True, block=BLOCK), lambda _: None)))
         for kind, updates in zip(given.kinds, given.updates, strict=True)
     ]  # fmt: skip
+
+
+def kill_providers(pool: LocalPool, given: argparse.Namespace, draw: random.Random) -> list[dict[str, Any]]:
+    """Kill agents under the jobs until each job has had its share; what that cost."""
+    rows: list[dict[str, Any]] = []
+    followers = start_all("killed", given)
+    threads = [
+        threading.Thread(target=kill_again_and_again, args=(
+            pool, follower, [WAYS[(number + index) % len(WAYS)] for index in range(given.kills)], given.cores,
+            random.Random(draw.random()), rows))
+        for number, follower in enumerate(followers)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    end(followers)
+    return rows
+
+
+def kill_control_plane(pool: LocalPool, given: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
+    """Kill the control plane while the same orders run; how it went."""
+    followers = start_all("plane", given)
+    until(lambda: all(one.phase == "running" for one in followers), 200, "the jobs do not start")
+    waits = [draw.uniform(0.2, given.plane_wait) for _ in range(given.plane_kills)]
+    for wait_s in waits:
+        time.sleep(wait_s)
+        pool.kill("control")
+        pool.serve()
+    live = sum(one.phase not in ENDED for one in followers)
+    end(followers)
+    leases = [len(leases_of(pool, one.handle)) for one in followers]
+    return {"kills": len(waits), "seconds_between": waits, "jobs_live_after_the_last": live, "leases": leases}
+
+
+def end(followers: list[Follower]) -> None:
+    """Wait for the end of runs."""
+    for follower in followers:
+        until(lambda one=follower: one.phase in ENDED, 900, f"the end of {follower.handle['job']}",
+              lambda one=follower: f"{one.phase}, {one.why}", every_s=1)  # fmt: skip
+
+
+def weights_of(pool: LocalPool, tag: str, given: argparse.Namespace) -> dict[str, str]:
+    """Phase, and SHA-256 of the final weights as they come home, of the runs of a tag."""
+    found = {}
+    for kind in given.kinds:
+        (lease,) = [
+            one for one in pool.leases() if f"-{kind.replace('_', '-')}-{tag}-" in one["lease_id"] and one["result"]
+        ]
+        folder = pool.folder / "home" / lease["lease_id"]
+        folder.mkdir(parents=True)
+        limits = TreeLimits(num_bytes=1 << 30)
+        unpack(pool.folder / "control" / "blobs" / lease["result"], folder / "run", limits)
+        found[kind] = hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
+    return found
+
+
+def judge(kept: dict[str, Any], given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Hold what was measured against the bars."""
+    state, rows, plane = State(), kept["rows"], kept["plane"]
+    found = audit(folder / "pool" / "control" / "log.db", state=state)
+    balances = sum(state.accounts.balances.values())
+    intervals = [row["work_lost_s"] / row["checkpoint_interval_s"] for row in rows]
+    resumed = [row["resumed_after_s"] for row in rows]
+    return {
+        "resumed_after_s": {"median": statistics.median(resumed), "worst": max(resumed)},
+        "intervals_lost": {"median": statistics.median(intervals), "worst": max(intervals)},
+        "paid_beyond_the_kill_s": {"worst": max(row["paid_beyond_s"] for row in rows)},
+        "events": found.num_events, "audit": found.problem, "deposited": state.accounts.deposited, "balances": balances,
+        "bars": {
+            "20 kills of providers": len(rows) >= 20, "20 kills of the control plane": plane["kills"] >= 20,
+            "resumed within 120 s": max(resumed) < 120,
+            "at most one checkpoint interval lost": max(intervals) <= 1,
+            "meter stopped": all(row["paid_beyond_s"] <= 2 and not row["paid_more_after_return_s"] for row in rows),
+            "weights bit-equal": kept["weights"]["killed"] == kept["weights"]["plane"],
+            "no lease ended by a kill of the control plane": all(number == 1 for number in plane["leases"]),
+            "no job lost": len(kept["weights"]["killed"]) == len(kept["weights"]["plane"]) == len(given.kinds),
+            "the log is right, and every credit is there": not found.problem and balances == state.accounts.deposited,
+        },
+    }  # fmt: skip
 
 
 def main() -> None:
     """Kill, measure, print, and write the result."""
     options = argparse.ArgumentParser()
-    options.add_argument("--kinds", nargs="*", default=["mlp", "lstm", "attention"])
-    options.add_argument("--updates", nargs="*", type=int, default=[90_000, 9_000, 9_000])
-    options.add_argument("--kills", type=int, default=7, help="of providers, of each job")
+    options.add_argument("--folder", type=Path, required=True, help="of the pool; the phases follow each other in it")
+    options.add_argument("--phase", choices=["providers", "plane", "judge"], required=True)
+    options.add_argument("--kinds", nargs="*", default=["mlp", "lstm", "attention", "cnn", "mlp_sgd"])
+    options.add_argument("--updates", nargs="*", type=int, default=[60_000, 6_000, 6_000, 20_000, 60_000])
+    options.add_argument("--kills", type=int, default=4, help="of providers, of each job")
     options.add_argument("--plane-kills", type=int, default=20)
     options.add_argument("--plane-wait", type=float, default=6.0, help="longest time between two of them [s]")
-    options.add_argument("--cores", type=float, default=0.5)
+    options.add_argument("--cores", type=float, default=0.4)
     options.add_argument("--seed", type=int, default=1)
     given = options.parse_args()
-    draw, began, rows = random.Random(given.seed), time.time(), list[dict[str, Any]]()
-    with local_pool() as pool:
-        for number in range(len(given.kinds) + 2):
-            pool.lend(f"box-{number}", price=0.1, cores=given.cores, more=("--no-replay",))
-        killed = start_all("killed", given)
-        ways = [[WAYS[(number + index) % len(WAYS)] for index in range(given.kills)] for number in range(len(killed))]
-        threads = [
-            threading.Thread(target=kill_again_and_again,
-                             args=(pool, follower, kinds, given.cores, random.Random(draw.random()), rows))
-            for follower, kinds in zip(killed, ways, strict=True)
-        ]  # fmt: skip
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for follower in killed:
-            finished(follower, 900)
-        whole = start_all("whole", given)
-        for follower in whole:
-            finished(follower, 900)
-        plane = start_all("plane", given)
-        until(lambda: all(one.phase == "running" for one in plane), 120, "the jobs do not start")
-        waits = [draw.uniform(0.2, given.plane_wait) for _ in range(given.plane_kills)]
-        for wait_s in waits:
-            time.sleep(wait_s)
-            pool.kill("control")
-            pool.serve()
-        num_live = sum(one.phase not in ENDED for one in plane)
-        for follower in plane:
-            finished(follower, 900)
-        weights = {name: [digest_of(one, pool.folder / "home" / f"{name}-{number}") for number, one in enumerate(runs)]
-                   for name, runs in (("killed", killed), ("whole", whole), ("plane", plane))}  # fmt: skip
-        phases = {name: [one.phase for one in runs]
-                  for name, runs in (("killed", killed), ("whole", whole), ("plane", plane))}  # fmt: skip
-        plane_leases = [leases_of(pool, one.handle) for one in plane]
-        pool.kill("control")
-        state = State()
-        found = audit(pool.folder / "control" / "log.db", state=state)
-    balances = sum(state.accounts.balances.values())
-    intervals = [row["work_lost_s"] / row["checkpoint_interval_s"] for row in rows]
-    bars = {
-        "kills of providers": len(rows) >= 20,
-        "resumed within 120 s": max(row["resumed_after_s"] for row in rows) < 120,
-        "at most one checkpoint interval lost": max(intervals) <= 1,
-        "meter stopped": all(row["paid_beyond_s"] <= 2 and not row["paid_more_after_return_s"] for row in rows),
-        "weights bit-equal after kills of providers": weights["killed"] == weights["whole"],
-        "weights bit-equal after kills of the control plane": weights["plane"] == weights["whole"],
-        "no job lost": all(phase == "finished" for each in phases.values() for phase in each),
-        "no lease ended by a kill of the control plane": all(len(each) == 1 for each in plane_leases),
-        "the log is right": not found.problem,
-        "every credit is there": balances == state.accounts.deposited,
-    }  # fmt: skip
+    given.folder.mkdir(exist_ok=True)
+    given.folder.chmod(0o755)
+    path = given.folder / "kept.json"
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": [], "weights": {}}
+    if given.phase != "judge":
+        with local_pool(given.folder / "pool") as pool:
+            for number in range(len(given.kinds) + 2):
+                pool.lend(f"box-{number}", price=0.1, cores=given.cores, more=("--no-replay",))
+            if given.phase == "providers":
+                kept["rows"] += kill_providers(pool, given, random.Random(given.seed))
+                kept["weights"]["killed"] = weights_of(pool, "killed", given)
+            else:
+                kept["plane"] = kill_control_plane(pool, given, random.Random(given.seed))
+                kept["weights"]["plane"] = weights_of(pool, "plane", given)
+        path.write_text(json.dumps(kept))
+        return
     document = {
-        "what": __doc__, "command": "python -m bench.pool.kills " + " ".join(sys.argv[1:]),
+        "what": __doc__, "command": "python -m bench.pool.kills --folder F --phase providers; … plane; … judge",
         "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "took_s": time.time() - began, "block": BLOCK, "beat_s": 2.0,
-        "jobs": dict(zip(given.kinds, given.updates, strict=True)), "kills": rows,
-        "resumed_after_s": {"median": statistics.median(row["resumed_after_s"] for row in rows),
-                            "worst": max(row["resumed_after_s"] for row in rows)},
-        "intervals_lost": {"median": statistics.median(intervals), "worst": max(intervals)},
-        "plane_kills": {"kills": len(waits), "seconds_between": waits, "jobs_live_after_the_last": num_live},
-        "phases": phases, "weights": weights, "events": found.num_events, "audit": found.problem,
-        "deposited": state.accounts.deposited, "balances": balances, "bars": bars,
+        "python": platform.python_version(), "block": BLOCK, "beat_s": 2.0, "share_of_a_core_each": given.cores,
+        "jobs": dict(zip(given.kinds, given.updates, strict=True)), **judge(kept, given, given.folder), **kept,
     }  # fmt: skip
-    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "kills")}, indent=1))
-    path = RESULTS / f"pool_kills_{document['date']}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(path)
+    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
+    result = RESULTS / f"pool_kills_{document['date']}.json"
+    result.write_text(json.dumps(document, indent=1) + "\n")
+    print(result)
 
 
 if __name__ == "__main__":

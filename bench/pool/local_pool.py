@@ -128,7 +128,8 @@ class LocalPool:
         address = re.sub(r":\d+#", f":{self.links[name].port}#", self.address)
         self.start(name, "pool", "offer", "--pool", address, "--price", f"{price}usd/h", "--name", name, "--key", name,
                    "--folder", str(self.folder / name), "--isolation", "bubblewrap", "--memory", memory,
-                   "--disk", disk, "--cores", str(cores), "--beat", str(beat_s), "--no-measure", "--reclaim", "20s", *more)  # fmt: skip
+                   "--disk", disk, "--cores", str(cores), "--beat", str(beat_s), "--no-measure", "--reclaim", "20s",
+                   *more)  # fmt: skip
         until(lambda: self.text(name).count("offering") > before, 120, f"the offer {name}", lambda: self.text(name))
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:

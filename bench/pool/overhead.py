@@ -3,12 +3,11 @@
     python -m bench.pool.overhead
 
 Both run `small_jobs.py` in bubblewrap on one core with a checkpoint each 20 s (three times as often as usual). Alone,
-nobody looks at it. Under a lease an agent beats each 10 s, and hashes, packs and sends each checkpoint to a control plane
-on the same machine, which checks, co-signs, stores and logs. Counted between the first checkpoint and the end of a turn:
-CPU time of the agent, with its watch of the isolation, and of the control plane, over that of the job (each on one core
-beside it); and the time of an update by the job's own log, with and without. The bar is 1 % of a step's time, for what
-the agent does on the owner's machine, at a checkpoint each 60 s; per checkpoint and per second it is told apart by a
-second job whose checkpoints are a thousand times as large.
+nobody looks at it. Under a lease an agent beats each 10 s, and hashes, packs and sends each checkpoint to a control
+plane on the same machine, which checks, co-signs, stores and logs. Counted from the first checkpoint to the end of a
+turn: CPU time of the agent, with its watch of the isolation, and of the control plane, as shares of a core; and the
+time of an update by the job's own log, with and without. The bar is 1 % of a step's time, for what the agent does on
+the owner's machine, at a checkpoint each 60 s; a second job, whose checkpoints are larger, tells what a byte costs.
 """
 
 from __future__ import annotations

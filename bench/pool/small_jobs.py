@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -49,9 +51,16 @@ def network(kind: str, width: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 10))
 
 
-def job(kind: str = "mlp", updates: int = 500, width: int = 64, seed: int = 0, batch: int = 64) -> stoker.Job:
-    """A job; kinds differ in the model, the update rule, the schedule and what else a state consists of."""
+def job(
+    kind: str = "mlp", updates: int = 500, width: int = 64, seed: int = 0, batch: int = 64, rows: int = 0
+) -> stoker.Job:
+    """A job; kinds differ in model, update rule, schedule and what a state consists of. `rows`: so many of noise."""
+    train: Any
     train, test = stoker.data.digits()
+    if rows:
+        draw = torch.Generator().manual_seed(1)
+        train = (torch.rand(rows, 1, 8, 8, generator=draw), torch.randint(0, 10, (rows,), generator=draw))
+        test = (train[0][:64], train[1][:64])
     optimizers = {
         "mlp": stoker.AdamW(lr=1e-3), "cnn": stoker.SGD(lr=0.05, momentum=0.9), "cnn_average": stoker.AdamW(lr=1e-3),
         "lstm": stoker.Adam(lr=2e-3), "attention": stoker.AdamW(lr=1e-3), "mlp_sgd": stoker.SGD(lr=0.1),
