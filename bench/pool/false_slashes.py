@@ -4,7 +4,7 @@
 
 Runs: six kinds of model and update rule, each under the safe plan and under plans that the run tries, on one core and
 on two, by agents of a pool on this machine in bubblewrap, under leases that commit several blocks a second. Of each run
-the training process is killed (SIGKILL) twice, and of every third one the agent too: the run goes on in the same chain.
+the training process is killed (SIGKILL), or of every third one its agent: the run goes on in the same chain.
 Then `check_block`, with which agents replay, makes them again, in a process of its own each time. One in three replays
 is of a single block from the state that was committed before it; the others are of stretches of up to 20 blocks, whose
 state is compared after each block on the way, as `--trace` does: a check is a block whose state was compared. Processes
@@ -114,15 +114,14 @@ def make_runs(pool: LocalPool, agent: str, runs: list[tuple[str, dict[str, Any],
         order = job_submission(name, settings, is_safe=is_safe, block="0.1s", offer=agent)
         handle = LAUNCHER.start(order, lambda _: None)
         lease_id = f"{handle['job']}.{handle['first']}"
-        for share in (0.3, 0.6):
-            _until_committed(pool, lease_id, share * settings["updates"], agent)
-            if number % 3 == 2 and share > 0.5:
-                pool.kill(agent)
-                killed["agents"] += 1
-                pool.lend(agent, price=0.1, cores=int(agent[-1]), beat_s=0.3, more=("--no-replay",))
-            elif processes := pool.job_processes(agent):
-                os.kill(processes[-1], 9)
-                killed["jobs"] += 1
+        _until_committed(pool, lease_id, 0.4 * settings["updates"], agent)
+        if number % 3 == 2:
+            pool.kill(agent)
+            killed["agents"] += 1
+            pool.lend(agent, price=0.1, cores=int(agent[-1]), beat_s=0.3, more=("--no-replay",))
+        elif processes := pool.job_processes(agent):
+            os.kill(processes[-1], 9)
+            killed["jobs"] += 1
         until(lambda lease_id=lease_id: pool.renter.lease(lease_id)["result"], 600, f"{name} does not end",
               lambda: pool.text(agent), every_s=0.5)  # fmt: skip
 
@@ -281,7 +280,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--folder", type=Path, required=True, help="on a file system that is quick to sync")
     options.add_argument("--checks", type=int, default=10_000)
-    options.add_argument("--updates", type=int, default=1500)
+    options.add_argument("--updates", type=int, default=600)
     options.add_argument("--kinds", nargs="*", default=list(KINDS))
     options.add_argument("--fresh-every", type=int, default=100)
     options.add_argument("--most-s", type=float, default=1e9)

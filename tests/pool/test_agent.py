@@ -322,12 +322,13 @@ def test_outside_of_the_hours_nothing_is_lent(pool, tmp_path, monkeypatch) -> No
 def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) -> None:
     """A new agent in the same folder finds the lease that it holds, and removes what no lease is for."""
     lease = lease_of(pool)
-    lease |= {"state": "running", "beat_index": 6, "running_s": 70}
+    lease |= {"state": "running", "beat_index": 6, "running_s": 70, "samples": 900}
     for name in ("job.0", "gone.3"):
         (lender.folder / "leases" / name).mkdir(parents=True)
     lender._adopt()
     assert lender._job is not None
     assert lender._job.about["beats"] == 7
+    assert lender._job.about["samples"] == 900
     assert [path.name for path in (lender.folder / "leases").iterdir()] == ["job.0"]
 
 

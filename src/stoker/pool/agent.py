@@ -416,7 +416,7 @@ class Agent:
             try:
                 order = job.read_order()
                 job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
-                          blocks=blocks_of(lease, order))  # fmt: skip
+                          samples=int(lease["samples"]), blocks=blocks_of(lease, order))  # fmt: skip
             except Exception as problem:
                 if is_passing(problem):
                     raise
