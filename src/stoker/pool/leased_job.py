@@ -202,7 +202,8 @@ class LeasedJob:
         Args:
             order: what to run.
             beats: number of beats of the lease so far, where this agent was started again.
-            ran_s: time that the job ran before [s]; samples: how far it was by its last beat.
+            ran_s: time that the job ran before [s].
+            samples: how far it was by its last beat [samples].
             blocks: what was committed before.
         """
         self._beat_index, self._ran_before_s, self._committed_ran_s = beats, ran_s, int(ran_s)
