@@ -41,14 +41,15 @@ BARS = {"cold": 0.25, "history": 0.10}
 WEIGHT = 100 * 1024
 
 
-def keep_weight() -> None:
-    """Give control groups of jobs more weight than whatever else runs here, as they come."""
+def keep_weight(pool: LocalPool, name: str) -> None:
+    """Give control groups of an agent's jobs more weight than whatever else runs here, as they come."""
     while True:
-        for path in Path("/sys/fs/cgroup/cpu").rglob("stoker-*/cpu.shares"):
+        mine = {str(pid) for pid in pool.job_processes(name)}
+        for path in Path("/sys/fs/cgroup/cpu").rglob("stoker-*"):
             with suppress(OSError):
-                if path.read_text().strip() != str(WEIGHT):
-                    path.write_text(str(WEIGHT))
-        time.sleep(0.2)
+                if mine & set((path / "cgroup.procs").read_text().split()):
+                    (path / "cpu.shares").write_text(str(WEIGHT))
+        time.sleep(0.5)
 
 
 def updates_for(settings: dict[str, Any], train_s: float) -> int:
@@ -80,7 +81,6 @@ def main() -> None:
     options.add_argument("--train-s", type=float, default=14.0, help="of CPU time, of each job [s]")
     options.add_argument("--probe-s", type=float, default=16.0, help="of CPU time, of a probe with its start [s]")
     given = options.parse_args()
-    threading.Thread(target=keep_weight, daemon=True).start()
     cores, draw = given.share, random.Random(given.share)
     given.folder.mkdir(exist_ok=True)
     given.folder.chmod(0o755)
@@ -91,6 +91,7 @@ def main() -> None:
         print(lengths, flush=True)
         name = f"share-{cores:g}"
         pool.lend(name, price=1.0, cores=cores, beat_s=1.0, more=("--no-replay",))
+        threading.Thread(target=keep_weight, args=(pool, name), daemon=True).start()
         for number in range(CORES.index(cores), given.jobs, len(CORES)):
             kind = KINDS[(number // len(CORES)) % len(KINDS)]
             length = int(round(lengths[kind] * draw.uniform(0.7, 1.3), -2))

@@ -46,8 +46,9 @@ def pool(tmp_path) -> FakePool:
 
 
 @pytest.fixture
-def lender(pool, tmp_path) -> Agent:
-    """An agent whose jobs begin nothing."""
+def lender(pool, tmp_path, monkeypatch) -> Agent:
+    """An agent whose jobs begin nothing, and who asks for work at each step."""
+    monkeypatch.setattr(agent_module, "_ASK_S", 0.0)
     return Agent(pool, LENDING, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
 
 
@@ -88,6 +89,24 @@ def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
     assert not (lender.folder / "leases" / "job.0").exists()
     assert len(pool.of(on.Offered)) == 1
+
+
+def test_an_agent_with_a_job_asks_for_other_work_now_and_then(lender, pool, monkeypatch) -> None:
+    """Not at each step, which takes a hundredth of a core of owner and pool; without a job it asks at once."""
+    monkeypatch.setattr(agent_module, "_ASK_S", 2.0)
+    asked = []
+    monkeypatch.setattr(pool, "work", lambda **_: asked.append(1) or FakePool.work(pool))
+    lender.step()
+    lender.step()
+    assert len(asked) == 2
+    lease_of(pool)
+    for _ in range(5):
+        lender.step()
+    assert pool.of(on.Accepted)
+    assert len(asked) == 3
+    lender._asks_from = 0.0
+    lender.step()
+    assert len(asked) == 4
 
 
 def test_a_job_that_needs_what_is_not_here_is_refused_with_its_name(lender, pool) -> None:
